@@ -1,0 +1,1 @@
+"""Algorithms: advantages, losses and what data they need."""

@@ -1,0 +1,1 @@
+"""Atomic commits of everything a run needs."""

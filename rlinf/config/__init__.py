@@ -1,0 +1,1 @@
+"""Strict configuration: base classes, recipes, overrides, explain."""

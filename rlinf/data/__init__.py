@@ -1,0 +1,1 @@
+"""Trajectories, evaluation specifications and results."""

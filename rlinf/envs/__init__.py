@@ -1,0 +1,1 @@
+"""Environment protocol, supervised env processes and simulator adapters."""

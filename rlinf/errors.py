@@ -1,0 +1,49 @@
+"""The exceptions that the project raises on purpose.
+
+A :class:`UserError` is a mistake that the reader of the message can correct: the command line
+prints it without a stack trace and exits with 2. Everything else is a failure of the run (1).
+"""
+
+from __future__ import annotations
+
+
+class RLinfError(Exception):
+    """Base of every exception that the project raises on purpose."""
+
+
+class UserError(RLinfError):
+    """A mistake in what the user gave us; the message says what, why and what to do."""
+
+
+class ConfigError(UserError):
+    """A configuration value, key or combination that is not legal."""
+
+
+class MissingPackageError(UserError):
+    """An adapter was asked for, but the package behind it is not installed.
+
+    Args:
+        package: Import name of the missing package.
+        extra: Extra of this project that installs it.
+        needed_for: What the user asked for, in words.
+    """
+
+    def __init__(self, package: str, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package '{package}', which is not installed. "
+            f"Install it with: pip install 'rlinf[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra
+        self.needed_for = needed_for
+
+    def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str, str]]:
+        return type(self), (self.package, self.extra, self.needed_for)
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used: missing, damaged, or of another model."""
+
+
+class RunFailure(RLinfError):  # noqa: N818 - a failure of the run, not an error of the user
+    """The run cannot go on; the message names the first failure."""

@@ -1,0 +1,1 @@
+"""M2Flow: graph, plan and executor."""

@@ -1,0 +1,1 @@
+"""Metrics, loggers, progress and timeline."""

@@ -1,0 +1,1 @@
+"""The macro flows: each runner reads as the training step it performs."""

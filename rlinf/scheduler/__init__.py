@@ -1,0 +1,1 @@
+"""Cluster, workers, channels and placement on two runtimes."""

@@ -1,0 +1,1 @@
+"""One worker per role."""

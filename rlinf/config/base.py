@@ -1,0 +1,91 @@
+"""The base of every configuration class: nothing unknown, nothing converted, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class StrictModel(BaseModel):
+    """A configuration section.
+
+    An unknown key is an error, a value of another type is an error (``"3"`` is not ``3``; an
+    integer is accepted where a float is expected), and an instance is immutable. The docstring
+    under an attribute is the description that ``rlinf explain`` prints.
+
+    Values come from YAML, which has no tuples and no paths. A list is therefore accepted for a
+    ``tuple`` field, text for a ``Path`` field, and a member's value for an ``Enum`` field.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _accept_yaml_forms(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        return value if field is None else _from_yaml(value, field.annotation)
+
+
+def _from_yaml(value: Any, annotation: Any) -> Any:
+    """Return ``value`` in the Python form that ``annotation`` asks for, unchanged if in doubt."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _from_yaml(value, arguments[0])
+    if arguments and origin is not tuple and type(None) in arguments and value is None:
+        return None
+    if isinstance(value, list):
+        return _list_from_yaml(value, annotation)
+    if isinstance(value, Mapping) and origin in (dict, Mapping) and len(arguments) == 2:
+        return {key: _from_yaml(item, arguments[1]) for key, item in value.items()}
+    if isinstance(value, str):
+        return _text_from_yaml(value, annotation)
+    return value
+
+
+def _list_from_yaml(value: list[Any], annotation: Any) -> Any:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple and arguments:
+        homogeneous = len(arguments) == 2 and arguments[1] is Ellipsis
+        kinds = [arguments[0]] * len(value) if homogeneous else list(arguments)
+        kinds += [Any] * (len(value) - len(kinds))
+        return tuple(_from_yaml(item, kind) for item, kind in zip(value, kinds, strict=False))
+    if annotation is tuple:
+        return tuple(value)
+    if origin is list and arguments:
+        return [_from_yaml(item, arguments[0]) for item in value]
+    if _is_union(origin):
+        for argument in arguments:
+            converted = _list_from_yaml(value, argument)
+            if not isinstance(converted, list) or get_origin(argument) is list:
+                return converted
+    return value
+
+
+def _text_from_yaml(value: str, annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return next((member for member in annotation if member.value == value), value)
+    if annotation is Path:
+        return Path(value)
+    arguments = get_args(annotation)
+    if _is_union(get_origin(annotation)) and str not in arguments:
+        for argument in arguments:
+            converted = _text_from_yaml(value, argument)
+            if converted is not value:
+                return converted
+    return value
+
+
+def _is_union(origin: Any) -> bool:
+    return origin is Union or origin is UnionType

@@ -1,0 +1,101 @@
+"""Sections with a ``type:`` key, each validated by the config class of the component it names.
+
+This room knows no component. A registry, wherever it stands, passes two functions: the names it
+knows, and the config class of one of them. The class is imported only when its section is
+validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from rlinf.config.nearest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Component:
+    """Annotation of a field that holds the section of an exchangeable component.
+
+    Example::
+
+        algorithm: Annotated[StrictModel, Component("algorithm", names, config_class)]
+
+    Args:
+        kind: What the component is, in messages: ``algorithm``, ``model``.
+        names: Returns the known types.
+        config_class: Returns the config class of one known type.
+    """
+
+    kind: str
+    names: Callable[[], Sequence[str]]
+    config_class: Callable[[str], type[BaseModel]]
+
+    def section(self, value: Any) -> BaseModel:
+        """Return the validated section.
+
+        Raises:
+            pydantic_core.PydanticCustomError: ``type`` is missing or unknown.
+            pydantic.ValidationError: The section is not legal for its type.
+        """
+        if isinstance(value, BaseModel):
+            return value
+        return self.class_of(value).model_validate(value)
+
+    def class_of(self, value: Any) -> type[BaseModel]:
+        """Return the config class that the ``type`` of a section names."""
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("component_section", "must be a section with a `type` key")
+        name = value.get("type")
+        if not isinstance(name, str) or name not in self.names():
+            raise self._unknown(name)
+        return self.config_class(name)
+
+    def _unknown(self, name: object) -> PydanticCustomError:
+        known = self.names()
+        if name is None:
+            why = f"the section does not say which {self.kind} it configures"
+            hint = f"known: {', '.join(sorted(known))}"
+        else:
+            why = f"unknown {self.kind}"
+            hint = did_you_mean(str(name), known)
+        return illegal("type", why, hint=hint)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Validate and write the section by the class of its type, not by the annotated base."""
+        return core_schema.no_info_plain_validator_function(
+            self.section,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                _dump, info_arg=True, return_schema=core_schema.any_schema()
+            ),
+        )
+
+
+def _dump(section: BaseModel, info: Any) -> dict[str, Any]:
+    return section.model_dump(mode=info.mode)
+
+
+def illegal(key: str, why: str, *, hint: str = "") -> PydanticCustomError:
+    """Return the error that a rule between several keys raises in a model validator.
+
+    Args:
+        key: The key to name, dotted, relative to the validated section.
+        why: Why its value is not legal.
+        hint: The nearest legal value, or what else to change.
+
+    Example::
+
+        if samples % self.global_batch_size:
+            raise illegal(
+                "global_batch_size",
+                f"does not divide {samples} samples",
+                hint=f"nearest: {join_choices(nearest_divisors(samples, self.global_batch_size))}",
+            )
+    """
+    text = f"{why}; {hint}" if hint else why
+    # Braces would be read as placeholders of the message template.
+    return PydanticCustomError("illegal", "{text}", {"text": text, "key": key})

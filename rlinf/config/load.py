@@ -1,0 +1,249 @@
+"""Recipes: found by name or path, stacked on their base, changed by ``key=value``.
+
+The origin of every value is kept, so that an error names the file and line that hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.config.yaml_source import read_value, read_yaml
+from rlinf.errors import ConfigError
+
+COMMAND_LINE = "command line"
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value was written: a file and its line, or the command line."""
+
+    where: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.where if self.line is None else f"{self.where} line {self.line}"
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe after its bases and overrides, not yet validated.
+
+    Args:
+        name: Name of the recipe, or the path it was read from.
+        data: Plain dicts, lists and scalars.
+        sources: Where each dotted key was written last.
+    """
+
+    name: str
+    data: dict[str, Any]
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    def source_of(self, key: str) -> Source:
+        """Return where ``key``, or else the section that holds it, was written."""
+        while key:
+            if key in self.sources:
+                return self.sources[key]
+            key = key.rpartition(".")[0]
+        return Source(self.name)
+
+
+def recipes_directory() -> Path:
+    """Return the folder of the ready recipes: inside the installed package, or the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the ready recipes, such as ``embodied/metaworld_ppo``."""
+    root = recipes_directory()
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix()
+        for path in root.rglob("*")
+        if path.suffix in _SUFFIXES
+    )
+
+
+def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
+    """Return the file of a recipe given by name (``quickstart``) or by path (``my.yaml``).
+
+    Args:
+        name_or_path: A ready recipe's name, or a file; a file wins.
+        beside: Folder that a relative path starts from; the working directory if not given.
+
+    Raises:
+        ConfigError: There is neither such a file nor such a recipe.
+    """
+    path = Path(beside or "", Path(name_or_path).expanduser())
+    if path.suffix in _SUFFIXES and path.is_file():
+        return path
+    name = name_or_path.removeprefix("recipes/")
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    for suffix in _SUFFIXES:
+        ready = recipes_directory() / f"{name}{suffix}"
+        if ready.is_file():
+            return ready
+    if path.is_file():
+        raise ConfigError(f"recipe file '{name_or_path}' must end in .yaml")
+    hint = did_you_mean(name, recipe_names())
+    kind = "file or recipe" if Path(name_or_path).suffix in _SUFFIXES else "recipe"
+    raise ConfigError(f"no {kind} '{name_or_path}'; {hint or 'there are no ready recipes'}")
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read a recipe, its ``base:`` chain and the overrides of the command line.
+
+    A mapping is merged into the base's mapping key by key, a list or a value replaces the base's.
+    ``without: [a.b]`` in a file and ``~a.b`` on the command line drop what the layers before said.
+
+    Args:
+        name_or_path: See :func:`find_recipe`.
+        overrides: ``a.b=value`` with the value typed as YAML, or ``~a.b``.
+
+    Raises:
+        ConfigError: A file is missing or not legal YAML, bases form a circle, an override is not
+            of the form ``key=value``, or ``${…}`` refers to nothing.
+    """
+    path = find_recipe(name_or_path)
+    layers = _Layers()
+    _read_file(path, layers, trail=())
+    for override in overrides:
+        layers.override(override)
+    return LoadedRecipe(_display(path), layers.resolved(), layers.sources)
+
+
+class _Layers:
+    """The merged layers so far, and the origin of each of their keys."""
+
+    def __init__(self) -> None:
+        self.config = OmegaConf.create({})
+        self.sources: dict[str, Source] = {}
+
+    def add(self, data: Mapping[str, Any], where: str, lines: Mapping[str, int]) -> None:
+        for key, value in _flatten(data):
+            for old in [old for old in self.sources if _clash(old, key, value)]:
+                del self.sources[old]
+            self.sources[key] = Source(where, lines.get(key))
+        try:
+            self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{where}: {_first_line(error)}") from error
+
+    def override(self, text: str) -> None:
+        if text.startswith("~"):
+            self.remove(text[1:], COMMAND_LINE)
+            return
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not all(key.split(".")):
+            raise ConfigError(
+                f"{COMMAND_LINE}: '{text}' is not of the form key=value, for example seed=3"
+            )
+        self._refuse_key_inside_value(key)
+        data: Any = read_value(value, f"{COMMAND_LINE}: {key}")
+        for part in reversed(key.split(".")):
+            data = {part: data}
+        self.add(data, COMMAND_LINE, {})
+
+    def remove(self, key: str, where: str) -> None:
+        parent_key, _, name = key.rpartition(".")
+        parent = OmegaConf.select(self.config, parent_key) if parent_key else self.config
+        if not OmegaConf.is_dict(parent) or name not in parent:
+            hint = did_you_mean(key, self.sources, list_up_to=0)
+            raise ConfigError(f"{where}: nothing sets `{key}`, so it cannot be dropped. {hint}")
+        del parent[name]
+        for old in [old for old in self.sources if old == key or old.startswith(f"{key}.")]:
+            del self.sources[old]
+
+    def resolved(self) -> dict[str, Any]:
+        try:
+            data = OmegaConf.to_container(self.config, resolve=True)
+        except OmegaConfBaseException as error:
+            key = getattr(error, "full_key", None)
+            where = f"{self.sources.get(key, '')} `{key}`".strip() if key else "recipe"
+            raise ConfigError(f"{where}: {_first_line(error)}") from error
+        return data  # type: ignore[return-value]
+
+    def _refuse_key_inside_value(self, key: str) -> None:
+        parts = key.split(".")
+        for length in range(1, len(parts)):
+            section = ".".join(parts[:length])
+            source = self.sources.get(section)
+            if source is None:
+                continue
+            value = OmegaConf.select(self.config, section)
+            if value is not None and not OmegaConf.is_dict(value):
+                raise ConfigError(
+                    f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is the value "
+                    f"{value!r} ({source}), not a section; give it as a whole: {section}=…"
+                )
+
+
+def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
+    path = path.resolve()
+    if path in trail:
+        circle = " -> ".join(_display(step) for step in (*trail[trail.index(path) :], path))
+        raise ConfigError(f"the bases of {_display(trail[0])} form a circle: {circle}")
+    where = _display(path)
+    data, lines = read_yaml(_text_of(path, where), where)
+    base, without = data.pop("base", None), data.pop("without", [])
+    if base is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"{where} line {lines['base']}: `base` must be one recipe or file")
+        _read_file(_find_base(base, path, where, lines["base"]), layers, (*trail, path))
+    if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
+        raise ConfigError(f"{where} line {lines['without']}: `without` must be a list of keys")
+    for key in without:
+        layers.remove(key, f"{where} line {lines['without']}")
+    layers.add(data, where, lines)
+
+
+def _find_base(base: str, path: Path, where: str, line: int) -> Path:
+    try:
+        return find_recipe(base, beside=path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{where} line {line}: base: {error}") from error
+
+
+def _text_of(path: Path, where: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot be read: {error}") from error
+
+
+def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each key that holds a value or an empty section, dotted."""
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _clash(old: str, new: str, value: Any) -> bool:
+    """Whether setting ``new`` replaces what ``old`` set, above or below it."""
+    replaces_section = old.startswith(f"{new}.") and not isinstance(value, Mapping)
+    return replaces_section or new.startswith(f"{old}.")
+
+
+def _display(path: Path) -> str:
+    resolved = path.resolve()
+    for root, prefix in ((Path.cwd(), ""), (recipes_directory(), "recipes/")):
+        if resolved.is_relative_to(root):
+            return f"{prefix}{resolved.relative_to(root).as_posix()}"
+    return str(path)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,85 @@
+"""From plain data to a validated config, or to one message that names every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rlinf.config.load import LoadedRecipe
+from rlinf.config.reasons import reason, show
+from rlinf.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+_ABSENT = object()
+
+
+def validate(
+    model_class: type[Model], data: Mapping[str, Any], source: LoadedRecipe | str
+) -> Model:
+    """Return the validated config.
+
+    Args:
+        model_class: Class of the whole config.
+        data: Plain data, as :func:`~rlinf.config.load.load_recipe` returns it.
+        source: The recipe, for the origin of each value; or a name for all of them.
+
+    Raises:
+        ConfigError: Lists every problem with file, key, value, reason and nearest legal value.
+    """
+    try:
+        return model_class.model_validate(dict(data))
+    except ValidationError as error:
+        recipe = source if isinstance(source, LoadedRecipe) else LoadedRecipe(source, dict(data))
+        raise ConfigError(_message(model_class, error, recipe)) from error
+
+
+def _message(model_class: type[BaseModel], error: ValidationError, recipe: LoadedRecipe) -> str:
+    """Return one line per key; the branches of a union share the line of their key."""
+    reasons: dict[str, list[str]] = {}
+    values: dict[str, Any] = {}
+    for details in error.errors(include_url=False):
+        key, value = _key_and_value(details, recipe.data)
+        values.setdefault(key, value)
+        text = reason(model_class, key, value, details, recipe.data)
+        if text not in reasons.setdefault(key, []):
+            reasons[key].append(text)
+    lines = [f"{_head(key, values[key], recipe)}: {', or '.join(reasons[key])}" for key in reasons]
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return "\n".join([f"{recipe.name}: {count}", *(f"  {line}" for line in lines)])
+
+
+def _head(key: str, value: Any, recipe: LoadedRecipe) -> str:
+    if not key:
+        return "the whole config"
+    written = "" if value is _ABSENT or isinstance(value, Mapping) else f" = {show(value)}"
+    return f"{key}{written} ({recipe.source_of(key)})"
+
+
+def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the dotted key of an error, without the union branches that pydantic adds to it."""
+    location: list[str | int] = list(details["loc"])
+    named = details.get("ctx", {}).get("key") if details["type"] == "illegal" else None
+    if named:
+        location += str(named).split(".")
+    may_be_absent = bool(named) or details["type"] == "missing"
+    node: Any = data
+    parts: list[str] = []
+    for position, part in enumerate(location):
+        child = _child(node, part)
+        if child is not _ABSENT:
+            node = child
+            parts.append(str(part))
+        elif may_be_absent and position >= len(details["loc"]) - 1:
+            return ".".join([*parts, *(str(name) for name in location[position:])]), _ABSENT
+    return ".".join(parts), node
+
+
+def _child(node: Any, part: str | int) -> Any:
+    if isinstance(node, Mapping):
+        return node.get(part, _ABSENT)
+    if isinstance(node, list) and isinstance(part, int) and part < len(node):
+        return node[part]
+    return _ABSENT

@@ -1,0 +1,127 @@
+"""YAML as recipes are written: plain scalars of YAML 1.2, line numbers, no key twice."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from rlinf.errors import ConfigError
+
+_Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """PyYAML with the scalars of YAML 1.2.
+
+    PyYAML reads ``0:30`` as a number to base 60, ``on`` as true, ``010`` as octal and ``1e-3`` as
+    text. The first would silently change a placement, the last a learning rate.
+    """
+
+    yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
+
+
+def _resolve(tag: str, pattern: str, first: str) -> None:
+    _RecipeLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first)
+    )
+
+
+_resolve("null", r"^(?:~|null|Null|NULL|)$", "~nN")
+_RecipeLoader.yaml_implicit_resolvers[""] = [("tag:yaml.org,2002:null", re.compile("^$"))]
+_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
+_resolve("int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789")
+_resolve(
+    "float",
+    r"^[-+]?(?:(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$"
+    r"|^\.(?:nan|NaN|NAN)$",
+    "-+.0123456789",
+)
+_resolve("merge", r"^<<$", "<")
+
+
+def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(node.value.replace("_", ""))
+
+
+_RecipeLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
+
+
+class _RecipeDumper(yaml.SafeDumper):
+    """Quotes the text that :class:`_RecipeLoader` would otherwise read as something else."""
+
+    yaml_implicit_resolvers = _RecipeLoader.yaml_implicit_resolvers
+
+
+def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the mapping that ``text`` holds, and the line of every dotted key.
+
+    Args:
+        text: A YAML document whose top is a mapping.
+        where: Name of the document in error messages.
+
+    Raises:
+        ConfigError: The text is not YAML, its top is no mapping, or a key is given twice.
+    """
+    loader = _RecipeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{where}: the top of a recipe must be a mapping (key: value)")
+        lines: dict[str, int] = {}
+        _note_lines(node, "", where, lines)
+        return loader.construct_document(node), lines
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
+    finally:
+        loader.dispose()
+
+
+def read_value(text: str, where: str) -> Any:
+    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …
+
+    Raises:
+        ConfigError: The text is not a YAML value.
+    """
+    loader = _RecipeLoader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{where}: {text!r} is not a YAML value: {_one_line(error)}. "
+            "Text with special characters needs quotes, inside those of the shell."
+        ) from error
+    finally:
+        loader.dispose()
+
+
+def write_yaml(data: Any) -> str:
+    """Return ``data`` as YAML that :func:`read_yaml` reads back equal, keys in their order."""
+    return yaml.dump(
+        data, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+
+
+def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str, int]) -> None:
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            continue
+        key = f"{prefix}{key_node.value}"
+        line = key_node.start_mark.line + 1
+        if key in lines:
+            raise ConfigError(
+                f"{where} line {line}: `{key}` is given twice (first in line {lines[key]}); "
+                "keep one of them"
+            )
+        lines[key] = line
+        if isinstance(value_node, yaml.MappingNode):
+            _note_lines(value_node, f"{key}.", where, lines)
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return " ".join(str(error).split())

@@ -1,0 +1,186 @@
+"""What a key means: its type, default, legal values, and which recipes set it to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlinf.config.load import load_recipe, recipe_names
+from rlinf.config.nearest import did_you_mean, nearest_names
+from rlinf.config.reasons import show
+from rlinf.config.schema import component_of, default_of, section_classes, walk
+from rlinf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One key of one config class.
+
+    Args:
+        key: Dotted key.
+        owner: Type of the component that has the key, empty outside of component sections.
+        kind: Its type in words.
+        default: Its default as written in a recipe; ``required`` if there is none.
+        legal: Range or choices, empty if the type says all.
+        description: The attribute's docstring.
+        children: Keys of the section with the first line of their descriptions.
+        settings: Ready recipes that set the key, with the value.
+    """
+
+    key: str
+    owner: str
+    kind: str
+    default: str
+    legal: str
+    description: str
+    children: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+
+
+def explain(model_class: type[BaseModel], key: str) -> list[Explanation]:
+    """Return what ``key`` means, once per component type that has it.
+
+    Args:
+        model_class: Class of the whole config.
+        key: Dotted key; a last part alone is enough where only one key ends in it.
+
+    Raises:
+        ConfigError: No key is named so; the message has the nearest.
+    """
+    entries = list(walk(model_class))
+    names = list(dict.fromkeys(name for name, _, _ in entries))
+    key = _full_key(key, names)
+    found = [(owner, field) for name, owner, field in entries if name == key]
+    recipes = {name: load_recipe(name).data for name in recipe_names()}
+    # One class can be reached twice, as the train and the eval section of an env can.
+    unique = {id(owner): (owner, field) for owner, field in found}
+    return [_explanation(key, owner, field, recipes) for owner, field in unique.values()]
+
+
+def _full_key(key: str, names: list[str]) -> str:
+    if key in names:
+        return key
+    ending = [name for name in names if name.endswith(f".{key}")]
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
+    last = key.rpartition(".")[2]
+    close = nearest_names(key, names) or [
+        name for name in names if name.rpartition(".")[2] in nearest_names(last, _last_parts(names))
+    ]
+    if close:
+        raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in close[:3])}?")
+    top = [name for name in names if "." not in name]
+    raise ConfigError(f"no key `{key}`; {did_you_mean(key, top, list_up_to=len(top))}")
+
+
+def _last_parts(names: list[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _explanation(
+    key: str, owner: type[BaseModel], field: FieldInfo, recipes: Mapping[str, Any]
+) -> Explanation:
+    default = default_of(field)
+    sections = section_classes(field)
+    component = component_of(field)
+    return Explanation(
+        key=key,
+        owner=_component_type(owner),
+        kind=f"section of one {component.kind}" if component else kind_of(field.annotation),
+        default="required" if default is ... else _default_text(default, bool(sections)),
+        legal=f"type: {', '.join(component.names())}" if component else _legal(field),
+        description=field.description or "",
+        children=tuple(_children(sections, tagged=component is not None)),
+        settings=tuple(_settings(key, _component_type(owner), recipes)),
+    )
+
+
+def _default_text(default: Any, is_section: bool) -> str:
+    if is_section and isinstance(default, Mapping):
+        return "its keys' defaults"
+    if isinstance(default, list | tuple):
+        return f"[{', '.join(_default_text(item, False) for item in default)}]"
+    return str(default) if isinstance(default, str | Path) else show(default)
+
+
+def _component_type(owner: type[BaseModel]) -> str:
+    field = owner.model_fields.get("type")
+    choices = get_args(field.annotation) if field is not None else ()
+    return str(choices[0]) if len(choices) == 1 and isinstance(choices[0], str) else ""
+
+
+def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tuple[str, str]]:
+    for section in sections:
+        tag = f" ({_component_type(section)})" if tagged else ""
+        for name, field in section.model_fields.items():
+            if name == "type" and tagged:
+                continue
+            lines = (field.description or "").splitlines()
+            yield f"{field.alias or name}{tag}", lines[0] if lines else ""
+
+
+def _settings(key: str, owner: str, recipes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for recipe, data in recipes.items():
+        node: Any = data
+        parent: Any = {}
+        for part in key.split("."):
+            parent, node = node, node.get(part) if isinstance(node, Mapping) else None
+        is_set = isinstance(parent, Mapping) and key.rpartition(".")[2] in parent
+        matches = not owner or (isinstance(parent, Mapping) and parent.get("type") == owner)
+        if is_set and matches and not isinstance(node, Mapping):
+            yield recipe, show(node)
+
+
+_WORDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    Path: "path",
+    type(None): "null",
+    Any: "any value",
+}
+
+
+def kind_of(annotation: Any) -> str:
+    """Return a type in words: ``list of whole number``, ``number or null``."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    if origin is Annotated:
+        return kind_of(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(kind_of(argument) for argument in arguments)
+    if origin is Literal:
+        return " | ".join(show(choice).strip("'") for choice in arguments)
+    if origin in (tuple, list):
+        kinds = dict.fromkeys(kind_of(item) for item in arguments if item is not Ellipsis)
+        return f"list of {' and '.join(kinds)}"
+    return "section"
+
+
+def _legal(field: FieldInfo) -> str:
+    """Return the bounds of a number or the lengths of a list."""
+    words = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of"}
+    words |= {"min_length": "at least", "max_length": "at most", "pattern": "pattern"}
+    bounds = []
+    for item in (*field.metadata, *_inner_metadata(field.annotation)):
+        bounds += [
+            f"{word} {getattr(item, name)}" for name, word in words.items() if _has(item, name)
+        ]
+    return " and ".join(bounds)
+
+
+def _inner_metadata(annotation: Any) -> Iterator[Any]:
+    for argument in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ():
+        if get_origin(argument) is Annotated:
+            for item in get_args(argument)[1:]:
+                yield from getattr(item, "metadata", None) or [item]

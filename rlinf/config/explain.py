@@ -173,9 +173,8 @@ def _legal(field: FieldInfo) -> str:
     words |= {"min_length": "at least", "max_length": "at most", "pattern": "pattern"}
     bounds = []
     for item in (*field.metadata, *_inner_metadata(field.annotation)):
-        bounds += [
-            f"{word} {getattr(item, name)}" for name, word in words.items() if _has(item, name)
-        ]
+        values = {name: getattr(item, name, None) for name in words}
+        bounds += [f"{words[name]} {value}" for name, value in values.items() if value is not None]
     return " and ".join(bounds)
 
 

@@ -1,0 +1,286 @@
+"""Accelerators by vendor: one table row each, and the questions that the rest asks of a row.
+
+The rows of NVIDIA and of CPU slots are run. The others (AMD, Intel, Ascend, MUSA, Kunlun) are
+written from their vendors' documentation and have **not been run** for lack of the hardware.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rlinf.scheduler.errors import HardwareError
+from rlinf.scheduler.options import CollectiveGroupOptions
+
+
+class AcceleratorType(str, Enum):
+    """Kind of the devices of a node."""
+
+    NV_GPU = "NV_GPU"
+    AMD_GPU = "AMD_GPU"
+    INTEL_GPU = "INTEL_GPU"
+    NPU = "NPU"
+    MUSA_GPU = "MUSA_GPU"
+    KUNLUN_XPU = "KUNLUN_XPU"
+    CPU_SLOT = "CPU_SLOT"
+    NO_ACCEL = "NO_ACCEL"
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """What differs between accelerators."""
+
+    device: str | None
+    """Device string of torch, such as ``cuda``; None without devices."""
+
+    platform: str | None = None
+    """Module below ``torch`` with the functions of ``torch.cuda``."""
+
+    package: str | None = None
+    """Package that adds the platform to torch when it is imported."""
+
+    torch_version: str | None = None
+    """Attribute of ``torch.version`` that is set in builds for this vendor."""
+
+    visibility_variables: tuple[str, ...] = ()
+    """Variables that restrict a process to some devices, comma separated."""
+
+    ray_keeps_variable: str | None = None
+    """Variable that stops Ray from overwriting the visibility variables."""
+
+    ccl_backend: str | None = None
+    """Name of the collective library as a backend of ``torch.distributed``."""
+
+    ccl_socket_ifname: str = "GLOO_SOCKET_IFNAME"
+    """Variable that names the network interface of the collective library."""
+
+    inter_worker_ccl: bool = False
+    """Whether worker groups talk over the collective library; otherwise through host memory."""
+
+    def torch_platform(self) -> Any | None:
+        """The module with the functions of ``torch.cuda``, None without one."""
+        if self.platform is None:
+            return None
+        if self.package is not None:
+            importlib.import_module(self.package)
+        return importlib.import_module(f"torch.{self.platform}")
+
+    def device_count(self) -> int:
+        """Number of devices that this process sees."""
+        if self.platform is None or (self.package and find_spec(self.package) is None):
+            return 0
+        import torch
+
+        if self.torch_version and getattr(torch.version, self.torch_version, None) is None:
+            return 0
+        platform = self.torch_platform()
+        return int(platform.device_count()) if platform is not None else 0
+
+    def visibility_environment(
+        self, ranks: Sequence[str], node_environment: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Variables that show a new process only the devices of these local ranks.
+
+        A node may itself be restricted; rank 0 is then the first device that the node sees.
+        """
+        environment = {}
+        for variable in self.visibility_variables:
+            seen = _split(node_environment.get(variable))
+            environment[variable] = ",".join(seen[int(rank)] if seen else rank for rank in ranks)
+        if self.ray_keeps_variable:
+            environment[self.ray_keeps_variable] = "1"
+        return environment
+
+
+_NO_DEVICE = Vendor(device=None)
+
+# Looked through in this order. Kunlun comes first: its package answers under ``torch.cuda``.
+VENDORS: Mapping[AcceleratorType, Vendor] = MappingProxyType(
+    {
+        AcceleratorType.KUNLUN_XPU: Vendor(  # not run
+            device="cuda",
+            platform="cuda",
+            package="torch_xmlir",
+            visibility_variables=("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+            ccl_backend="bkcl",
+            ccl_socket_ifname="BKCL_SOCKET_IFNAME",
+        ),
+        AcceleratorType.NV_GPU: Vendor(
+            device="cuda",
+            platform="cuda",
+            torch_version="cuda",
+            visibility_variables=("CUDA_VISIBLE_DEVICES",),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+            ccl_backend="nccl",
+            ccl_socket_ifname="NCCL_SOCKET_IFNAME",
+            inter_worker_ccl=True,
+        ),
+        AcceleratorType.AMD_GPU: Vendor(  # not run; RCCL answers under the name nccl
+            device="cuda",
+            platform="cuda",
+            torch_version="hip",
+            visibility_variables=("HIP_VISIBLE_DEVICES",),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
+            ccl_backend="nccl",
+            ccl_socket_ifname="NCCL_SOCKET_IFNAME",
+            inter_worker_ccl=True,
+        ),
+        AcceleratorType.NPU: Vendor(  # Huawei Ascend, not run
+            device="npu",
+            platform="npu",
+            package="torch_npu",
+            visibility_variables=("ASCEND_RT_VISIBLE_DEVICES",),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+            ccl_backend="hccl",
+            ccl_socket_ifname="HCCL_SOCKET_IFNAME",
+        ),
+        AcceleratorType.MUSA_GPU: Vendor(  # Moore Threads, not run
+            device="musa",
+            platform="musa",
+            package="torch_musa",
+            visibility_variables=("MUSA_VISIBLE_DEVICES",),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES",
+            ccl_backend="mccl",
+            ccl_socket_ifname="MCCL_SOCKET_IFNAME",
+            inter_worker_ccl=True,
+        ),
+        AcceleratorType.INTEL_GPU: Vendor(  # not run
+            device="xpu",
+            platform="xpu",
+            torch_version="xpu",
+            visibility_variables=("ZE_AFFINITY_MASK",),
+            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_ONEAPI_DEVICE_SELECTOR",
+            ccl_backend="ccl",
+            ccl_socket_ifname="CCL_MNIC_NAME",
+        ),
+        AcceleratorType.CPU_SLOT: Vendor(device="cpu"),
+        AcceleratorType.NO_ACCEL: _NO_DEVICE,
+    }
+)
+
+
+@cache
+def detect_accelerators() -> tuple[AcceleratorType, int]:
+    """Kind and number of the accelerators that this process sees, found once."""
+    for accelerator_type, vendor in VENDORS.items():
+        count = vendor.device_count()
+        if count > 0:
+            return accelerator_type, count
+    return AcceleratorType.NO_ACCEL, 0
+
+
+def accelerator_model(accelerator_type: AcceleratorType) -> str:
+    """Model name of the node's first device.
+
+    For NVIDIA the driver's files are read: asking torch would occupy device memory in a process
+    that only wants to know.
+    """
+    if accelerator_type is AcceleratorType.NV_GPU:
+        for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+            for line in information.read_text(errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() == "Model":
+                    return value.strip()
+    platform = VENDORS[accelerator_type].torch_platform()
+    return "" if platform is None else str(platform.get_device_name(0))
+
+
+class AcceleratorUtil:
+    """The vendor table as functions of the accelerator type."""
+
+    CCL_SUPPORT_LIST = tuple(kind for kind, vendor in VENDORS.items() if vendor.inter_worker_ccl)
+
+    @staticmethod
+    def get_accelerator_type() -> AcceleratorType:
+        """Kind of the accelerators that this process sees."""
+        return detect_accelerators()[0]
+
+    @staticmethod
+    def get_accelerator_env_var(
+        accelerator_type: AcceleratorType,
+        visible_accelerators: Sequence[str],
+        node_environment: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """Environment that restricts a new process to the given local devices of its node.
+
+        Args:
+            accelerator_type: Kind of the node's devices.
+            visible_accelerators: Local ranks.
+            node_environment: Environment of the node before any worker; a restriction that it
+                already carries is translated.
+        """
+        row = _row(accelerator_type)
+        return row.visibility_environment(visible_accelerators, node_environment or {})
+
+    @staticmethod
+    def get_visible_devices(accelerator_type: AcceleratorType) -> list[int]:
+        """Device numbers that this process is restricted to, empty if it is not."""
+        variables = _row(accelerator_type).visibility_variables
+        numbers = _split(os.environ.get(variables[0])) if variables else []
+        return [int(number) for number in numbers if number.isdecimal()]
+
+    @staticmethod
+    def get_ccl_backend(accelerator_type: AcceleratorType) -> str | None:
+        """Backend name of the collective library in ``torch.distributed``, None without one."""
+        return _row(accelerator_type).ccl_backend
+
+    @staticmethod
+    def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType) -> str:
+        """Variable that names the network interface of the collective library."""
+        return _row(accelerator_type).ccl_socket_ifname
+
+    @staticmethod
+    def get_torch_platform(accelerator_type: AcceleratorType) -> Any | None:
+        """Module with the functions of ``torch.cuda``, None for CPU slots and no accelerator."""
+        return _row(accelerator_type).torch_platform()
+
+    @staticmethod
+    def get_device_type(accelerator_type: AcceleratorType) -> str | None:
+        """Device string of torch, None without an accelerator."""
+        return _row(accelerator_type).device
+
+    @staticmethod
+    def get_accel_pg_options(
+        accelerator_type: AcceleratorType, options: CollectiveGroupOptions | None
+    ) -> Any | None:
+        """Options of the collective library's process group; None where there is nothing to set."""
+        nothing = options is None or options.is_empty_options()
+        if nothing or _row(accelerator_type).ccl_backend != "nccl":
+            return None
+        return _nccl_options(options) if options is not None else None
+
+
+def _nccl_options(options: CollectiveGroupOptions) -> Any:
+    from torch.distributed import ProcessGroupNCCL  # type: ignore[attr-defined]
+
+    nccl = ProcessGroupNCCL.Options(is_high_priority_stream=options.is_high_priority_stream)
+    if options.accel_cluster_size is not None:
+        nccl.config.cga_cluster_size = options.accel_cluster_size
+    if options.accel_max_ctas is not None:
+        nccl.config.max_ctas = options.accel_max_ctas
+    if options.accel_min_ctas is not None:
+        nccl.config.min_ctas = options.accel_min_ctas
+    return nccl
+
+
+def _row(accelerator_type: AcceleratorType) -> Vendor:
+    try:
+        return VENDORS[AcceleratorType(accelerator_type)]
+    except ValueError:
+        known = ", ".join(kind.value for kind in AcceleratorType)
+        raise HardwareError(
+            f"Unsupported accelerator type: {accelerator_type}. Known types: {known}."
+        ) from None
+
+
+def _split(devices: str | None) -> list[str]:
+    return [device.strip() for device in (devices or "").split(",") if device.strip()]

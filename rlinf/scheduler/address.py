@@ -1,0 +1,138 @@
+"""Names of workers, and what a worker tells others about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import total_ordering
+
+from rlinf.scheduler.errors import AddressError
+from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
+
+
+@total_ordering
+class WorkerAddress:
+    """Path to a worker: its group and the ranks that lead to it, written ``group:5`` or ``group:0:1``.
+
+    A path longer than one rank names a child process that a worker started and registered.
+
+    Args:
+        root_group_name: Name of the worker group.
+        ranks: Rank in the group, or the path of ranks; empty names the group itself.
+
+    Raises:
+        AddressError: The group name contains ``:``, which separates ranks, or a rank is negative.
+    """
+
+    def __init__(self, root_group_name: str, ranks: int | Sequence[int] = ()) -> None:
+        if ":" in root_group_name:
+            raise AddressError(
+                f"Root group name cannot contain ':' character, got '{root_group_name}': the colon "
+                f"separates ranks. Use for example '{root_group_name.replace(':', '_')}'."
+            )
+        self.root_group_name = root_group_name
+        self.rank_path = [ranks] if isinstance(ranks, int) else list(ranks)
+        if any(rank < 0 for rank in self.rank_path):
+            raise AddressError(
+                f"Ranks of a worker address start at 0, got {self.rank_path} for group "
+                f"'{root_group_name}'."
+            )
+
+    @property
+    def rank(self) -> int:
+        """Rank among the siblings: the last of the path, 0 for the group itself."""
+        return self.rank_path[-1] if self.rank_path else 0
+
+    def get_name(self) -> str:
+        """Text form, the inverse of :meth:`from_name`."""
+        return ":".join([self.root_group_name, *map(str, self.rank_path)])
+
+    def get_parent_rank(self) -> int:
+        """Rank of the worker above this one, 0 where there is none."""
+        return self.rank_path[-2] if len(self.rank_path) > 1 else 0
+
+    def get_parent_address(self) -> WorkerAddress | None:
+        """Address one rank shorter, None for the group itself."""
+        if not self.rank_path:
+            return None
+        return WorkerAddress(self.root_group_name, self.rank_path[:-1])
+
+    def get_child_address(self, rank: int) -> WorkerAddress:
+        """Address of child ``rank`` of this worker."""
+        return WorkerAddress(self.root_group_name, [*self.rank_path, rank])
+
+    @classmethod
+    def from_name(cls, worker_name: str) -> WorkerAddress:
+        """Read ``group:0:1``.
+
+        Raises:
+            AddressError: What follows the group name is not a path of ranks.
+        """
+        group, *ranks = worker_name.split(":")
+        if not all(rank.isdecimal() for rank in ranks):
+            raise AddressError(
+                f"'{worker_name}' is not a worker name: expected 'group' followed by ':rank' once "
+                "or more, with ranks of 0 or above, for example 'actor:0'."
+            )
+        return cls(group, [int(rank) for rank in ranks])
+
+    @classmethod
+    def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
+        """Address of child ``rank`` of the worker that is called ``parent_name``."""
+        return cls.from_name(parent_name).get_child_address(rank)
+
+    def _key(self) -> tuple[str, tuple[int, ...]]:
+        return self.root_group_name, tuple(self.rank_path)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkerAddress) and self._key() == other._key()
+
+    def __lt__(self, other: WorkerAddress) -> bool:
+        return self._key() < other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"WorkerAddress('{self.get_name()}')"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What is known about a running worker without asking its process."""
+
+    address: WorkerAddress
+    """Address of the worker."""
+
+    rank: int
+    """Rank in its group."""
+
+    group_world_size: int
+    """Number of workers in its group."""
+
+    cluster_node_rank: int
+    """Node on which it runs."""
+
+    accelerator_type: AcceleratorType
+    """Kind of the node's devices."""
+
+    accelerator_model: str
+    """Model of the node's devices, empty without any."""
+
+    accelerator_rank: int
+    """Its first device on the node, -1 without one."""
+
+    node_ip: str
+    """Address under which other nodes reach its node."""
+
+    node_port: int
+    """Port that the worker holds on its node, 0 when it holds none."""
+
+    available_accelerators: list[int]
+    """Devices it may use, numbered over the whole cluster."""
+
+    hardware_infos: list[HardwareInfo]
+    """Other hardware that is assigned to it, such as robots."""
+
+    def __hash__(self) -> int:
+        return hash(self.address)

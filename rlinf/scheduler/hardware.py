@@ -1,0 +1,126 @@
+"""What a node has to offer: accelerators, CPU slots and robots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlinf.scheduler.accelerators import (
+    AcceleratorType,
+    AcceleratorUtil,
+    accelerator_model,
+    detect_accelerators,
+)
+from rlinf.scheduler.cpu_slots import available_cores, divide_cores
+from rlinf.scheduler.robots import FrankaConfig, HardwareConfig, NodeHardwareConfig
+
+__all__ = [
+    "Accelerator",
+    "AcceleratorType",
+    "AcceleratorUtil",
+    "FrankaConfig",
+    "FrankaHWInfo",
+    "HardwareConfig",
+    "HardwareInfo",
+    "HardwareResource",
+    "NodeHardwareConfig",
+    "enumerate_hardware",
+]
+
+
+@dataclass(frozen=True)
+class HardwareInfo:
+    """One piece of hardware of a node."""
+
+    type: str
+    """Kind of resource: ``Accelerator`` or the name of a robot."""
+
+    model: str
+    """Model, for accelerators in the form ``NV_GPU:NVIDIA H200``."""
+
+
+@dataclass(frozen=True)
+class FrankaHWInfo(HardwareInfo):
+    """A Franka arm."""
+
+    config: FrankaConfig
+    """How to reach the arm, its cameras and its gripper."""
+
+
+@dataclass(frozen=True)
+class HardwareResource:
+    """All hardware of one kind on a node, by local rank."""
+
+    type: str
+    """Kind of the hardware."""
+
+    infos: list[HardwareInfo] = field(default_factory=list)
+    """One entry per piece."""
+
+    @property
+    def count(self) -> int:
+        """Number of pieces."""
+        return len(self.infos)
+
+
+class Accelerator:
+    """The devices on which placements count by default: accelerators or CPU slots."""
+
+    HW_TYPE: ClassVar[str] = "Accelerator"
+
+    @classmethod
+    def enumerate(cls, cpu_devices: int | None = None) -> HardwareResource | None:
+        """Devices of this machine, None without any.
+
+        Args:
+            cpu_devices: Divide the cores into this many slots. What is asked for wins over GPUs
+                that the machine may have.
+
+        Raises:
+            HardwareError: More slots than cores.
+        """
+        if cpu_devices is not None:
+            slots = divide_cores(available_cores(), cpu_devices)
+            return cls.resource(
+                [f"{AcceleratorType.CPU_SLOT.value}:{len(cores)} cores" for cores in slots]
+            )
+        accelerator_type, count = detect_accelerators()
+        if count == 0:
+            return None
+        model = f"{accelerator_type.value}:{accelerator_model(accelerator_type)}"
+        return cls.resource([model] * count)
+
+    @classmethod
+    def resource(cls, models: Sequence[str]) -> HardwareResource:
+        """Devices of the given models."""
+        return HardwareResource(cls.HW_TYPE, [HardwareInfo(cls.HW_TYPE, m) for m in models])
+
+    @staticmethod
+    def type_of(model: str) -> AcceleratorType:
+        """Accelerator type of a model in the form ``TYPE:name``, NO_ACCEL for any other text."""
+        kind = model.partition(":")[0]
+        known = AcceleratorType.__members__
+        return known.get(kind, AcceleratorType.NO_ACCEL)
+
+
+def enumerate_hardware(
+    configs: Sequence[HardwareConfig] = (), cpu_devices: int | None = None
+) -> list[HardwareResource]:
+    """Everything that this machine offers.
+
+    Args:
+        configs: Robots that the cluster configuration declares for this node. They are taken as
+            declared; whether an arm answers is checked by the adapter that connects to it.
+        cpu_devices: As for :meth:`Accelerator.enumerate`.
+    """
+    accelerators = Accelerator.enumerate(cpu_devices)
+    resources = [accelerators] if accelerators is not None else []
+    arms: list[HardwareInfo] = [
+        FrankaHWInfo(FrankaConfig.HW_TYPE, FrankaConfig.HW_TYPE, config)
+        for config in configs
+        if isinstance(config, FrankaConfig)
+    ]
+    if arms:
+        resources.append(HardwareResource(FrankaConfig.HW_TYPE, arms))
+    return resources

@@ -1,0 +1,33 @@
+"""When checkpoints are written and how many are kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlinf.config.base import StrictModel
+
+
+class CheckpointConfig(StrictModel):
+    """When checkpoints are written and how many are kept."""
+
+    interval: int = Field(default=10, ge=0)
+    """Training steps between two checkpoints; 0 writes one at the end of the run only."""
+
+    keep_last: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
+
+    keep_best: int = Field(default=1, ge=0)
+    """Best checkpoints, by evaluation success rate, that are kept besides the newest."""
+
+    background: bool = True
+    """Write on a thread of its own; training waits for the copy in memory alone."""
+
+    on_full_disk: Literal["warn", "stop"] = "warn"
+    """Go on with a warning, or stop the run, when a checkpoint does not fit on the disk. What was
+    committed before stays either way."""
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after ``step`` training steps."""
+        return self.interval > 0 and step % self.interval == 0

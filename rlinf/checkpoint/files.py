@@ -1,0 +1,57 @@
+"""Writes that survive a crash: a file or a directory is there completely, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Write ``data`` to a new file and return after it has reached the disk.
+
+    Raises:
+        OSError: The disk is full, a limit is reached, or the file exists.
+    """
+    with open(path, "xb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``: a reader, or a crash, sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        write_durable(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Return after the names inside the directory have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point_link(link: Path, target: str) -> None:
+    """Let the symbolic link point to ``target``, a name relative to the link's directory.
+
+    The link is replaced in one step, so that it never dangles while it changes. On a file system
+    without symbolic links nothing happens: a link is a convenience, nothing reads it back.
+    """
+    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        try:
+            temporary.symlink_to(target)
+            os.replace(temporary, link)
+        finally:
+            temporary.unlink(missing_ok=True)

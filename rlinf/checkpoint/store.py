@@ -1,0 +1,357 @@
+"""Commits a run's state to a directory, all of it or nothing, and finds the newest good one.
+
+    directory/step_00000120/manifest.json      checksums, step, meta, metric; written last
+                           /tree.json          structure, numbers and text
+                           /tensors-00000.safetensors …
+    directory/latest -> step_00000120
+
+A commit is written in a hidden directory beside its target, reaches the disk, and is renamed. A
+process that dies at any moment leaves the older checkpoints and at most a hidden directory, which
+nobody loads and the next writer removes. Loading executes no code: the files are JSON and
+safetensors.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+from torch import Tensor
+
+from rlinf.checkpoint.files import point_link, sync_directory, write_durable
+from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, read_manifest, record
+from rlinf.checkpoint.reading import TREE, Checkpoint, Refusal, load_checkpoint
+from rlinf.checkpoint.tree import EncodedTree, encode
+from rlinf.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest"
+_NAME = re.compile(r"step_(\d{8,})")
+_WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_SHARD_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class SaveFailure:
+    """A checkpoint that did not fit on the disk."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Write:
+    """One commit, complete: the writer thread needs nothing else."""
+
+    step: int
+    tree: EncodedTree
+    meta: dict[str, Any]
+    metric: float | None
+    config_hash: str | None
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    One process writes; any number may read (``read_only=True`` leaves a writer's files alone).
+
+    Args:
+        directory: Where the checkpoints lie; made at the first save.
+        keep_last: Newest checkpoints that are kept; None keeps all.
+        keep_best: Best checkpoints by metric that are kept besides the newest ones.
+        background: Write on a thread of its own. The caller waits for the snapshot in memory, and
+            for the write before if that is still going on: at most one is in flight and none is
+            dropped.
+        on_full_disk: ``"stop"`` raises at the next :meth:`save` or :meth:`wait` when a checkpoint
+            does not fit on the disk; ``"warn"`` logs it and notes it in :attr:`failures`. Any
+            other failure of the writer is always raised there.
+        config_hash: Hash of the run's configuration, for the manifest.
+        read_only: Never change the directory.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        keep_last: int | None = 2,
+        keep_best: int = 0,
+        background: bool = True,
+        on_full_disk: Literal["warn", "stop"] = "warn",
+        config_hash: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self.directory = Path(directory)
+        self.failures: list[SaveFailure] = []
+        self.last_committed_step: int | None = None
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self._background = background
+        self._on_full_disk = on_full_disk
+        self._config_hash = config_hash
+        self._read_only = read_only
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._in_flight: Future[None] | None = None
+        if not read_only:
+            self._recover()
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        metric: float | None = None,
+        blocking: bool = False,
+    ) -> None:
+        """Commit ``tree`` as the checkpoint of ``step``; one of the same step is replaced.
+
+        Args:
+            step: Training steps that are done.
+            tree: What :mod:`rlinf.checkpoint.tree` can hold; may change after the return.
+            meta: JSON values that are read without loading the tensors.
+            metric: Figure for ``keep_best``, higher is better; one that is not finite counts as
+                none.
+            blocking: Return after the commit, with its failure raised here.
+
+        Raises:
+            TypeError: The tree or ``meta`` holds something that cannot be stored.
+            CheckpointError: This save (if blocking) or the one before failed.
+        """
+        if self._read_only:
+            raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
+        self.wait()
+        plain_meta = _plain_json(meta or {})
+        usable = metric is not None and abs(metric) < float("inf")
+        write = _Write(
+            step, encode(tree), plain_meta, metric if usable else None, self._config_hash
+        )
+        self._in_flight = self._writer.submit(self._commit, write)
+        if blocking or not self._background:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return after the save in flight has ended.
+
+        Raises:
+            CheckpointError: It failed (see ``on_full_disk``).
+        """
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.result()
+
+    def close(self) -> None:
+        """Wait for the save in flight and end the writer thread.
+
+        Raises:
+            CheckpointError: The save failed (see ``on_full_disk``).
+        """
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+
+    def discard_after(self, step: int) -> list[int]:
+        """Remove every checkpoint beyond ``step``; return their steps.
+
+        A run that goes on from an older checkpoint calls this, so that the newest one is always
+        of the history that is being written.
+        """
+        self.wait()
+        beyond = [number for number in self.steps() if number > step]
+        for number in beyond:
+            self._remove(self.path(number))
+        self._link_latest()
+        return beyond
+
+    def _commit(self, write: _Write) -> None:
+        target = self.path(write.step)
+        temporary = self.directory / f"{_WRITING}{target.name}-{secrets.token_hex(4)}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            _write_files(temporary, write)
+            self._put_in_place(temporary, target)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self._failed(write.step, error)
+            return
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self.last_committed_step = write.step
+        self._prune(write.step)
+        self._link_latest()
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
+        if target.exists():
+            # Two renames; _recover undoes the first one if we die between them.
+            replaced = self.directory / f"{_REPLACED}{target.name}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+            temporary.rename(target)
+            sync_directory(self.directory)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            temporary.rename(target)
+            sync_directory(self.directory)
+
+    def _failed(self, step: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        message = (
+            f"The checkpoint of step {step} was not written to {self.directory}: {reason}. "
+            "The checkpoints before it are unharmed."
+        )
+        if error.errno not in _DISK_FULL or self._on_full_disk == "stop":
+            raise CheckpointError(message) from error
+        self.failures.append(SaveFailure(step, reason))
+        logger.warning("%s Training goes on; free some space.", message)
+
+    def _prune(self, newest: int) -> None:
+        """Remove what is neither newest nor best. Damaged ones are left for a person to see."""
+        if self._keep_last is None:
+            return
+        good = {step: manifest for step, manifest in self._manifests() if step <= newest}
+        keep = set(sorted(good)[-self._keep_last :]) | {newest}
+        ranked = sorted((m.metric, step) for step, m in good.items() if m.metric is not None)
+        if self._keep_best:
+            keep |= {step for _, step in ranked[-self._keep_best :]}
+        for step in good.keys() - keep:
+            self._remove(self.path(step))
+
+    def _remove(self, path: Path) -> None:
+        """Rename first: a removal that is cut short must not leave a damaged checkpoint."""
+        hidden = self.directory / f"{_REMOVED}{path.name}-{secrets.token_hex(4)}"
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def _recover(self) -> None:
+        """Remove what a killed writer left and undo a replacement that it did not finish."""
+        if not self.directory.is_dir():
+            return
+        for path in list(self.directory.iterdir()):
+            if path.name.startswith(_REPLACED):
+                target = self.directory / path.name.removeprefix(_REPLACED)
+                if not target.exists():
+                    path.rename(target)
+                    continue
+            if path.name.startswith((_WRITING, _REPLACED, _REMOVED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _link_latest(self) -> None:
+        steps = self.steps()
+        if steps:
+            point_link(self.directory / LATEST, self.path(steps[-1]).name)
+
+    def path(self, step: int) -> Path:
+        """The directory of the checkpoint of ``step``, whether it is there or not."""
+        return self.directory / f"step_{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first; none of them is verified."""
+        if not self.directory.is_dir():
+            return []
+        names = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Manifests by step, oldest first, of the checkpoints whose manifest is unharmed."""
+        return dict(self._manifests())
+
+    def load(self, which: int | str | Path = LATEST) -> Checkpoint:
+        """Read and verify a checkpoint.
+
+        Args:
+            which: A step; ``"latest"``, the newest one that is unharmed (newer ones that are not
+                are logged and listed in ``refused``); ``"best"``, the same by metric; or the path
+                of a checkpoint directory.
+
+        Raises:
+            CheckpointError: The one asked for is missing or damaged, or none is left.
+        """
+        if which == LATEST:
+            return self._first_good(reversed(self.steps()), "checkpoint")
+        if which == "best":
+            ranked = sorted((m.metric, s) for s, m in self._manifests() if m.metric is not None)
+            return self._first_good((s for _, s in reversed(ranked)), "checkpoint with a metric")
+        if isinstance(which, int):
+            return self._load_step(which)
+        return load_checkpoint(which)
+
+    def _load_step(self, step: int) -> Checkpoint:
+        if self.path(step).is_dir():
+            return load_checkpoint(self.path(step))
+        present = self.steps()
+        nearest = min(present, key=lambda other: abs(other - step), default=None)
+        hint = "" if nearest is None else f"; the nearest one is of step {nearest}"
+        raise CheckpointError(f"{self.directory} has no checkpoint of step {step}{hint}.")
+
+    def _first_good(self, steps: Iterator[int], wanted: str) -> Checkpoint:
+        refused: list[Refusal] = []
+        for step in steps:
+            try:
+                found = load_checkpoint(self.path(step))
+            except CheckpointError as error:
+                logger.warning("%s Trying the one before it.", error)
+                refused.append(Refusal(self.path(step), str(error)))
+            else:
+                return Checkpoint(**{**vars(found), "refused": tuple(refused)})
+        reasons = "".join(f"\n  {refusal.reason}" for refusal in refused)
+        raise CheckpointError(f"{self.directory} holds no {wanted} that can be used.{reasons}")
+
+    def _manifests(self) -> Iterator[tuple[int, Manifest]]:
+        for step in self.steps():
+            try:
+                yield step, read_manifest(self.path(step))
+            except CheckpointError:
+                continue
+
+
+def _plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(meta), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"meta of a checkpoint must be JSON: {error}") from error
+    return plain
+
+
+def _write_files(directory: Path, write: _Write) -> None:
+    """Write every file and the manifest, and return after all of it has reached the disk."""
+    files: dict[str, FileRecord] = {}
+
+    def put(name: str, data: bytes) -> None:
+        write_durable(directory / name, data)
+        files[name] = record(data)
+
+    put(TREE, json.dumps(write.tree.structure, allow_nan=False).encode())
+    for number, shard in enumerate(_shards(write.tree.tensors)):
+        put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
+    manifest = Manifest(write.step, time.time(), files, write.meta, write.metric, write.config_hash)
+    write_durable(directory / MANIFEST, manifest.to_bytes())
+    sync_directory(directory)
+
+
+def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Split so that a file, which is built in memory, stays below the shard size."""
+    shard: dict[str, Tensor] = {}
+    filled = 0
+    for name, tensor in tensors.items():
+        if shard and filled + tensor.nbytes > _SHARD_BYTES:
+            yield shard
+            shard, filled = {}, 0
+        shard[name] = tensor
+        filled += tensor.nbytes
+    if shard:
+        yield shard

@@ -1,0 +1,218 @@
+"""What a checkpoint may hold, and its two written forms: tensors, and JSON for all the rest.
+
+A tree is a nested dict, list or tuple of tensors, arrays, numbers, text, bytes and None. Encoding
+copies every value that could still change, so an encoded tree is a snapshot. Tensors are named by
+their place in the tree, as a JSON pointer (RFC 6901): ``/policy/trunk.0.weight``.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TAG = "$"
+"""A JSON object that has this key is not a dict of the tree but a value that JSON cannot say."""
+
+_MAX_DEPTH = 100
+_BATCHED_BYTES = 1 << 20
+_JSON_INTEGER_BITS = 63
+_INLINE_BYTES = 256
+_UNKNOWN_TO_SAFETENSORS = {torch.complex128, torch.complex32}
+
+
+@dataclass(frozen=True)
+class EncodedTree:
+    """A snapshot of a tree: JSON-able ``structure`` and the CPU ``tensors`` that it names."""
+
+    structure: Any
+    tensors: dict[str, Tensor]
+
+
+def encode(tree: Any) -> EncodedTree:
+    """Return a snapshot of ``tree`` that later changes of its tensors do not reach.
+
+    Raises:
+        TypeError: A value of another kind, a dict key that is no text, or a tree that is nested
+            deeper than 100 levels (one that contains itself); the message names the place.
+    """
+    encoder = _Encoder()
+    structure = encoder.encode(tree, ())
+    names = list(encoder.tensors)
+    copies = clone_to_cpu([encoder.tensors[name] for name in names])
+    return EncodedTree(structure, dict(zip(names, copies, strict=True)))
+
+
+def decode(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the tree that :func:`encode` took apart.
+
+    Raises:
+        ValueError: The structure names a tensor that is not there, or a kind we do not know.
+    """
+    if isinstance(structure, list):
+        return [decode(item, tensors) for item in structure]
+    if not isinstance(structure, dict):
+        return structure
+    if TAG not in structure:
+        return {key: decode(item, tensors) for key, item in structure.items()}
+    return _decode_tagged(structure[TAG], structure.get("value"), tensors)
+
+
+def clone_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return contiguous CPU copies that share no memory with ``tensors``.
+
+    Small tensors on an accelerator are gathered there first, so that a thousand of them cost one
+    transfer and not a thousand.
+    """
+    copies: dict[int, Tensor] = {}
+    small: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.device.type != "cpu" and 0 < tensor.nbytes <= _BATCHED_BYTES:
+            small.setdefault(tensor.device, []).append(index)
+        else:
+            copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            copies[index] = copied
+    for indices in small.values():
+        gathered = _gather([tensors[index] for index in indices])
+        copies.update(zip(indices, gathered, strict=True))
+    return [copies[index] for index in range(len(tensors))]
+
+
+def _gather(tensors: list[Tensor]) -> list[Tensor]:
+    """Copy through one byte buffer, widest elements first so that every view is aligned."""
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+    flat = [tensors[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in order]
+    buffer = torch.cat(flat).cpu()
+    copies: dict[int, Tensor] = {}
+    offset = 0
+    for index in order:
+        tensor = tensors[index]
+        view = buffer[offset : offset + tensor.nbytes].view(tensor.dtype)
+        copies[index] = view.reshape(tensor.shape)
+        offset += tensor.nbytes
+    return [copies[index] for index in range(len(tensors))]
+
+
+class _Encoder:
+    """One walk over a tree; collects the tensors under their names."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value is None or type(value) in (bool, str, int, float):
+            return _encode_plain(value)
+        if isinstance(value, Tensor):
+            return self._encode_tensor(value, path)
+        if isinstance(value, np.ndarray | np.generic):
+            return self._encode_array(value, path)
+        if type(value) is bytes:
+            return self._encode_bytes(value, path)
+        return self._encode_container(value, path)
+
+    def _encode_container(self, value: Any, path: tuple[str, ...]) -> Any:
+        if len(path) > _MAX_DEPTH:
+            raise TypeError(
+                f"state at {_pointer(path[:5])}/…: nested deeper than {_MAX_DEPTH} levels; "
+                "does it contain itself?"
+            )
+        if isinstance(value, Mapping):
+            items = {key: self.encode(item, (*path, key)) for key, item in _items(value, path)}
+            return items if TAG not in items else {TAG: "dict", "value": list(items.items())}
+        if type(value) in (list, tuple):
+            items_ = [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
+            return items_ if type(value) is list else {TAG: "tuple", "value": items_}
+        raise TypeError(
+            f"state at {_pointer(path)}: a {type(value).__qualname__} cannot be stored. A "
+            "checkpoint holds dicts, lists and tuples of tensors, arrays, numbers, text, bytes "
+            "and None, so that loading it runs no code"
+        )
+
+    def _encode_tensor(self, value: Tensor, path: tuple[str, ...]) -> Any:
+        dense = value.layout is torch.strided and not value.is_meta and not value.is_quantized
+        if not dense or value.dtype in _UNKNOWN_TO_SAFETENSORS:
+            raise TypeError(
+                f"state at {_pointer(path)}: this tensor cannot be stored ({value.dtype}, "
+                f"{value.layout}, {value.device}); only dense ones with data can"
+            )
+        return self._name(value, path, "tensor")
+
+    def _encode_array(self, value: np.ndarray | np.generic, path: tuple[str, ...]) -> Any:
+        if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
+            raise TypeError(
+                f"state at {_pointer(path)}: an array of dtype {value.dtype} cannot be stored, "
+                "only booleans and numbers of up to 64 bits"
+            )
+        array = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+        # A 0-dimensional array comes back from ascontiguousarray with one dimension.
+        tensor = torch.from_numpy(array.copy()).reshape(value.shape)
+        return self._name(tensor, path, "array" if isinstance(value, np.ndarray) else "scalar")
+
+    def _encode_bytes(self, value: bytes, path: tuple[str, ...]) -> Any:
+        if len(value) <= _INLINE_BYTES:
+            return {TAG: "bytes", "value": base64.b64encode(value).decode()}
+        return self._name(torch.frombuffer(bytearray(value), dtype=torch.uint8), path, "blob")
+
+    def _name(self, tensor: Tensor, path: tuple[str, ...], kind: str) -> dict[str, str]:
+        name = _pointer(path)
+        self.tensors[name] = tensor
+        return {TAG: kind, "value": name}
+
+
+def _items(value: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if type(key) is not str:
+            raise TypeError(
+                f"state at {_pointer(path)}: the key {key!r} is a {type(key).__qualname__}; "
+                f"keys must be text, for example {str(key)!r}"
+            )
+        yield key, item
+
+
+def _encode_plain(value: bool | str | int | float | None) -> Any:
+    # Other JSON readers turn wide integers into floats, and Python itself limits their digits.
+    if isinstance(value, int) and value.bit_length() > _JSON_INTEGER_BITS:
+        return {TAG: "int", "value": hex(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {TAG: "float", "value": repr(value)}
+    return value
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path) or "/"
+
+
+def _decode_tagged(kind: Any, value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match kind:
+        case "int":
+            return int(value, 16)
+        case "float":
+            return float(value)
+        case "bytes":
+            return base64.b64decode(value, validate=True)
+        case "tuple":
+            return tuple(decode(item, tensors) for item in value)
+        case "dict":
+            return {key: decode(item, tensors) for key, item in value}
+        case "tensor" | "array" | "scalar" | "blob":
+            return _decode_tensor(kind, value, tensors)
+        case _:
+            raise ValueError(f"unknown kind of value {kind!r}")
+
+
+def _decode_tensor(kind: str, name: str, tensors: Mapping[str, Tensor]) -> Any:
+    if name not in tensors:
+        raise ValueError(f"the tensor {name} is missing")
+    tensor = tensors[name]
+    if kind == "tensor":
+        return tensor
+    array = tensor.numpy()
+    if kind == "blob":
+        return array.tobytes()
+    return array if kind == "array" else array[()]

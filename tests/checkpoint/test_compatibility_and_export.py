@@ -1,0 +1,48 @@
+"""A checkpoint of another model is told apart; weights leave in a file of their own."""
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from rlinf.checkpoint.compatibility import check_compatible
+from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.checkpoint.export import export_weights
+from rlinf.errors import CheckpointError
+
+
+def test_equal_shapes_are_compatible():
+    model = torch.nn.Linear(3, 2)
+    check_compatible(model.state_dict(), {"weight": (2, 3), "bias": [2]})
+
+
+def test_the_differences_are_listed_briefly():
+    expected = {"a": (2, 3), "b": (4,), **{f"m{i}": (1,) for i in range(9)}}
+    found = {"a": (2, 4), "b": (4,), "old": (), **{f"x{i}": (7,) for i in range(2)}}
+    with pytest.raises(CheckpointError) as caught:
+        check_compatible(expected, found, source="step_00000010")
+    message = str(caught.value)
+    assert "Step_00000010 is of another model" in message
+    assert "a: [2, 4] there, [2, 3] in the model" in message
+    assert "and 5 more" in message
+    assert "old []" in message
+    assert "b:" not in message
+    assert len(message.splitlines()) == 13
+
+
+def test_export_holds_tied_weights_under_both_names(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    path = export_weights(tmp_path / "out" / "policy.safetensors", model.state_dict(), {"v": "1"})
+    found = safetensors.torch.load_file(path)
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"v": "1"}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_interval():
+    config = CheckpointConfig(interval=5)
+    assert [step for step in range(1, 12) if config.due(step)] == [5, 10]
+    assert not CheckpointConfig(interval=0).due(5)

@@ -1,0 +1,46 @@
+# Everything runs in a virtual environment of its own, made on first use.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The wheels that a machine keeps locally, if it says so; uv does not read pip's setting.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# One thread per process: the processes share the cores, and OpenMP threads that spin on them
+# make everything slower.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart test test-slow check lock clean
+
+quickstart: $(VENV)/.run  ## Install, then train the quickstart recipe to its level
+	$(BIN)/rlinf train quickstart
+
+test: check  ## Install, then check types, style and layers and run the tests
+	$(BIN)/pytest --cov=rlinf --cov-report=term
+
+test-slow: $(VENV)/.dev  ## The tests that take longer: kill and resume, fault storms
+	$(BIN)/pytest -m slow --timeout 1800
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(VENV)/.dev  ## Renew the pinned versions
+	$(BIN)/uv pip compile -q pyproject.toml -c constraints.in --extra ray --extra metaworld --extra dev \
+		--no-emit-find-links --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
+		| sed 's/+cpu$$//' > requirements.lock
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+
+$(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c requirements.lock -e '.[metaworld]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml requirements.lock | $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c requirements.lock -e '.[metaworld,ray,dev]'
+	touch $@ $(VENV)/.run
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

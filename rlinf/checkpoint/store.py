@@ -336,7 +336,7 @@ def _write_files(directory: Path, write: _Write) -> None:
         files[name] = record(data)
 
     put(TREE, json.dumps(write.tree.structure, allow_nan=False).encode())
-    for number, shard in enumerate(_shards(write.tree.tensors)):
+    for number, shard in enumerate(_shards(write.tree.tensors())):
         put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
     manifest = Manifest(write.step, time.time(), files, write.meta, write.metric, write.config_hash)
     write_durable(directory / MANIFEST, manifest.to_bytes())

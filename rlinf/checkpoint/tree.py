@@ -29,10 +29,15 @@ _UNKNOWN_TO_SAFETENSORS = {torch.complex128, torch.complex32}
 
 @dataclass(frozen=True)
 class EncodedTree:
-    """A snapshot of a tree: JSON-able ``structure`` and the CPU ``tensors`` that it names."""
+    """A snapshot of a tree: JSON-able ``structure``, and the data that it names."""
 
     structure: Any
-    tensors: dict[str, Tensor]
+    copies: dict[str, Tensor]
+    arrays: dict[str, np.ndarray]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All data as CPU tensors. Left to the writer: a run may hold a thousand small arrays."""
+        return self.copies | {name: torch.from_numpy(a) for name, a in self.arrays.items()}
 
 
 def encode(tree: Any) -> EncodedTree:
@@ -44,9 +49,9 @@ def encode(tree: Any) -> EncodedTree:
     """
     encoder = _Encoder()
     structure = encoder.encode(tree, ())
-    names = list(encoder.tensors)
-    copies = clone_to_cpu([encoder.tensors[name] for name in names])
-    return EncodedTree(structure, dict(zip(names, copies, strict=True)))
+    copies = clone_to_cpu(list(encoder.tensors.values()))
+    named = dict(zip(encoder.tensors, copies, strict=True))
+    return EncodedTree(structure, named, encoder.arrays)
 
 
 def decode(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -100,10 +105,11 @@ def _gather(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class _Encoder:
-    """One walk over a tree; collects the tensors under their names."""
+    """One walk over a tree; collects tensors, and copies of arrays, under their names."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.arrays: dict[str, np.ndarray] = {}
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or type(value) in (bool, str, int, float):
@@ -141,7 +147,9 @@ class _Encoder:
                 f"state at {_pointer(path)}: this tensor cannot be stored ({value.dtype}, "
                 f"{value.layout}, {value.device}); only dense ones with data can"
             )
-        return self._name(value, path, "tensor")
+        name = _pointer(path)
+        self.tensors[name] = value
+        return {TAG: "tensor", "value": name}
 
     def _encode_array(self, value: np.ndarray | np.generic, path: tuple[str, ...]) -> Any:
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
@@ -149,20 +157,16 @@ class _Encoder:
                 f"state at {_pointer(path)}: an array of dtype {value.dtype} cannot be stored, "
                 "only booleans and numbers of up to 64 bits"
             )
-        array = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        # A 0-dimensional array comes back from ascontiguousarray with one dimension.
-        tensor = torch.from_numpy(array.copy()).reshape(value.shape)
-        return self._name(tensor, path, "array" if isinstance(value, np.ndarray) else "scalar")
+        name = _pointer(path)
+        self.arrays[name] = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        return {TAG: "array" if isinstance(value, np.ndarray) else "scalar", "value": name}
 
     def _encode_bytes(self, value: bytes, path: tuple[str, ...]) -> Any:
         if len(value) <= _INLINE_BYTES:
             return {TAG: "bytes", "value": base64.b64encode(value).decode()}
-        return self._name(torch.frombuffer(bytearray(value), dtype=torch.uint8), path, "blob")
-
-    def _name(self, tensor: Tensor, path: tuple[str, ...], kind: str) -> dict[str, str]:
         name = _pointer(path)
-        self.tensors[name] = tensor
-        return {TAG: kind, "value": name}
+        self.arrays[name] = np.frombuffer(bytearray(value), dtype=np.uint8)
+        return {TAG: "blob", "value": name}
 
 
 def _items(value: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -185,7 +189,10 @@ def _encode_plain(value: bool | str | int | float | None) -> Any:
 
 
 def _pointer(path: tuple[str, ...]) -> str:
-    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path) or "/"
+    joined = "\n".join(path)
+    if "~" in joined or "/" in joined:
+        path = tuple(part.replace("~", "~0").replace("/", "~1") for part in path)
+    return "/" + "/".join(path)
 
 
 def _decode_tagged(kind: Any, value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -1,0 +1,156 @@
+"""The macro flow: what happens in one training step, as a graph of stages.
+
+A :class:`Flow` names components and methods, never devices or processes, so the same graph is
+executed, profiled, planned and drawn. Edges are matched by name: a stage that lists ``"trajectories"``
+among its outputs feeds the one stage that lists it among its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlinf.errors import ConfigError
+
+Route = Literal["shard", "replicate"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stream transformer: a method that every worker of a component runs.
+
+    The method takes one iterator per input edge and yields :class:`~rlinf.flow.stream.Emit`.
+
+    Args:
+        component: Name of the worker group that runs the stage.
+        method: Method of its worker class.
+        inputs: Edges it consumes, in the order of the method's positional arguments.
+        outputs: Edges it may yield to.
+        replicated: Input edges of which every worker receives every item; the items of the others
+            are sharded over the workers by their source.
+    """
+
+    component: str
+    method: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
+
+    def route(self, edge: str) -> Route:
+        """How the items of an input edge are spread over this stage's workers."""
+        return "replicate" if edge in self.replicated else "shard"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is scheduled as one: a single stage, or a loop of stages that feed each other."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups that the node occupies."""
+        return tuple(stage.component for stage in self.stages)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether its stages feed each other, with an inner pipeline."""
+        return len(self.stages) > 1
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A stream of items from one stage to another."""
+
+    name: str
+    producer: Stage
+    consumer: Stage
+    route: Route
+
+
+@dataclass
+class Flow:
+    """A training step as a graph of stages.
+
+    Args:
+        name: Name used for channels, timelines and plans.
+    """
+
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+
+    def stage(self, name: str, stage: Stage) -> Node:
+        """Add a single stage."""
+        return self._add(Node(name, (stage,)))
+
+    def loop(self, name: str, *stages: Stage) -> Node:
+        """Add stages that feed each other, such as environment and policy.
+
+        To the planner a loop is one node with an inner pipeline.
+        """
+        if len(stages) < 2:
+            raise ConfigError(f"flow '{self.name}': loop '{name}' needs two or more stages")
+        return self._add(Node(name, stages))
+
+    def _add(self, node: Node) -> Node:
+        if any(node.name == other.name for other in self.nodes):
+            raise ConfigError(f"flow '{self.name}': two nodes are called '{node.name}'")
+        self.nodes.append(node)
+        return node
+
+    def stages(self) -> Iterator[tuple[Node, Stage]]:
+        """Every stage with its node, in the order they were added."""
+        for node in self.nodes:
+            for stage in node.stages:
+                yield node, stage
+
+    def edges(self) -> list[Edge]:
+        """The streams between stages.
+
+        Raises:
+            ConfigError: If an edge has no producer, no consumer, or more than one of either.
+        """
+        producers: dict[str, list[Stage]] = {}
+        consumers: dict[str, list[Stage]] = {}
+        for _, stage in self.stages():
+            for name in stage.outputs:
+                producers.setdefault(name, []).append(stage)
+            for name in stage.inputs:
+                consumers.setdefault(name, []).append(stage)
+        edges = []
+        for name in dict.fromkeys([*producers, *consumers]):
+            if len(producers.get(name, ())) != 1 or len(consumers.get(name, ())) != 1:
+                raise ConfigError(
+                    f"flow '{self.name}': edge '{name}' has {len(producers.get(name, ()))} producers and "
+                    f"{len(consumers.get(name, ()))} consumers; it needs one of each"
+                )
+            consumer = consumers[name][0]
+            edges.append(Edge(name, producers[name][0], consumer, consumer.route(name)))
+        return edges
+
+    def order(self) -> list[Node]:
+        """Nodes in an order in which each comes after all that feed it.
+
+        Raises:
+            ConfigError: If nodes feed each other in a circle outside a loop node.
+        """
+        home = {id(stage): node for node, stage in self.stages()}
+        feeds: dict[str, set[str]] = {node.name: set() for node in self.nodes}
+        for edge in self.edges():
+            source, target = home[id(edge.producer)], home[id(edge.consumer)]
+            if source is not target:
+                feeds[target.name].add(source.name)
+        ordered: list[Node] = []
+        while len(ordered) < len(self.nodes):
+            done = {node.name for node in ordered}
+            ready = [n for n in self.nodes if n.name not in done and feeds[n.name] <= done]
+            if not ready:
+                stuck = sorted(set(feeds) - done)
+                raise ConfigError(
+                    f"flow '{self.name}': {', '.join(stuck)} feed each other in a circle; "
+                    "declare them as one loop"
+                )
+            ordered.append(ready[0])
+        return ordered

@@ -1,0 +1,72 @@
+"""The micro plan: where, how resident and in what pieces each component runs.
+
+A plan is data: it can be printed, saved, compared and edited by hand. A hand-written
+``cluster.component_placement`` is a plan with the other fields defaulted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from rlinf.config.base import StrictModel
+
+
+class ComponentPlan(StrictModel):
+    """How one component runs."""
+
+    devices: tuple[int, ...]
+    """Hardware ranks that the component occupies; without accelerators or slots, node ranks."""
+    processes: int = Field(ge=1)
+    """Workers of the component."""
+    residency: Literal["resident", "offload"] = "resident"
+    """Whether it keeps its device memory while other components use the device."""
+    granularity: int | None = None
+    """Items per hand-over; None: whatever the stage yields."""
+    pipeline_stages: int = Field(default=1, ge=1)
+    """Sub-batches in flight inside a loop."""
+    predicted_seconds: float | None = None
+    """Time per step that the planner expects; None for a hand-written plan."""
+    reason: str = "hand-written placement"
+    """Why it was chosen."""
+
+
+class Plan(StrictModel):
+    """One :class:`ComponentPlan` per component."""
+
+    components: Mapping[str, ComponentPlan]
+    """Plans by component name."""
+
+    def overlap(self, left: tuple[str, ...], right: tuple[str, ...]) -> bool:
+        """Whether two sets of components share a device."""
+        return bool(set(self.devices(left)) & set(self.devices(right)))
+
+    def devices(self, components: tuple[str, ...]) -> tuple[int, ...]:
+        """Devices that a set of components occupies, ascending."""
+        return tuple(sorted({d for name in components for d in self.components[name].devices}))
+
+    @property
+    def mode(self) -> Literal["collocated", "disaggregated", "hybrid"]:
+        """What the placement amounts to: all on the same devices, none shared, or in between."""
+        sets = [set(component.devices) for component in self.components.values()]
+        if all(devices == sets[0] for devices in sets):
+            return "collocated"
+        if sum(len(devices) for devices in sets) == len(set().union(*sets)):
+            return "disaggregated"
+        return "hybrid"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Rows of component, devices, processes, residency, pipeline stages and reason."""
+        return [
+            (
+                name,
+                ",".join(map(str, plan.devices)),
+                str(plan.processes),
+                plan.residency,
+                str(plan.pipeline_stages),
+                plan.reason,
+            )
+            for name, plan in self.components.items()
+        ]

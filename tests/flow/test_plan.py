@@ -1,0 +1,36 @@
+import pytest
+
+from rlinf.flow.plan import ComponentPlan, Plan
+
+
+def plan(**devices: tuple[int, ...]) -> Plan:
+    return Plan(
+        components={
+            name: ComponentPlan(devices=given, processes=len(given))
+            for name, given in devices.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "mode"),
+    [
+        ({"env": (0, 1), "rollout": (0, 1), "actor": (0, 1)}, "collocated"),
+        ({"env": (0,), "rollout": (1,), "actor": (2,)}, "disaggregated"),
+        ({"env": (0,), "rollout": (1,), "actor": (0, 1)}, "hybrid"),
+    ],
+)
+def test_mode_is_read_off_the_devices(devices, mode):
+    assert plan(**devices).mode == mode
+
+
+def test_overlap_and_devices_of_several_components():
+    both = plan(env=(0,), rollout=(1,), actor=(1, 2))
+    assert both.devices(("env", "rollout")) == (0, 1)
+    assert both.overlap(("env", "rollout"), ("actor",))
+    assert not both.overlap(("env",), ("actor",))
+
+
+def test_a_plan_survives_being_written_and_read():
+    before = plan(env=(0,), rollout=(1,), actor=(0, 1))
+    assert Plan.model_validate_json(before.model_dump_json()) == before

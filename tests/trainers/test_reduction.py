@@ -1,0 +1,41 @@
+import math
+
+import pytest
+import torch
+
+from rlinf.trainers.reduction import block_of, sum_ranks, tree_sum
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 16])
+def test_sum_is_the_sum(leaves):
+    values = torch.randn(leaves, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total = tree_sum(0, leaves, lambda i: values[i].clone())
+    expected = torch.tensor(
+        [math.fsum(column) for column in values.T.tolist()], dtype=torch.float64
+    )
+    torch.testing.assert_close(total, expected, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_any_power_of_two_of_ranks_gives_the_same_bits(ranks):
+    values = torch.randn(16, 1000, generator=torch.Generator().manual_seed(1))
+
+    def leaf(index: int) -> torch.Tensor:
+        return values[index].clone()
+
+    parts = [tree_sum(*block_of(rank, ranks, 16), leaf) for rank in range(ranks)]
+    assert torch.equal(sum_ranks(parts), tree_sum(0, 16, leaf))
+
+
+def test_a_plain_running_sum_would_not_give_the_same_bits():
+    values = torch.randn(16, 1000, generator=torch.Generator().manual_seed(1))
+    running = values[0].clone()
+    for value in values[1:]:
+        running += value
+    assert not torch.equal(running, tree_sum(0, 16, lambda i: values[i].clone()))
+
+
+def test_blocks_must_divide():
+    assert block_of(1, 2, 8) == (4, 8)
+    with pytest.raises(ValueError, match="3 micro batches do not divide over 2 ranks"):
+        block_of(0, 2, 3)

@@ -15,8 +15,8 @@ class CheckpointConfig(StrictModel):
     interval: int = Field(default=10, ge=0)
     """Training steps between two checkpoints; 0 writes one at the end of the run only."""
 
-    keep_last: int = Field(default=2, ge=1)
-    """Newest checkpoints that are kept."""
+    keep_last: int | None = Field(default=2, ge=1)
+    """Newest checkpoints that are kept; null keeps all."""
 
     keep_best: int = Field(default=1, ge=0)
     """Best checkpoints, by evaluation success rate, that are kept besides the newest."""

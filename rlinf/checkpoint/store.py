@@ -24,11 +24,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
+from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.files import point_link, sync_directory, write_durable
 from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, read_manifest, record
 from rlinf.checkpoint.reading import TREE, Checkpoint, Refusal, load_checkpoint
@@ -68,16 +70,17 @@ class CheckpointStore:
 
     One process writes; any number may read (``read_only=True`` leaves a writer's files alone).
 
+    A background save costs the caller the snapshot in memory, and the rest of the write before if
+    that is still going on: at most one is in flight and none is dropped. When a checkpoint does
+    not fit on the disk, ``on_full_disk`` decides whether the next :meth:`save` or :meth:`wait`
+    raises, or a warning is logged and noted in :attr:`failures`. Any other failure of the writer
+    is always raised there.
+
+    As a context manager the store is closed at the end.
+
     Args:
         directory: Where the checkpoints lie; made at the first save.
-        keep_last: Newest checkpoints that are kept; None keeps all.
-        keep_best: Best checkpoints by metric that are kept besides the newest ones.
-        background: Write on a thread of its own. The caller waits for the snapshot in memory, and
-            for the write before if that is still going on: at most one is in flight and none is
-            dropped.
-        on_full_disk: ``"stop"`` raises at the next :meth:`save` or :meth:`wait` when a checkpoint
-            does not fit on the disk; ``"warn"`` logs it and notes it in :attr:`failures`. Any
-            other failure of the writer is always raised there.
+        config: How many are kept, and how they are written.
         config_hash: Hash of the run's configuration, for the manifest.
         read_only: Never change the directory.
     """
@@ -85,21 +88,15 @@ class CheckpointStore:
     def __init__(
         self,
         directory: Path | str,
+        config: CheckpointConfig | None = None,
         *,
-        keep_last: int | None = 2,
-        keep_best: int = 0,
-        background: bool = True,
-        on_full_disk: Literal["warn", "stop"] = "warn",
         config_hash: str | None = None,
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory)
         self.failures: list[SaveFailure] = []
         self.last_committed_step: int | None = None
-        self._keep_last = keep_last
-        self._keep_best = keep_best
-        self._background = background
-        self._on_full_disk = on_full_disk
+        self._config = config or CheckpointConfig()
         self._config_hash = config_hash
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -139,7 +136,7 @@ class CheckpointStore:
             step, encode(tree), plain_meta, metric if usable else None, self._config_hash
         )
         self._in_flight = self._writer.submit(self._commit, write)
-        if blocking or not self._background:
+        if blocking or not self._config.background:
             self.wait()
 
     def wait(self) -> None:
@@ -162,6 +159,24 @@ class CheckpointStore:
             self.wait()
         finally:
             self._writer.shutdown()
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except CheckpointError as failure:
+            # The error on its way out came first; it is the one to report.
+            logger.error("%s", failure)
 
     def discard_after(self, step: int) -> list[int]:
         """Remove every checkpoint beyond ``step``; return their steps.
@@ -214,20 +229,21 @@ class CheckpointStore:
             f"The checkpoint of step {step} was not written to {self.directory}: {reason}. "
             "The checkpoints before it are unharmed."
         )
-        if error.errno not in _DISK_FULL or self._on_full_disk == "stop":
+        if error.errno not in _DISK_FULL or self._config.on_full_disk == "stop":
             raise CheckpointError(message) from error
         self.failures.append(SaveFailure(step, reason))
         logger.warning("%s Training goes on; free some space.", message)
 
     def _prune(self, newest: int) -> None:
         """Remove what is neither newest nor best. Damaged ones are left for a person to see."""
-        if self._keep_last is None:
+        keep_last, keep_best = self._config.keep_last, self._config.keep_best
+        if keep_last is None:
             return
         good = {step: manifest for step, manifest in self._manifests() if step <= newest}
-        keep = set(sorted(good)[-self._keep_last :]) | {newest}
+        keep = set(sorted(good)[-keep_last:]) | {newest}
         ranked = sorted((m.metric, step) for step, m in good.items() if m.metric is not None)
-        if self._keep_best:
-            keep |= {step for _, step in ranked[-self._keep_best :]}
+        if keep_best:
+            keep |= {step for _, step in ranked[-keep_best:]}
         for step in good.keys() - keep:
             self._remove(self.path(step))
 

@@ -15,7 +15,7 @@ KILLS = 40
 
 
 def commit_without_end(directory: Path, started: Event) -> None:
-    store = CheckpointStore(directory, keep_last=2, keep_best=1)
+    store = CheckpointStore(directory)
     start = store.load().step if store.steps() else 0
     started.set()
     for step in itertools.count(start + 1):
@@ -41,7 +41,7 @@ def test_kill_at_random_moments(tmp_path):
         child.kill()
         child.join()
         interrupted += any(path.name.startswith(".") for path in tmp_path.iterdir())
-        store = CheckpointStore(tmp_path, keep_last=2, keep_best=1)
+        store = CheckpointStore(tmp_path)
         assert not list(tmp_path.glob(".*"))
         if not store.steps():
             continue

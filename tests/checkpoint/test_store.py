@@ -13,14 +13,19 @@ import pytest
 import torch
 
 from rlinf.checkpoint import store as store_module
+from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.reading import load_checkpoint, verify_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
 
 
+def open_store(directory, **options):
+    return CheckpointStore(directory, CheckpointConfig(**{"keep_last": None, **options}))
+
+
 def filled(directory, steps=(10, 20, 30), **options):
-    store = CheckpointStore(directory, **{"keep_last": None, **options})
+    store = open_store(directory, **options)
     for step in steps:
         store.save(step, small_state(step), blocking=True)
     return store
@@ -55,7 +60,7 @@ def test_large_state_is_split_over_files(tmp_path, monkeypatch):
 
 
 def test_newest_and_best_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=2, keep_best=2)
+    store = open_store(tmp_path, keep_last=2, keep_best=2)
     metrics = {1: 0.9, 2: 0.1, 3: None, 4: 0.8, 5: float("nan"), 6: 0.9, 7: 0.2, 8: None}
     for step, metric in metrics.items():
         store.save(step, small_state(step), metric=metric)
@@ -166,7 +171,7 @@ def test_what_a_killed_writer_left_is_ignored_and_removed(tmp_path):
     (tmp_path / "step_00000020").rename(tmp_path / ".replaced-step_00000020")
     assert CheckpointStore(tmp_path, read_only=True).load().step == 30
     assert half.exists()
-    store = CheckpointStore(tmp_path, keep_last=None)
+    store = open_store(tmp_path)
     assert names(tmp_path) == ["latest", "step_00000010", "step_00000020", "step_00000030"]
     assert store.load(20).step == 20
 
@@ -212,6 +217,14 @@ def test_full_disk_may_stop_the_run(tmp_path, monkeypatch):
     assert store.load().step == 30
 
 
+def test_an_error_on_its_way_out_is_not_hidden_by_the_writer(tmp_path, monkeypatch, caplog):
+    full_disk(monkeypatch, errno.EIO)
+    with pytest.raises(ZeroDivisionError), open_store(tmp_path) as store:  # noqa: PT012
+        store.save(1, small_state(1))
+        raise ZeroDivisionError
+    assert "Input/output error" in caplog.text
+
+
 def test_other_failures_of_the_writer_are_never_lost(tmp_path, monkeypatch):
     store = filled(tmp_path)
     full_disk(monkeypatch, errno.EIO)
@@ -226,7 +239,7 @@ IN_A_CHILD = """
     from pathlib import Path
     import torch
     from rlinf.checkpoint.store import CheckpointStore
-    store = CheckpointStore(sys.argv[1], keep_last=None)
+    store = CheckpointStore(sys.argv[1])
     store.save(1, {"weights": torch.ones(1000)}, blocking=True)
     if len(sys.argv) > 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
@@ -277,7 +290,7 @@ def test_saving_returns_before_the_write_and_the_next_save_waits(tmp_path, monke
         real(path, data)
 
     monkeypatch.setattr(store_module, "write_durable", slow)
-    store = CheckpointStore(tmp_path, keep_last=None)
+    store = open_store(tmp_path)
     weights = torch.zeros(3)
     store.save(1, {"weights": weights})
     assert store.steps() == []

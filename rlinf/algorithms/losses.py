@@ -1,0 +1,122 @@
+"""Loss terms shared by the policy-gradient algorithms: pure functions of tensors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+Level = Literal["token_level", "action_level", "chunk_level"]
+
+
+def at_level(per_token: Tensor, level: Level) -> Tensor:
+    """Sum log-probs or entropies [N, C, A] to a level: [N, C, A], [N, C] or [N, 1]."""
+    if level == "token_level":
+        return per_token
+    if level == "action_level":
+        return per_token.sum(dim=-1)
+    return per_token.flatten(1).sum(dim=-1, keepdim=True)
+
+
+def clipped_policy_loss(
+    *,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    clip_ratio_c: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds and a dual clip.
+
+    L = max(−Aρ, −A clip(ρ, 1 − low, 1 + high)); with ``clip_ratio_c`` = c, L = min(L, c|A|), which
+    binds for negative advantages only (Ye et al. 2020, eq. 5).
+
+    Args:
+        log_ratio: log ρ, any shape.
+        advantages: Broadcasts to ``log_ratio``.
+        clip_ratio_low: ε below 1.
+        clip_ratio_high: ε above 1 (clip-higher).
+        clip_ratio_c: c > 1; None for no dual clip.
+
+    Returns:
+        Elementwise loss, ratio ρ, clipped ratio.
+    """
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1.0 - clip_ratio_low, 1.0 + clip_ratio_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    if clip_ratio_c is not None:
+        loss = torch.minimum(loss, clip_ratio_c * advantages.abs())
+    return loss, ratio, clipped_ratio
+
+
+def clipped_value_loss(
+    *, values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, delta: float
+) -> tuple[Tensor, Tensor | None]:
+    """max of the Huber losses of V and of V clipped to the old value ± ``value_clip``.
+
+    Args:
+        values: [N, V] under the present weights.
+        old_values: [N, V] of the critic that acted.
+        returns: [N, V] targets.
+        value_clip: Bound of the change; None for none.
+        delta: Where the Huber loss becomes linear.
+
+    Returns:
+        Elementwise loss, and where the clipped one was taken (None without a bound).
+    """
+    loss = torch.nn.functional.huber_loss(values, returns, reduction="none", delta=delta)
+    if value_clip is None:
+        return loss, None
+    clipped = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    clipped_loss = torch.nn.functional.huber_loss(clipped, returns, reduction="none", delta=delta)
+    return torch.maximum(loss, clipped_loss), clipped_loss > loss
+
+
+def aggregation_normalizer(
+    *, mode: AggregationMode, mask: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """What :func:`aggregate` divides by, from the mask of a whole global batch.
+
+    Args:
+        mode: How tokens and sequences are weighted.
+        mask: [N, L], 1 where a token counts.
+        weights: [N] weight of each sequence; None for 1.
+    """
+    if mode == "token-mean":
+        per_sequence = mask.sum(dim=-1)
+    else:
+        per_sequence = mask.any(dim=-1).to(mask.dtype if mask.is_floating_point() else torch.float)
+    return (per_sequence if weights is None else per_sequence * weights).sum()
+
+
+def aggregate(
+    *,
+    loss: Tensor,
+    mode: AggregationMode,
+    normalizer: Tensor | float,
+    mask: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Share of a micro batch in the mean loss of its global batch.
+
+    ``token-mean`` Σ L m / Σ m; ``seq-mean-token-sum`` mean over sequences of Σ_t L m;
+    ``seq-mean-token-mean`` mean over sequences of Σ_t L m / Σ_t m. Because the normaliser is that
+    of the global batch, the sum over micro batches does not depend on how it was split.
+
+    Args:
+        loss: [n, L] elementwise.
+        mode: How tokens and sequences are weighted.
+        normalizer: :func:`aggregation_normalizer` of the global batch.
+        mask: [n, L]; None where every token counts.
+        weights: [n] weight of each sequence; None for 1.
+    """
+    if mask is not None:
+        loss = loss * mask
+    if mode == "seq-mean-token-mean":
+        tokens = loss.shape[-1] if mask is None else mask.sum(dim=-1, keepdim=True).clamp(min=1)
+        loss = loss / tokens
+    if weights is not None:
+        loss = loss * weights.unsqueeze(-1)
+    return loss.sum() / normalizer

@@ -1,0 +1,173 @@
+"""The clipped policy objective with entropy and KL terms that PPO and GRPO share."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from rlinf.algorithms.kl import KLType, kl_estimate
+from rlinf.algorithms.losses import AggregationMode, Level, aggregate, at_level, clipped_policy_loss
+from rlinf.algorithms.protocol import AlgorithmConfig, Evaluation, TrainingBatch
+from rlinf.config.component import illegal
+
+
+class ClippedObjectiveConfig(AlgorithmConfig):
+    """Terms of the policy loss."""
+
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
+    """ε by which the probability ratio may fall below 1."""
+    clip_ratio_high: float = Field(default=0.2, gt=0)
+    """ε by which the probability ratio may rise above 1; larger than `clip_ratio_low` it is
+    known as clip-higher."""
+    clip_ratio_c: float | None = Field(default=None, gt=1)
+    """Dual clip: the loss of a sample with negative advantage A is at most c|A|; null: off."""
+    clip_log_ratio_min: float | None = Field(default=None, lt=0)
+    """Lower bound of the logarithm of the ratio; null: none."""
+    clip_log_ratio_max: float | None = Field(default=None, gt=0)
+    """Upper bound of the logarithm of the ratio; null: none."""
+    logprob_type: Level = "chunk_level"
+    """What one probability ratio belongs to: one action dimension (token_level), one primitive
+    action (action_level), or the whole chunk (chunk_level)."""
+    entropy_type: Level = "chunk_level"
+    """What one entropy belongs to, as `logprob_type`."""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """Weight of the entropy in the loss."""
+    kl_beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence from the reference policy in the loss."""
+    kl_penalty_type: KLType = "low_var_kl"
+    """Estimator of that KL divergence."""
+    loss_agg_func: AggregationMode = "token-mean"
+    """Mean over all terms of the global batch, or over samples of the sum or mean of their
+    terms."""
+    normalize_advantages: bool = True
+    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
+    weight_by_episode_length: bool = True
+    """Without automatic reset, give every environment's rollout the same share in the loss
+    however early its episode ended."""
+
+    @model_validator(mode="after")
+    def _check_clip_order(self) -> Self:
+        if self.clip_ratio_c is not None and self.clip_ratio_c < 1 + self.clip_ratio_high:
+            raise illegal(
+                "clip_ratio_c",
+                f"the dual clip {self.clip_ratio_c} lies below 1 + clip_ratio_high = "
+                f"{1 + self.clip_ratio_high}, where ratios are not clipped yet",
+                hint=f"nearest: {1 + self.clip_ratio_high}, or null",
+            )
+        return self
+
+
+def policy_terms(
+    config: ClippedObjectiveConfig,
+    evaluation: Evaluation,
+    batch: TrainingBatch,
+    *,
+    normalizer: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy loss − entropy bonus + KL penalty of a micro batch, and their metrics.
+
+    Args:
+        config: Which terms and how.
+        evaluation: The micro batch under the present weights.
+        batch: The micro batch.
+        normalizer: :func:`total_weight` of the global batch.
+    """
+
+    def mean(terms: Tensor) -> Tensor:
+        flat = terms.flatten(1)
+        tokens = flat.shape[1] if config.loss_agg_func == "token-mean" else 1
+        return aggregate(
+            loss=flat,
+            mode=config.loss_agg_func,
+            normalizer=normalizer * tokens,
+            weights=batch.weights,
+        )
+
+    log_probs = at_level(evaluation.log_probs, config.logprob_type)
+    log_ratio = log_probs - batch.log_probs
+    if config.clip_log_ratio_min is not None or config.clip_log_ratio_max is not None:
+        log_ratio = log_ratio.clamp(config.clip_log_ratio_min, config.clip_log_ratio_max)
+    terms, ratio, clipped_ratio = clipped_policy_loss(
+        log_ratio=log_ratio,
+        advantages=batch.advantages,
+        clip_ratio_low=config.clip_ratio_low,
+        clip_ratio_high=config.clip_ratio_high,
+        clip_ratio_c=config.clip_ratio_c,
+    )
+    policy_loss = mean(terms)
+    entropy = mean(at_level(evaluation.entropy, config.entropy_type))
+    loss = policy_loss
+    if config.entropy_bonus:
+        loss = loss - config.entropy_bonus * entropy
+    metrics = ratio_metrics(log_ratio, ratio, clipped_ratio, batch.weights, normalizer)
+    metrics["actor/policy_loss"] = policy_loss.detach()
+    metrics["actor/entropy_loss"] = entropy.detach()
+    if config.kl_beta:
+        kl_loss = mean(_reference_kl(config, log_probs, batch))
+        loss = loss + config.kl_beta * kl_loss
+        metrics["actor/kl_loss"] = kl_loss.detach()
+    return loss, metrics
+
+
+def _reference_kl(
+    config: ClippedObjectiveConfig, log_probs: Tensor, batch: TrainingBatch
+) -> Tensor:
+    if batch.reference_log_probs is None:
+        raise ValueError("kl_beta > 0 needs reference_log_probs in the batch")
+    return kl_estimate(
+        log_probs=log_probs,
+        reference_log_probs=batch.reference_log_probs,
+        kl_type=config.kl_penalty_type,
+    )
+
+
+@torch.no_grad()
+def ratio_metrics(
+    log_ratio: Tensor,
+    ratio: Tensor,
+    clipped_ratio: Tensor,
+    weights: Tensor | None,
+    normalizer: float,
+) -> dict[str, Tensor]:
+    """Means of ratio, clipped ratio, clipped fraction, and KL(old ‖ new) by ρ − 1 − log ρ.
+
+    Each is the share of the micro batch in the mean over the global batch.
+    """
+    statistics = torch.stack(
+        [
+            ratio,
+            clipped_ratio,
+            (ratio != clipped_ratio).to(ratio.dtype),
+            torch.expm1(log_ratio) - log_ratio,
+        ]
+    ).flatten(2)
+    per_sample = statistics.mean(dim=-1)
+    if weights is not None:
+        per_sample = per_sample * weights
+    means = per_sample.sum(dim=-1) / normalizer
+    names = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
+    return {f"actor/{name}": value for name, value in zip(names, means, strict=True)}
+
+
+def total_weight(batch: TrainingBatch) -> float:
+    """Sum of the sample weights of a global batch; 1 where nothing is trained on."""
+    if batch.weights is None:
+        return float(len(batch))
+    return batch.weights.sum().item() or 1.0
+
+
+@torch.no_grad()
+def first_update_deviation(
+    config: ClippedObjectiveConfig, evaluation: Evaluation, batch: TrainingBatch
+) -> tuple[float, float]:
+    """How far the policy that trains is from the one that acted, before the first update.
+
+    Returns:
+        max |ρ − 1| and mean KL(old ‖ new); both are 0 up to rounding when weights are equal.
+    """
+    log_ratio = at_level(evaluation.log_probs, config.logprob_type) - batch.log_probs
+    distance = torch.expm1(log_ratio)
+    return distance.abs().max().item(), (distance - log_ratio).mean().item()

@@ -1,0 +1,254 @@
+"""One rollout of a batch of environments, immutable and stamped with where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+_FORWARD_PREFIX = "forward_inputs."
+_WITHOUT_TIME = ("env_ids", "bootstrap_values")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """T chunk steps of B environments; row t holds action t and what followed it.
+
+    Flags stand in the last primitive step of a chunk. A row whose ``valid`` is false was spoilt by
+    a fault (crash, hang, NaN): the environment was rebuilt, so the next row starts an episode.
+
+    Args:
+        forward_inputs: All that is needed to recompute log-probs, each [T, B, ...]: the observation
+            before the action and the raw action.
+        log_probs: [T, B, C, A] float32, under the policy that acted.
+        values: [T, B, V] float32; V is 1 (one value per chunk), C (one per primitive step) or 0
+            (no critic).
+        rewards: [T, B, C] float32.
+        terminations: [T, B, C] bool, the episode ended in a state of its own.
+        truncations: [T, B, C] bool, the episode was cut by a time limit.
+        final_values: [T, B, V] float32, value of the last observation of an episode that ended in
+            row t and was reset there, 0 elsewhere.
+        bootstrap_values: [B, V] float32, value of the observation after the last row.
+        valid: [T, B] bool.
+        versions: [T, B] int64, weight version that acted.
+        env_ids: [B] int64, global environment numbers.
+        episode_ids: [T, B] int64.
+        reset_seeds: [T, B] int64, seed of the episode's initial state.
+
+    Raises:
+        ValueError: a tensor does not have the shape or dtype above.
+    """
+
+    forward_inputs: Mapping[str, Tensor]
+    log_probs: Tensor
+    values: Tensor
+    rewards: Tensor
+    terminations: Tensor
+    truncations: Tensor
+    final_values: Tensor
+    bootstrap_values: Tensor
+    valid: Tensor
+    versions: Tensor
+    env_ids: Tensor
+    episode_ids: Tensor
+    reset_seeds: Tensor
+
+    def __post_init__(self) -> None:
+        if self.log_probs.ndim != 4:
+            raise ValueError(
+                f"log_probs has shape {tuple(self.log_probs.shape)}, expected [T, B, C, A]"
+            )
+        steps, envs, chunk, _ = self.log_probs.shape
+        value_dim = self.values.shape[-1]
+        if value_dim not in (0, 1, chunk):
+            raise ValueError(
+                f"values has {value_dim} values per row; a row holds one value per chunk (1), one "
+                f"per primitive step ({chunk}) or none (0)"
+            )
+        rows, per_step = (steps, envs), (steps, envs, chunk)
+        per_value = (steps, envs, value_dim)
+        self._expect("log_probs", self.log_probs.shape, torch.float32)
+        self._expect("values", per_value, torch.float32)
+        self._expect("rewards", per_step, torch.float32)
+        self._expect("terminations", per_step, torch.bool)
+        self._expect("truncations", per_step, torch.bool)
+        self._expect("final_values", per_value, torch.float32)
+        self._expect("bootstrap_values", (envs, value_dim), torch.float32)
+        self._expect("valid", rows, torch.bool)
+        self._expect("env_ids", (envs,), torch.int64)
+        for name in ("versions", "episode_ids", "reset_seeds"):
+            self._expect(name, rows, torch.int64)
+        for name, tensor in self.forward_inputs.items():
+            if tuple(tensor.shape[:2]) != rows:
+                raise ValueError(
+                    f"forward_inputs[{name!r}] has shape {tuple(tensor.shape)}, expected "
+                    f"[T={steps}, B={envs}, ...]"
+                )
+
+    def _expect(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        tensor: Tensor = getattr(self, name)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)} "
+                f"(log_probs gives [T, B, C, A] = {tuple(self.log_probs.shape)})"
+            )
+        if tensor.dtype != dtype:
+            raise ValueError(f"{name} has dtype {tensor.dtype}, expected {dtype}")
+
+    @property
+    def num_steps(self) -> int:
+        """T, chunk steps."""
+        return self.log_probs.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """B, environments."""
+        return self.log_probs.shape[1]
+
+    @property
+    def chunk(self) -> int:
+        """C, primitive actions per chunk."""
+        return self.log_probs.shape[2]
+
+    @property
+    def dones(self) -> Tensor:
+        """[T, B] bool: the episode ended in this row, for whatever reason."""
+        return (self.terminations | self.truncations).any(dim=-1)
+
+    def uninterrupted(self) -> Tensor:
+        """[T, B] bool: rows whose episode met no fault later in this rollout.
+
+        A fault spoils the whole episode it happened in, so the rows before it are false as well,
+        back to the end of the previous episode.
+        """
+        if bool(self.valid.all()):
+            return self.valid.clone()
+        dones = self.dones
+        intact = torch.empty_like(self.valid)
+        spoilt = torch.zeros_like(self.valid[0])
+        for step in reversed(range(self.num_steps)):
+            spoilt = (spoilt & ~dones[step]) | ~self.valid[step]
+            intact[step] = ~spoilt
+        return intact
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """A flat dictionary of tensors; entries of ``forward_inputs`` get that prefix."""
+        tensors = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "forward_inputs"
+        }
+        for name, tensor in self.forward_inputs.items():
+            tensors[_FORWARD_PREFIX + name] = tensor
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Trajectory:
+        """The inverse of :meth:`to_tensors`.
+
+        Raises:
+            ValueError: a tensor is missing, unknown, or of the wrong shape.
+        """
+        expected = {field.name for field in fields(cls)} - {"forward_inputs"}
+        plain = {k: v for k, v in tensors.items() if not k.startswith(_FORWARD_PREFIX)}
+        if plain.keys() != expected:
+            raise ValueError(
+                f"not a trajectory: missing {sorted(expected - plain.keys())}, "
+                f"unknown {sorted(plain.keys() - expected)}"
+            )
+        forward_inputs = {
+            k.removeprefix(_FORWARD_PREFIX): v
+            for k, v in tensors.items()
+            if k.startswith(_FORWARD_PREFIX)
+        }
+        return cls(forward_inputs=forward_inputs, **plain)
+
+
+def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Join rollouts of different environments along B, in the order of their global numbers.
+
+    The order does not depend on how the environments were split over workers. A rollout with
+    fewer rows than another (one that was not topped up after a fault) gets invalid rows in front.
+
+    Raises:
+        ValueError: nothing to join, an environment occurs twice, or C, A, V or the names of
+            ``forward_inputs`` differ.
+    """
+    _check_joinable(trajectories)
+    env_ids = torch.cat([trajectory.env_ids for trajectory in trajectories])
+    order = torch.argsort(env_ids)
+    if bool((env_ids[order].diff() == 0).any()):
+        raise ValueError(f"an environment occurs in two rollouts: {sorted(env_ids.tolist())}")
+    ordered = bool((order == torch.arange(len(order))).all())
+    if len(trajectories) == 1 and ordered:
+        return trajectories[0]
+    rows = max(trajectory.num_steps for trajectory in trajectories)
+
+    def join(name: str, tensors: list[Tensor]) -> Tensor:
+        if name in _WITHOUT_TIME:
+            joined = torch.cat(tensors)
+            return joined if ordered else joined[order]
+        joined = torch.cat([_pad_front(tensor, rows) for tensor in tensors], dim=1)
+        return joined if ordered else joined.index_select(1, order)
+
+    return _join(trajectories, join)
+
+
+def concatenate_time(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Join consecutive rollouts of the same environments along T (a rollout that was topped up).
+
+    Raises:
+        ValueError: nothing to join, or the environments, C, A, V or ``forward_inputs`` differ.
+    """
+    _check_joinable(trajectories)
+    env_ids = trajectories[0].env_ids
+    for other in trajectories[1:]:
+        if not torch.equal(other.env_ids, env_ids):
+            raise ValueError(
+                f"rollouts of different environments cannot follow each other: "
+                f"{env_ids.tolist()} and {other.env_ids.tolist()}"
+            )
+
+    def join(name: str, tensors: list[Tensor]) -> Tensor:
+        return tensors[-1] if name in _WITHOUT_TIME else torch.cat(tensors)
+
+    return _join(trajectories, join)
+
+
+def _check_joinable(trajectories: Sequence[Trajectory]) -> None:
+    if not trajectories:
+        raise ValueError("no rollouts to join")
+    first = trajectories[0]
+    for other in trajectories[1:]:
+        if other.forward_inputs.keys() != first.forward_inputs.keys():
+            raise ValueError(
+                f"forward_inputs differ: {sorted(first.forward_inputs)} and "
+                f"{sorted(other.forward_inputs)}"
+            )
+        for name, tensor in other.to_tensors().items():
+            expected = first.to_tensors()[name]
+            lead = 1 if name in _WITHOUT_TIME else 2
+            if tensor.shape[lead:] != expected.shape[lead:]:
+                raise ValueError(
+                    f"{name} of one rollout has rows of shape {tuple(tensor.shape[lead:])}, of "
+                    f"another {tuple(expected.shape[lead:])}"
+                )
+
+
+def _pad_front(tensor: Tensor, rows: int) -> Tensor:
+    """Zeros in front along T; a row of zeros is an invalid row."""
+    missing = rows - tensor.shape[0]
+    if not missing:
+        return tensor
+    return torch.cat([tensor.new_zeros(missing, *tensor.shape[1:]), tensor])
+
+
+def _join(
+    trajectories: Sequence[Trajectory], join: Callable[[str, list[Tensor]], Tensor]
+) -> Trajectory:
+    tensors = [trajectory.to_tensors() for trajectory in trajectories]
+    return Trajectory.from_tensors(
+        {name: join(name, [t[name] for t in tensors]) for name in tensors[0]}
+    )

@@ -1,0 +1,232 @@
+"""Diagonal Gaussian over action chunks with separate actor and critic trunks."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.errors import ConfigError
+from rlinf.models.policy import (
+    RAW_ACTIONS,
+    ActionEvaluation,
+    ActionSample,
+    ModelConfig,
+    Policy,
+)
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_LOG_STD_RANGE = (-5.0, 2.0)
+
+Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
+ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+}
+
+
+class GaussianPolicyConfig(ModelConfig):
+    """What every Gaussian policy has."""
+
+    hidden_sizes: tuple[int, ...] = Field(default=(64, 64), min_length=1)
+    """Widths of the hidden layers of the actor trunk and of the critic trunk."""
+    activation: ActivationName = "tanh"
+    """Non-linearity of the trunks."""
+    num_action_chunks: int = Field(default=1, ge=1)
+    """C, primitive actions per decision."""
+    initial_log_std: float = Field(default=0.0, ge=_LOG_STD_RANGE[0], le=_LOG_STD_RANGE[1])
+    """Logarithm of the standard deviation of the untrained policy."""
+    state_dependent_std: bool = False
+    """Let the network give the standard deviation; otherwise it is one free parameter per action
+    dimension."""
+    hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
+    """Gain of the orthogonal initialisation of hidden layers."""
+    policy_gain: float = Field(default=0.01, gt=0)
+    """Gain of the last layer of the actor; small values start near zero actions."""
+    normalize_observations: bool = True
+    """Normalise states by their running mean and variance."""
+    observation_clip: float = Field(default=10.0, gt=0)
+    """Bound of normalised states, in standard deviations."""
+
+
+def gaussian_log_prob(*, deviation: Tensor, log_std: Tensor) -> Tensor:
+    """log N at ``deviation`` z = (action − mean) / σ: −½z² − log σ − ½ log 2π, elementwise."""
+    return torch.addcmul(-_HALF_LOG_TWO_PI - log_std, deviation, deviation, value=-0.5)
+
+
+def gaussian_entropy(*, log_std: Tensor) -> Tensor:
+    """½ + ½ log 2π + log σ of each dimension, in nats."""
+    return log_std + (0.5 + _HALF_LOG_TWO_PI)
+
+
+def orthogonal_layer(layer: Layer, *, gain: float, generator: torch.Generator) -> Layer:
+    """Fill a layer made on the meta device: orthogonal weights (Saxe et al. 2014), zero bias.
+
+    A layer made there draws no random numbers of its own.
+    """
+    layer.to_empty(device="cpu")
+    torch.nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    if layer.bias is not None:
+        torch.nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Trunk(torch.nn.Module):
+    """Hidden layers with one non-linearity, and a linear last layer."""
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_sizes: Sequence[int],
+        output_dim: int,
+        *,
+        activation: str,
+        hidden_gain: float,
+        output_gain: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self._activation = _ACTIVATIONS[activation]
+        widths = [input_dim, *hidden_sizes, output_dim]
+        gains = [hidden_gain] * len(hidden_sizes) + [output_gain]
+        self.layers = torch.nn.ModuleList(
+            orthogonal_layer(
+                torch.nn.Linear(widths[i], widths[i + 1], device="meta"),
+                gain=gain,
+                generator=generator,
+            )
+            for i, gain in enumerate(gains)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, input_dim] to [B, output_dim]."""
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            features = layer(features)
+            if i < last:
+                features = self._activation(features)
+        return features
+
+
+class GaussianPolicy(Policy):
+    """Base of the Gaussian policies: a subclass says how observations become features.
+
+    The environment gets actions clipped to its box; log-probs belong to the raw actions, so the
+    density is that of the Gaussian and the clipping is part of the environment.
+    """
+
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(
+        self,
+        config: GaussianPolicyConfig,
+        env_spec: EnvSpec,
+        *,
+        feature_dim: int,
+        value_dim: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if value_dim not in (0, 1, config.num_action_chunks):
+            raise ConfigError(
+                f"a policy with num_action_chunks {config.num_action_chunks} cannot give "
+                f"{value_dim} values per chunk; legal: 0, 1, {config.num_action_chunks}"
+            )
+        if env_spec.action_kind != "continuous":
+            raise ConfigError(
+                f"model.type: {config.type} gives continuous actions, the environment takes "
+                f"{env_spec.action_kind} ones; use an environment with a Box action space"
+            )
+        self.chunk = config.num_action_chunks
+        self.action_dim = env_spec.action_dim
+        self.value_dim = value_dim
+        self._state_dependent_std = config.state_dependent_std
+        self._initial_log_std = config.initial_log_std
+        outputs = self.chunk * self.action_dim
+
+        def trunk(output_dim: int, output_gain: float) -> Trunk:
+            return Trunk(
+                feature_dim,
+                config.hidden_sizes,
+                output_dim,
+                activation=config.activation,
+                hidden_gain=config.hidden_gain,
+                output_gain=output_gain,
+                generator=generator,
+            )
+
+        self.actor = trunk(outputs * (2 if config.state_dependent_std else 1), config.policy_gain)
+        self.critic = trunk(value_dim, 1.0) if value_dim else None
+        if not config.state_dependent_std:
+            initial = torch.full((self.chunk, self.action_dim), config.initial_log_std)
+            self.log_std = torch.nn.Parameter(initial)
+        for name in ("action_low", "action_high"):
+            bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
+            self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
+
+    @abstractmethod
+    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Features [B, feature_dim] of the actor and of the critic."""
+
+    def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B, C, A] and log-std, [C, A] or [B, C, A]."""
+        output = self.actor(features)
+        shape = (len(features), self.chunk, self.action_dim)
+        if not self._state_dependent_std:
+            return output.view(shape), self.log_std
+        mean, log_std = output.chunk(2, dim=-1)
+        log_std = (log_std + self._initial_log_std).clamp(*_LOG_STD_RANGE)
+        return mean.reshape(shape), log_std.reshape(shape)
+
+    def _values(self, features: Tensor) -> Tensor:
+        return (
+            features.new_zeros(len(features), 0) if self.critic is None else self.critic(features)
+        )
+
+    @torch.inference_mode()
+    def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
+        """Act, without gradients; see :meth:`Policy.sample`."""
+        actor_features, critic_features = self.encode(observations)
+        mean, log_std = self._distribution(actor_features)
+        raw_actions = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise)
+        deviation = (raw_actions - mean) * (-log_std).exp()
+        return ActionSample(
+            actions=raw_actions.clamp(self.action_low, self.action_high),
+            log_probs=gaussian_log_prob(deviation=deviation, log_std=log_std),
+            values=self._values(critic_features),
+            forward_inputs={RAW_ACTIONS: raw_actions},
+        )
+
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """Log-probs, values and entropy of stored actions; see the base class."""
+        actor_features, critic_features = self.encode(forward_inputs)
+        mean, log_std = self._distribution(actor_features)
+        deviation = (forward_inputs[RAW_ACTIONS] - mean) * (-log_std).exp()
+        return ActionEvaluation(
+            log_probs=gaussian_log_prob(deviation=deviation, log_std=log_std),
+            values=self._values(critic_features),
+            entropy=gaussian_entropy(log_std=log_std).expand_as(mean),
+        )
+
+    @torch.inference_mode()
+    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, V] values of observations, without gradients."""
+        return self._values(self.encode(observations)[1])
+
+    def value_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Parameters of the critic trunk."""
+        return iter(()) if self.critic is None else self.critic.parameters()

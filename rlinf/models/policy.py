@@ -1,0 +1,168 @@
+"""What every policy for actions offers to rollout and training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlinf.config.base import StrictModel
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+RAW_ACTIONS = "raw_actions"
+"""Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    """What a policy does in B environments.
+
+    Args:
+        actions: [B, C, A] float32, clipped to the box of the environment.
+        log_probs: [B, C, A] float32, of the raw actions.
+        values: [B, V] float32.
+        forward_inputs: What :meth:`Policy.evaluate_actions` needs beside the observations, each
+            [B, ...]: the raw actions.
+    """
+
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    forward_inputs: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ActionEvaluation:
+    """Stored actions under the present weights.
+
+    Args:
+        log_probs: [B, C, A].
+        values: [B, V].
+        entropy: [B, C, A], of each action dimension, in nats.
+    """
+
+    log_probs: Tensor
+    values: Tensor
+    entropy: Tensor
+
+
+class ModelConfig(StrictModel):
+    """Base of every policy's config section."""
+
+    type: str
+    """Which policy this section configures."""
+
+    def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
+        """The policy for an environment, with fresh weights that depend on ``seed`` alone.
+
+        Args:
+            env_spec: Observations and actions to be dealt with.
+            value_dim: V, values per chunk: 1, C, or 0 for a policy without a critic.
+            seed: Seed of the initial weights.
+
+        Raises:
+            ConfigError: the policy cannot deal with these observations or actions.
+        """
+        raise NotImplementedError
+
+
+class Policy(torch.nn.Module, ABC):
+    """A distribution over action chunks, with a critic.
+
+    A policy draws no random numbers: noise is an argument, so that a rollout does not depend on
+    how the environments are split over workers.
+    """
+
+    chunk: int
+    """C, primitive actions per chunk."""
+    action_dim: int
+    """A."""
+    value_dim: int
+    """V: 1, C, or 0 without a critic."""
+
+    @abstractmethod
+    def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
+        """Act, without gradients.
+
+        Args:
+            observations: Each [B, ...].
+            noise: [B, C, A] standard normal; None takes the mode of the distribution.
+        """
+
+    @abstractmethod
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """Log-probs, values and entropy of stored actions, with gradients.
+
+        Args:
+            forward_inputs: The observations and what :meth:`sample` returned as such, each
+                [B, ...].
+        """
+
+    @abstractmethod
+    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, V] values of observations, without gradients."""
+
+    @abstractmethod
+    def value_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Parameters that only the values depend on; they may have their own learning rate."""
+
+    @abstractmethod
+    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
+        """Take observations [N, ...] into the running observation statistics.
+
+        Called after an update and before the weights are synchronised, so that rollout and training
+        use equal statistics.
+        """
+
+
+class ObservationNormalizer(torch.nn.Module):
+    """Running mean and variance of observations, applied as (x − mean) / std, clipped to ±clip.
+
+    The statistics are combined by the parallel algorithm of Chan, Golub and LeVeque (1979) in
+    float64. ``mean`` and ``scale`` are what the forward pass uses; all buffers are persistent and
+    therefore travel with the weights.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    running_mean: Tensor
+    running_variance: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.clip = clip
+        self.epsilon = epsilon
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+        self.register_buffer("running_mean", torch.zeros(dim, dtype=torch.float64))
+        self.register_buffer("running_variance", torch.ones(dim, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[B, D] to [B, D]."""
+        return torch.sub(observations, self.mean).mul_(self.scale).clamp_(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Take [N, D] observations into the statistics."""
+        if not len(observations):
+            return
+        batch = observations.to(torch.float64)
+        variance, mean = torch.var_mean(batch, dim=0, correction=0)
+        total = self.count + len(batch)
+        delta = mean - self.running_mean
+        weight = len(batch) / total
+        self.running_variance.mul_(1 - weight).add_(
+            variance * weight + delta.square() * (weight * (1 - weight))
+        )
+        self.running_mean.add_(delta * weight)
+        self.count.copy_(total)
+        self.mean.copy_(self.running_mean)
+        self.scale.copy_((self.running_variance + self.epsilon).rsqrt())

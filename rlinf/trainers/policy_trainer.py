@@ -1,0 +1,215 @@
+"""Applies an algorithm's gradients to a policy: epochs, global batches, micro batches, ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlinf.algorithms.protocol import Algorithm, TrainingBatch
+from rlinf.data.trajectory import Trajectory
+from rlinf.errors import RunFailure
+from rlinf.models.policy import Policy
+from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.optimizer import build_optimizer, set_learning_rate
+from rlinf.trainers.reduction import block_of, tree_sum
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """One optimizer step: its metrics, already summed over micro batches and ranks."""
+
+    metrics: dict[str, float]
+    applied: bool
+
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PolicyTrainer:
+    """Trains a policy on trajectories.
+
+    Every rank holds the whole policy, the whole batch's order and the same random state; a rank
+    computes the gradients of its own block of micro batches.
+
+    Args:
+        policy: The network; its parameters are updated in place.
+        algorithm: Advantages and loss.
+        config: Batch sizes and optimizer.
+        samples: Valid samples that one rollout trains on; a multiple of ``global_batch_size``.
+        total_steps: Training phases of the run, for the schedule.
+        seed: Seed of the order of samples.
+        rank: Data-parallel rank.
+        world_size: Data-parallel ranks.
+        all_reduce: Sums a tensor over the ranks in rank order (:func:`sum_ranks`).
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        config: ActorConfig,
+        *,
+        samples: int,
+        total_steps: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        self.policy = policy
+        self._algorithm = algorithm
+        self._config = config
+        self._samples = samples
+        self._total_steps = total_steps
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self._all_reduce = all_reduce
+        self._parameters = [p for p in policy.parameters() if p.requires_grad]
+        self._optimizer = build_optimizer(policy, policy.value_parameters(), config.optim)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one forward and backward pass."""
+        config = self._config
+        return config.micro_batch_size or config.global_batch_size // self._world_size
+
+    def train(self, trajectory: Trajectory, step: int) -> dict[str, float]:
+        """Run one training phase.
+
+        Args:
+            trajectory: All environments of the rollout, in order of their numbers.
+            step: Number of the phase, from 0.
+
+        Returns:
+            Metrics of the phase, equal on every rank.
+
+        Raises:
+            RunFailure: If the policy that trains is not the one that acted, or if too many
+                updates had a loss or gradient that is not finite.
+        """
+        factor = self._config.lr_sched.factor(step, self._total_steps)
+        set_learning_rate(self._optimizer, factor)
+        batch, metrics = self._algorithm.prepare(trajectory)
+        updates: list[UpdateResult] = []
+        for epoch in range(self._config.update_epoch):
+            if not self._epoch(batch, step, epoch, updates):
+                break
+        self.policy.update_normalizer(batch.forward_inputs)
+        metrics.update(_mean_metrics(updates))
+        metrics["actor/lr"] = self._config.optim.lr * factor
+        metrics["actor/optimizer_steps"] = float(sum(u.applied for u in updates))
+        metrics["actor/skipped_updates"] = float(sum(not u.applied for u in updates))
+        metrics["actor/first_update_kl"] = updates[0].metrics["actor/approx_kl"]
+        return metrics
+
+    def _epoch(
+        self, batch: TrainingBatch, step: int, epoch: int, updates: list[UpdateResult]
+    ) -> bool:
+        """Pass once over the samples; False ends the phase early."""
+        order = self._order(len(batch), step, epoch)
+        for indices in order.split(self._config.global_batch_size):
+            update = self._update(batch.select(indices), first=not updates)
+            updates.append(update)
+            skipped = sum(not u.applied for u in updates)
+            if skipped > self._config.max_skipped_updates:
+                raise RunFailure(
+                    f"{skipped} updates of training phase {step} had a loss or gradient that is "
+                    "not finite; lower actor.optim.lr or actor.optim.max_grad_norm"
+                )
+            target = self._config.target_kl
+            if target is not None and update.metrics["actor/approx_kl"] > target:
+                return False
+        return True
+
+    def _order(self, available: int, step: int, epoch: int) -> torch.Tensor:
+        """The samples of one epoch, shuffled; a surplus from a topped-up rollout is left out."""
+        if available < self._samples:
+            raise RunFailure(
+                f"the rollout gave {available} valid samples, {self._samples} are trained on"
+            )
+        generator = torch.Generator().manual_seed(
+            (self._seed * 1_000_003 + step * 1009 + epoch) % (1 << 63)
+        )
+        return torch.randperm(available, generator=generator)[: self._samples]
+
+    def _update(self, batch: TrainingBatch, *, first: bool) -> UpdateResult:
+        """One optimizer step on one global batch."""
+        count = math.ceil(len(batch) / self.micro_batch_size)
+        normalizer = self._algorithm.normalizer(batch)
+        micro_batches = batch.split(self.micro_batch_size)
+        names: list[str] = []
+
+        def leaf(index: int) -> torch.Tensor:
+            """Gradient of one micro batch with its metrics behind it, as one vector."""
+            micro = micro_batches[index]
+            evaluation = self.policy.evaluate_actions(micro.forward_inputs)
+            loss, metrics = self._algorithm.loss(evaluation, micro, normalizer=normalizer)
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            names[:] = metrics
+            parts = [
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for p, g in zip(self._parameters, gradients, strict=True)
+            ]
+            return torch.cat([*parts, torch.stack([metrics[name].detach() for name in names])])
+
+        first_micro, last_micro = block_of(self._rank, self._world_size, count)
+        total = tree_sum(first_micro, last_micro, leaf)
+        if self._all_reduce is not None:
+            total = self._all_reduce(total)
+        metrics = dict(zip(names, total[-len(names) :].tolist(), strict=True))
+        if first:
+            self._check_first_update(metrics)
+        return self._apply(total[: -len(names)], metrics)
+
+    def _check_first_update(self, metrics: dict[str, float]) -> None:
+        kl, bound = abs(metrics["actor/approx_kl"]), self._config.first_update_kl_bound
+        if not kl <= bound:
+            raise RunFailure(
+                f"the first update after a weight synchronisation has a KL of {kl:.2e} between the "
+                f"policy that acted and the one that trains, the bound is {bound:.0e}: rollout and "
+                "trainer do not compute the same log-probs"
+            )
+
+    def _apply(self, gradient: torch.Tensor, metrics: dict[str, float]) -> UpdateResult:
+        """Clip and apply a flat gradient; skipped where it is not finite."""
+        norm = torch.linalg.vector_norm(gradient)
+        metrics["actor/grad_norm"] = norm.item()
+        if not math.isfinite(metrics["actor/grad_norm"]):
+            return UpdateResult(metrics, applied=False)
+        limit = self._config.optim.max_grad_norm
+        if limit is not None and metrics["actor/grad_norm"] > limit:
+            gradient = gradient * (limit / (norm + 1e-6))
+        offset = 0
+        for parameter in self._parameters:
+            parameter.grad = gradient[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        self._optimizer.step()
+        return UpdateResult(metrics, applied=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and the algorithm's running statistics."""
+        optimizer = self._optimizer.state_dict()
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": {str(key): value for key, value in optimizer["state"].items()},
+            "algorithm": self._algorithm.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.policy.load_state_dict(state["policy"])
+        groups = self._optimizer.state_dict()["param_groups"]
+        moments = {int(key): value for key, value in state["optimizer"].items()}
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self._algorithm.load_state_dict(state["algorithm"])
+
+
+def _mean_metrics(updates: list[UpdateResult]) -> dict[str, float]:
+    """Mean over the optimizer steps of a phase."""
+    names = updates[0].metrics
+    return {name: sum(u.metrics[name] for u in updates) / len(updates) for name in names}

@@ -1,0 +1,158 @@
+"""The update is the same whatever the micro batches and ranks, and stops where it must."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlinf.errors import RunFailure
+from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
+from rlinf.trainers.policy_trainer import PolicyTrainer
+from rlinf.trainers.reduction import sum_ranks
+
+SAMPLES = 64
+
+
+def train(
+    policy, algorithm, trajectory, *, step=0, rank=0, world_size=1, all_reduce=None, **options
+):
+    config = ActorConfig(**{"global_batch_size": 32, "update_epoch": 2, **options})
+    trainer = PolicyTrainer(
+        policy,
+        algorithm,
+        config,
+        samples=SAMPLES,
+        total_steps=10,
+        seed=5,
+        rank=rank,
+        world_size=world_size,
+        all_reduce=all_reduce,
+    )
+    return trainer, trainer.train(trajectory, step)
+
+
+def weights(policy):
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("micro_batch_size", [4, 8, 16])
+def test_micro_batches_do_not_change_the_update(
+    make_policy, make_algorithm, rollout, micro_batch_size
+):
+    results = []
+    for size in (32, micro_batch_size):
+        policy = make_policy()
+        train(policy, make_algorithm(), rollout(policy), micro_batch_size=size)
+        results.append(weights(policy))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_give_the_same_bits_as_one_process(make_policy, make_algorithm, rollout, world_size):
+    reference = make_policy()
+    _, expected = train(reference, make_algorithm(), rollout(reference), micro_batch_size=8)
+
+    parts: list[torch.Tensor | None] = [None] * world_size
+    barrier = threading.Barrier(world_size)
+
+    def run(rank: int):
+        def all_reduce(part: torch.Tensor) -> torch.Tensor:
+            parts[rank] = part
+            barrier.wait()
+            total = sum_ranks(parts)
+            barrier.wait()
+            return total
+
+        policy = make_policy()
+        _, metrics = train(
+            policy,
+            make_algorithm(),
+            rollout(policy),
+            micro_batch_size=8,
+            rank=rank,
+            world_size=world_size,
+            all_reduce=all_reduce,
+        )
+        return weights(policy), metrics
+
+    with ThreadPoolExecutor(world_size) as pool:
+        for found, metrics in pool.map(run, range(world_size)):
+            assert torch.equal(found, weights(reference))
+            assert metrics == expected
+
+
+def test_the_first_update_has_ratio_one(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    _, metrics = train(policy, make_algorithm(), rollout(policy))
+    assert abs(metrics["actor/first_update_kl"]) < 1e-6
+
+
+def test_data_of_another_policy_stops_the_run(make_policy, make_algorithm, rollout):
+    actor = make_policy()
+    with torch.no_grad():
+        next(actor.parameters()).add_(0.5)
+    with pytest.raises(RunFailure, match="do not compute the same log-probs"):
+        train(make_policy(), make_algorithm(), rollout(actor))
+
+
+def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(
+    make_policy, make_algorithm, rollout
+):
+    policy = make_policy()
+    before = weights(policy).clone()
+    trajectory = rollout(policy)
+    trajectory.rewards[3, 1] = float("nan")
+    with pytest.raises(RunFailure, match="not finite"):
+        train(policy, make_algorithm(), trajectory, max_skipped_updates=1)
+    assert torch.equal(weights(policy), before)
+
+
+def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    _, metrics = train(
+        policy,
+        make_algorithm(),
+        rollout(policy),
+        update_epoch=50,
+        target_kl=0.01,
+        optim=OptimizerConfig(lr=0.01),
+    )
+    assert metrics["actor/optimizer_steps"] < 100
+
+
+def test_gradients_are_clipped_to_the_norm(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    trainer, _ = train(policy, make_algorithm(), rollout(policy), update_epoch=1)
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    assert gradient.norm() <= 0.5 + 1e-6
+
+
+def test_continuing_from_a_saved_state_gives_the_same_bits(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    trajectory = rollout(policy)
+    trainer, _ = train(policy, make_algorithm(normalize_rewards=True), trajectory)
+    state = {key: value for key, value in trainer.state_dict().items()}
+    copy = torch.utils._pytree.tree_map(lambda x: x.clone() if torch.is_tensor(x) else x, state)
+    second = rollout(policy, seed=1)
+    trainer.train(second, 1)
+
+    other = make_policy()
+    resumed, _ = train(other, make_algorithm(normalize_rewards=True), rollout(other, seed=9))
+    resumed.load_state_dict(copy)
+    resumed.train(second, 1)
+    assert torch.equal(weights(other), weights(policy))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("constant", [1, 1, 1]), ("linear", [1, 0.5, 0]), ("cosine", [1, 0.5, 0])],
+)
+def test_learning_rate_schedules(kind, expected):
+    schedule = LearningRateScheduleConfig(type=kind)
+    assert [schedule.factor(step, 10) for step in (0, 5, 10)] == pytest.approx(expected)
+
+
+def test_warmup_rises_linearly():
+    schedule = LearningRateScheduleConfig(type="constant", warmup_steps=3)
+    assert [schedule.factor(step, 10) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])

@@ -10,7 +10,7 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from rlinf.scheduler.errors import HardwareError
 from rlinf.scheduler.options import CollectiveGroupOptions
 
 
-class AcceleratorType(str, Enum):
+class AcceleratorType(StrEnum):
     """Kind of the devices of a node."""
 
     NV_GPU = "NV_GPU"

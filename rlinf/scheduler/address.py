@@ -12,7 +12,7 @@ from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
 
 @total_ordering
 class WorkerAddress:
-    """Path to a worker: its group and the ranks that lead to it, written ``group:5`` or ``group:0:1``.
+    """Path to a worker: its group and the ranks that lead to it, written ``group:0:1``.
 
     A path longer than one rank names a child process that a worker started and registered.
 

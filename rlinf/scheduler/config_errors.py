@@ -7,12 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rlinf.errors import UserError
 from rlinf.scheduler.errors import ClusterConfigError
 
 
-def cluster_config_error(
-    error: ValidationError, model: type[BaseModel], where: str
-) -> ClusterConfigError:
+def cluster_config_error(error: ValidationError, model: type[BaseModel], where: str) -> UserError:
     """Return the exception to raise for what pydantic found.
 
     A rule of ours that failed inside a validator is returned as it was raised. Otherwise missing
@@ -26,7 +25,7 @@ def cluster_config_error(
     findings = error.errors()
     for finding in findings:
         cause = finding.get("ctx", {}).get("error")
-        if isinstance(cause, ClusterConfigError):
+        if isinstance(cause, UserError):
             return cause
     missing = [str(f["loc"][-1]) for f in findings if f["type"] == "missing"]
     if missing:

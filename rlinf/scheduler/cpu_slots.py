@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rlinf.scheduler.errors import HardwareError
 
@@ -39,13 +40,13 @@ def divide_cores(cores: Sequence[int], slots: int) -> tuple[tuple[int, ...], ...
     """
     if slots < 1:
         raise HardwareError(
-            f"cpu_devices_per_node must be 1 or more, got {slots}: a node is divided into that many "
-            "devices. Leave it out to treat the node as one resource."
+            f"cpu_devices_per_node must be 1 or more, got {slots}: a node is divided into that "
+            "many devices. Leave it out to treat the node as one resource."
         )
     if slots <= len(cores):
         size, larger = divmod(len(cores), slots)
         starts = [rank * size + min(rank, larger) for rank in range(slots + 1)]
-        return tuple(tuple(cores[a:b]) for a, b in zip(starts, starts[1:], strict=False))
+        return tuple(tuple(cores[a:b]) for a, b in pairwise(starts))
     if os.environ.get(OVERSUBSCRIBE_VARIABLE) == "1":
         return tuple((cores[rank % len(cores)],) for rank in range(slots))
     raise HardwareError(

@@ -1,0 +1,332 @@
+"""The ``cluster`` section of a configuration: nodes, their hardware, and where components run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.scheduler.cluster_options import NetEmulationConfig, ProfilingConfig, TracerConfig
+from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.scheduler.config_errors import cluster_config_error
+from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError, PlacementError
+from rlinf.scheduler.ranks import format_ranks, parse_ranks
+from rlinf.scheduler.robots import HardwareConfig, NodeHardwareConfig
+
+RESERVED_LABELS = ("cluster", "node")
+
+
+class NodeGroupEnvConfig(StrictModel):
+    """Software environment of some nodes of a node group."""
+
+    node_ranks: list[int]
+    """Nodes that it applies to, such as ``0-1`` or ``all``."""
+
+    env_vars: list[dict[str, str]] | None = None
+    """Environment variables, one ``name: value`` per list entry."""
+
+    python_interpreter_path: str | None = None
+    """Interpreter that runs the workers; None uses that of the driver."""
+
+    @field_validator("env_vars", mode="before")
+    @classmethod
+    def _one_variable_per_entry(cls, value: Any) -> Any:
+        value = _plain(value)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise ClusterConfigError(
+                f"env_vars must be a list of dicts, got {type(value).__name__}: {value!r}. Is a "
+                "'-' missing before each variable?"
+            )
+        for entry in value:
+            if not isinstance(entry, dict):
+                raise ClusterConfigError(
+                    f"Each node env_var must be a dict, got {type(entry).__name__}: {entry!r}. "
+                    "Expected for example '- NAME: value'."
+                )
+            if len(entry) != 1:
+                raise ClusterConfigError(
+                    f"Each node env_var dict must contain exactly one key-value pair, got {entry}. "
+                    "Start a new '-' entry for every variable."
+                )
+        return [{str(key): str(item) for key, item in entry.items()} for entry in value]
+
+
+class NodeGroupConfig(StrictModel):
+    """Nodes that share a label."""
+
+    label: str
+    """Name of the group in placements; case-sensitive; ``cluster`` and ``node`` are taken."""
+
+    node_ranks: list[int]
+    """Nodes in the group, such as ``0-1`` or ``all``."""
+
+    env_configs: list[NodeGroupEnvConfig] | None = None
+    """Environments of its nodes; a node has at most one."""
+
+    hardware: NodeHardwareConfig | None = None
+    """Declared hardware, such as robots; None counts what is found on the nodes."""
+
+    ignore_hardware: bool = False
+    """Whether each node counts as one resource, whatever is found on it."""
+
+    @property
+    def hardware_type(self) -> str | None:
+        """Kind of the declared hardware."""
+        return None if self.hardware is None else self.hardware.type
+
+    @field_validator("label", mode="before")
+    @classmethod
+    def _is_free(cls, value: Any) -> Any:
+        label = str(value) if type(value) is int else value
+        if label in RESERVED_LABELS:
+            raise ClusterConfigError(
+                f"Node group label '{label}' is reserved by the scheduler: 'cluster' is every node "
+                f"and 'node' counts nodes. Choose another label, such as '{label}s'."
+            )
+        return label
+
+    @field_validator("env_configs", mode="before")
+    @classmethod
+    def _is_a_list(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, list):
+            raise ClusterConfigError(
+                f"env_configs must be a list of dicts, got {type(value).__name__}: {value!r}. Is a "
+                "'-' missing before node_ranks?"
+            )
+        return value
+
+    @field_validator("hardware", mode="before")
+    @classmethod
+    def _is_a_mapping(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, Mapping | NodeHardwareConfig):
+            raise ClusterConfigError(
+                "Each hardware yaml config must be a dictionary, got "
+                f"{type(value).__name__}: {value!r}. Expected {{type: ..., configs: [...]}}."
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.ignore_hardware and self.hardware is not None:
+            raise ClusterConfigError(
+                f"Cannot specify hardware when ignore_hardware is set to True, in node group "
+                f"'{self.label}'. Remove one of the two."
+            )
+        self._check_environments()
+        for config in self.hardware.configs if self.hardware else []:
+            if config.node_rank not in self.node_ranks:
+                raise ClusterConfigError(
+                    f"node_rank {config.node_rank} in hardware config must be within node_ranks "
+                    f"{self.node_ranks} in node group '{self.label}'."
+                )
+        return self
+
+    def _check_environments(self) -> None:
+        nodes: set[int] = set()
+        names: set[str] = set()
+        for config in self.env_configs or []:
+            twice = nodes.intersection(config.node_ranks)
+            if twice:
+                raise ClusterConfigError(
+                    f"Node ranks {sorted(twice)} in env_config are duplicated in node group "
+                    f"'{self.label}'. A node has one environment; merge the entries."
+                )
+            nodes.update(config.node_ranks)
+            for name in (name for variable in config.env_vars or [] for name in variable):
+                if name in names:
+                    raise ClusterConfigError(
+                        f"Environment variable '{name}' in env_config is duplicated in node group "
+                        f"'{self.label}'. Keep one value."
+                    )
+                names.add(name)
+
+
+class ClusterConfig(StrictModel):
+    """Machines, and where components run on them."""
+
+    num_nodes: int = 1
+    """Number of machines, 1 or more."""
+
+    runtime: Literal["local", "ray"] = "local"
+    """``local`` runs each worker as a thread of this process; ``ray`` as processes on all nodes."""
+
+    address: str | None = None
+    """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``; None starts an own one."""
+
+    cpu_devices_per_node: int | None = Field(default=None, ge=1)
+    """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
+    that the process may use. None counts accelerators, or a node without any as one resource."""
+
+    timeout_minutes: float = Field(default=180.0, gt=0)
+    """How long a receive, a channel get or a collective may wait before it is an error."""
+
+    component_placement: dict[str, Any] = Field(default_factory=dict)
+    """Devices of each component: ``actor,rollout: 0-3`` or ``{node_group, placement}``."""
+
+    node_groups: list[NodeGroupConfig] | None = None
+    """Labelled groups of nodes."""
+
+    profiling: ProfilingConfig | None = None
+    """Profiler that wraps worker processes."""
+
+    tracer: TracerConfig | None = None
+    """Recorder of worker timelines."""
+
+    net_emulation: NetEmulationConfig | None = None
+    """Delays and bandwidths to imitate between workers."""
+
+    auto_scheduler: bool = False
+    """Whether devices move between components during a step (dynamic scheduling)."""
+
+    use_pre_process_policy: bool = True
+    """Dynamic scheduling: whether the rollout starts on the actor's devices too."""
+
+    use_wait_before_last_iter_policy: bool = True
+    """Dynamic scheduling: whether the actor waits for the rollout before its last iteration."""
+
+    @staticmethod
+    def from_dict_cfg(cfg_dict: DictConfig | Mapping[str, Any]) -> ClusterConfig:
+        """Read the published form, in which ``num_nodes`` and ``component_placement`` are required.
+
+        A program that builds its own cluster runs on Ray unless it says ``runtime: local``.
+
+        Raises:
+            ClusterConfigError: A field is missing, unknown or of the wrong type. It is also an
+                ``AssertionError``.
+        """
+        data = _plain(cfg_dict)
+        missing = [key for key in ("num_nodes", "component_placement") if key not in data]
+        if missing:
+            raise ClusterConfigError(
+                f"Missing fields '{missing}' detected in cluster yaml config. Got {list(data)}."
+            )
+        try:
+            return ClusterConfig.model_validate({"runtime": "ray", **data})
+        except ValidationError as error:
+            where = "in cluster yaml config"
+            raise cluster_config_error(error, ClusterConfig, where) from None
+
+    @field_validator("num_nodes", mode="before")
+    @classmethod
+    def _is_positive(cls, value: Any) -> Any:
+        if type(value) is not int or value < 1:
+            raise ClusterConfigError(
+                f"'num_nodes' must be a positive integer, got {value!r}. Nearest legal: 1."
+            )
+        return value
+
+    @field_validator("component_placement")
+    @classmethod
+    def _follows_the_grammar(cls, value: dict[str, Any]) -> dict[str, Any]:
+        parse_component_placement(value)
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_node_ranks(cls, data: Any) -> Any:
+        data = _plain(data)
+        groups = data.get("node_groups") if isinstance(data, dict) else None
+        num_nodes = data.get("num_nodes", 1) if isinstance(data, dict) else None
+        if not isinstance(groups, list) or type(num_nodes) is not int:
+            return data
+        return {**data, "node_groups": [_with_ranks(group, num_nodes) for group in groups]}
+
+    @model_validator(mode="after")
+    def _groups_are_distinct(self) -> Self:
+        labels: set[str] = set()
+        owners: dict[tuple[int, str], str] = {}
+        for group in self.node_groups or []:
+            if group.label in labels:
+                raise ClusterConfigError(
+                    f"Node group label '{group.label}' is used twice. Labels must be unique."
+                )
+            labels.add(group.label)
+            for config in group.hardware.configs if group.hardware else []:
+                key = (config.node_rank, group.hardware_type or "")
+                if owners.setdefault(key, group.label) != group.label:
+                    raise ClusterConfigError(
+                        f"Cannot have multiple hardware configs of the same type '{key[1]}' for "
+                        f"the same node_rank {key[0]} in different node groups '{owners[key]}' and "
+                        f"'{group.label}'."
+                    )
+        return self
+
+    def get_node_labels_by_rank(self, node_rank: int) -> list[str]:
+        """Labels of the groups that a node is in."""
+        return [group.label for group in self._groups_of(node_rank)]
+
+    def get_node_hw_configs_by_rank(self, node_rank: int) -> list[HardwareConfig]:
+        """Hardware that is declared for a node."""
+        return [
+            config
+            for group in self._groups_of(node_rank)
+            for config in (group.hardware.configs if group.hardware else [])
+            if config.node_rank == node_rank
+        ]
+
+    def get_node_python_interpreter_path_by_rank(self, node_rank: int) -> list[str]:
+        """Interpreters that are configured for a node, in the order of the groups."""
+        return [
+            config.python_interpreter_path
+            for group in self._groups_of(node_rank)
+            for config in group.env_configs or []
+            if node_rank in config.node_ranks and config.python_interpreter_path is not None
+        ]
+
+    def _groups_of(self, node_rank: int) -> list[NodeGroupConfig]:
+        return [group for group in self.node_groups or [] if node_rank in group.node_ranks]
+
+
+def _plain(value: Any) -> Any:
+    """Return configuration containers as plain lists and dictionaries."""
+    if isinstance(value, DictConfig | ListConfig):
+        return OmegaConf.to_container(value, resolve=True)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _with_ranks(group: Any, num_nodes: int) -> Any:
+    """Return a node group in which text such as ``0-1`` has become a list of node ranks."""
+    if isinstance(group, NodeGroupConfig):
+        return group
+    if not isinstance(group, Mapping):
+        raise ClusterConfigError(
+            f"Each node yaml config must be a dictionary, got {type(group).__name__}: {group!r}. "
+            "Expected {label: ..., node_ranks: ...}."
+        )
+    if "node_ranks" not in group:
+        return group
+    where = f"node group '{group.get('label')}'"
+    ranks = _node_ranks(group["node_ranks"], list(range(num_nodes)), where)
+    environments = group.get("env_configs")
+    if not isinstance(environments, list):
+        return {**group, "node_ranks": ranks}
+    read = []
+    for entry in environments:
+        if isinstance(entry, NodeGroupEnvConfig):
+            read.append(entry)
+            continue
+        if not isinstance(entry, Mapping):
+            raise ClusterConfigError(
+                "Each node env_configs yaml config must be a dictionary, got "
+                f"{type(entry).__name__}: {entry!r}. Expected {{node_ranks: ..., env_vars: ...}}."
+            )
+        if "node_ranks" in entry:
+            inside = _node_ranks(entry["node_ranks"], ranks, f"env_config of {where}")
+            entry = {**entry, "node_ranks": inside}  # noqa: PLW2901 - the entry, with ranks read
+        read.append(entry)
+    return {**group, "node_ranks": ranks, "env_configs": read}
+
+
+def _node_ranks(value: Any, available: list[int], where: str) -> list[int]:
+    try:
+        return parse_ranks(value, "node", available)
+    except PlacementError as error:
+        raise ClusterConfigValueError(
+            f"Error parsing node_ranks {value!r} in {where}. {error} Nearest legal: "
+            f"'{format_ranks(available)}'."
+        ) from None

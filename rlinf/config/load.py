@@ -130,8 +130,11 @@ class _Layers:
 
     def add(self, data: Mapping[str, Any], where: str, lines: Mapping[str, int]) -> None:
         for key, value in _flatten(data):
-            for old in [old for old in self.sources if _clash(old, key, value)]:
-                del self.sources[old]
+            if isinstance(value, Mapping):
+                if OmegaConf.is_dict(OmegaConf.select(self.config, key)):
+                    continue  # a section belongs to the layer that opened it
+            else:
+                self._forget_below(key)
             self.sources[key] = Source(where, lines.get(key))
         try:
             self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
@@ -161,7 +164,11 @@ class _Layers:
             hint = did_you_mean(key, self.sources, list_up_to=0)
             raise ConfigError(f"{where}: nothing sets `{key}`, so it cannot be dropped. {hint}")
         del parent[name]
-        for old in [old for old in self.sources if old == key or old.startswith(f"{key}.")]:
+        self.sources.pop(key, None)
+        self._forget_below(key)
+
+    def _forget_below(self, key: str) -> None:
+        for old in [old for old in self.sources if old.startswith(f"{key}.")]:
             del self.sources[old]
 
     def resolved(self) -> dict[str, Any]:
@@ -222,19 +229,12 @@ def _text_of(path: Path, where: str) -> str:
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each key that holds a value or an empty section, dotted."""
+    """Yield every section and every value with its dotted key, sections first."""
     for name, value in data.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
+        yield key, value
+        if isinstance(value, Mapping):
             yield from _flatten(value, f"{key}.")
-        else:
-            yield key, value
-
-
-def _clash(old: str, new: str, value: Any) -> bool:
-    """Whether setting ``new`` replaces what ``old`` set, above or below it."""
-    replaces_section = old.startswith(f"{new}.") and not isinstance(value, Mapping)
-    return replaces_section or new.startswith(f"{old}.")
 
 
 def _display(path: Path) -> str:

@@ -1,0 +1,61 @@
+"""Explain gives type, default, legal values, description, children and the recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.config import explain as explain_module
+from rlinf.config.explain import explain
+from rlinf.errors import ConfigError
+from tests.config.sample import Recipe
+
+
+@pytest.fixture(autouse=True)
+def _ready_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ppo, grpo = tmp_path / "ppo.yaml", tmp_path / "grpo.yaml"
+    ppo.write_text("algorithm: {type: ppo, gamma: 0.9}\n", encoding="utf-8")
+    grpo.write_text("algorithm: {type: grpo, gamma: 1}\n", encoding="utf-8")
+    monkeypatch.setattr(explain_module, "recipe_names", lambda: [str(ppo), str(grpo)])
+
+
+def test_a_value() -> None:
+    (found,) = explain(Recipe, "optimizer.learning_rate")
+    assert (found.kind, found.default, found.legal) == ("number", "0.0003", "> 0")
+    assert found.description == "Step size."
+    (found,) = explain(Recipe, "aggregation")
+    assert found.kind == "token_mean | sequence_mean"
+    (found,) = explain(Recipe, "hidden")
+    assert (found.kind, found.default) == ("list of whole number", "[64, 64]")
+    (found,) = explain(Recipe, "seed")
+    assert found.default == "required"
+
+
+def test_a_key_of_several_components_is_explained_for_each() -> None:
+    ppo, grpo = explain(Recipe, "algorithm.gamma")
+    assert [ppo.owner, grpo.owner] == ["ppo", "grpo"]
+    assert [value for _, value in ppo.settings] == ["0.9"]
+    assert [value for _, value in grpo.settings] == ["1"]
+
+
+def test_a_section_lists_its_keys() -> None:
+    (found,) = explain(Recipe, "optimizer")
+    assert ("learning_rate", "Step size.") in found.children
+    (found,) = explain(Recipe, "algorithm")
+    assert found.legal == "type: ppo, grpo"
+    assert ("gae_lambda (ppo)", "Weight of longer returns.") in found.children
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("gae_lamda", "did you mean `algorithm.gae_lambda`"),
+        ("optimiser", "did you mean `optimizer`"),
+        ("qqq", "known: algorithm, global_batch_size"),
+    ],
+)
+def test_unknown_keys_get_the_nearest(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="no key") as caught:
+        explain(Recipe, key)
+    assert hint in str(caught.value)

@@ -1,0 +1,149 @@
+"""Recipes: found, stacked, overridden, and refused with the place of the mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.config import load
+from rlinf.config.load import find_recipe, load_recipe, recipe_names
+from rlinf.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory beside a folder of ready recipes."""
+    (tmp_path / "ready" / "robots").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(load, "recipes_directory", lambda: tmp_path / "ready")
+    monkeypatch.chdir(tmp_path / "work")
+    write(tmp_path / "ready/quickstart.yaml", "seed: 1\nmodel: {type: mlp, hidden: [64, 64]}\n")
+    write(tmp_path / "ready/robots/arm.yaml", "base: quickstart\nmodel: {hidden: [8]}\n")
+    return tmp_path / "work"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_recipe_is_found_by_name_and_by_file(folder: Path) -> None:
+    assert recipe_names() == ["quickstart", "robots/arm"]
+    by_name = load_recipe("robots/arm")
+    assert by_name.data == {"seed": 1, "model": {"type": "mlp", "hidden": [8]}}
+    assert by_name.name == "recipes/robots/arm.yaml"
+    assert load_recipe("recipes/robots/arm.yaml").data == by_name.data
+    write(folder / "mine.yaml", "base: robots/arm\nseed: 2\n")
+    assert load_recipe("mine.yaml").data == {**by_name.data, "seed": 2}
+
+
+def test_base_is_relative_to_the_file_that_names_it(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    write(folder / "sub/low.yaml", "a: {b: 1, c: 2}\n")
+    write(folder / "sub/top.yaml", "base: low.yaml\na: {c: 3}\n")
+    recipe = load_recipe("sub/top.yaml")
+    assert recipe.data == {"a": {"b": 1, "c": 3}}
+    assert str(recipe.source_of("a.b")) == "sub/low.yaml line 1"
+    assert str(recipe.source_of("a.c")) == "sub/top.yaml line 2"
+
+
+def test_a_file_can_drop_what_its_base_says(folder: Path) -> None:
+    write(folder / "mine.yaml", "base: quickstart\nwithout: [model]\nmodel: {type: cnn}\n")
+    assert load_recipe("mine.yaml").data == {"seed": 1, "model": {"type": "cnn"}}
+    assert load_recipe("quickstart", ["~model.hidden"]).data["model"] == {"type": "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("-1.5E3", -1500.0),
+        ("1.", 1.0),
+        ("0-3", "0-3"),
+        ("0:0-1", "0:0-1"),
+        ("1:30", "1:30"),
+        ("0-1:0-3,3-5", "0-1:0-3,3-5"),
+        ("null", None),
+        ("", None),
+        ("true", True),
+        ("on", "on"),
+        ("'3'", "3"),
+        ("[1, 2]", [1, 2]),
+        ("{a: 1}", {"a": 1}),
+        ("door-close-v3", "door-close-v3"),
+        ("a=b", "a=b"),
+        ("010", 10),
+        (".inf", float("inf")),
+    ],
+)
+def test_override_values_are_typed_as_yaml(folder: Path, text: str, expected: Any) -> None:
+    recipe = load_recipe("quickstart", [f"model.x={text}"])
+    assert recipe.data["model"]["x"] == expected
+    assert type(recipe.data["model"]["x"]) is type(expected)
+    assert recipe.source_of("model.x").where == "command line"
+
+
+def test_later_layers_win_and_lists_are_replaced(folder: Path) -> None:
+    recipe = load_recipe("quickstart", ["seed=2", "model.hidden=[1]", "seed=3"])
+    assert recipe.data == {"seed": 3, "model": {"type": "mlp", "hidden": [1]}}
+    assert recipe.source_of("model.type").line == 2
+
+
+def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
+    write(folder / "mine.yaml", "a: 3\nb: {c: '${a}'}\n")
+    assert load_recipe("mine.yaml", ["a=4"]).data == {"a": 4, "b": {"c": 4}}
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "parts"),
+    [
+        ({}, ["quikstart"], ["no recipe 'quikstart'", "did you mean `quickstart`?"]),
+        ({}, ["nowhere.yaml"], ["no file or recipe 'nowhere.yaml'", "known: quickstart"]),
+        ({"r.yaml": "a: 1\na: 2\n"}, ["r.yaml"], ["r.yaml line 2", "`a` is given twice"]),
+        ({"r.yaml": "a:\n  b: 1\n  b: 2\n"}, ["r.yaml"], ["line 3", "`a.b` is given twice"]),
+        ({"r.yaml": "a: [1\n"}, ["r.yaml"], ["r.yaml", "not readable as YAML"]),
+        ({"r.yaml": "\tb: 1\n"}, ["r.yaml"], ["r.yaml", "line 1"]),
+        ({"r.yaml": "- 1\n"}, ["r.yaml"], ["must be a mapping"]),
+        ({"r.yaml": "base: gone\n"}, ["r.yaml"], ["r.yaml line 1", "no recipe 'gone'"]),
+        ({"r.yaml": "base: [a]\n"}, ["r.yaml"], ["r.yaml line 1", "must be one recipe"]),
+        (
+            {"a.yaml": "base: b.yaml\n", "b.yaml": "base: a.yaml\n"},
+            ["a.yaml"],
+            ["form a circle", "a.yaml -> b.yaml -> a.yaml"],
+        ),
+        ({"r.yaml": "a: ${b}\n"}, ["r.yaml"], ["`a`", "'b' not found"]),
+        ({"r.txt": "a: 1\n"}, ["r.txt"], ["must end in .yaml"]),
+        ({"r.yaml": "without: [x.y]\n"}, ["r.yaml"], ["r.yaml line 1", "nothing sets `x.y`"]),
+        ({"r.yaml": "without: x\n"}, ["r.yaml"], ["must be a list of keys"]),
+        ({}, ["quickstart", "seed"], ["command line", "'seed'", "form key=value"]),
+        ({}, ["quickstart", "=3"], ["form key=value"]),
+        ({}, ["quickstart", "a..b=3"], ["form key=value"]),
+        ({}, ["quickstart", "seed=[1"], ["command line: seed", "not a YAML value"]),
+        ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),
+        ({}, ["quickstart", "~model.hiden"], ["nothing sets", "did you mean `model.hidden`?"]),
+    ],
+)
+def test_refusals_name_the_place_and_the_remedy(
+    folder: Path, files: dict[str, str], arguments: list[str], parts: list[str]
+) -> None:
+    for name, text in files.items():
+        write(folder / name, text)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(arguments[0], arguments[1:])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_unreadable_files_are_refused(folder: Path) -> None:
+    (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"bytes\.yaml: cannot be read"):
+        load_recipe("bytes.yaml")
+
+
+def test_every_ready_recipe_can_be_read() -> None:
+    for name in recipe_names():
+        assert find_recipe(name).is_file()
+        assert "task" in load_recipe(name).data

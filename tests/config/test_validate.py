@@ -1,0 +1,107 @@
+"""One message names every problem: file, key, value, why, and the nearest legal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.config.load import load_recipe
+from rlinf.config.nearest import nearest_divisors, nearest_multiples
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+from tests.config.sample import GOOD, Recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"sed": 1}, "sed = 1 (r): the config has no key `sed`; did you mean `seed`?"),
+        (
+            {"gae_lambda": 0.9},
+            "gae_lambda = 0.9 (r): the config has no key `gae_lambda`; "
+            "did you mean `algorithm.gae_lambda`?",
+        ),
+        (
+            {"algorithm": {"type": "ppo", "gae_lamda": 0.9}},
+            "algorithm.gae_lamda = 0.9 (r): section `algorithm` of type ppo has no key "
+            "`gae_lamda`; did you mean `gae_lambda`?",
+        ),
+        (
+            {"algorithm": {"type": "grpo", "group_size": 2, "gae_lambda": 0.9}},
+            "section `algorithm` of type grpo has no key `gae_lambda`; known: gamma, group_size",
+        ),
+        (
+            {"algorithm": {"type": "pppo"}},
+            "algorithm.type = 'pppo' (r): unknown algorithm; did you",
+        ),
+        ({"algorithm": {}}, "algorithm.type (r): the section does not say which algorithm"),
+        ({"algorithm": "ppo"}, "algorithm = 'ppo' (r): must be a section with a `type` key"),
+        ({"algorithm": {"type": "grpo"}}, "algorithm.group_size (r): is required"),
+        ({"seed": -1}, "seed = -1 (r): must be >= 0; nearest: 0"),
+        ({"seed": None}, "seed = null (r): must be a whole number; it is empty"),
+        ({"seed": "3"}, "seed = '3' (r): must be a whole number, not text; without quotes: 3"),
+        ({"seed": "None"}, "seed = 'None' (r): must be a whole number; for no value write null"),
+        ({"seed": 2.5}, "seed = 2.5 (r): must be a whole number; nearest: 2"),
+        ({"seed": True}, "seed = true (r): must be a whole number, not true"),
+        ({"name": 7}, 'name = 7 (r): must be text; in quotes: "7"'),
+        ({"optimizer": None}, "optimizer = null (r): must be a section (key: value); it is empty"),
+        ({"optimizer": {"fused": "yes"}}, "must be true or false, not text; write true"),
+        ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0 (r): must be > 0"),
+        (
+            {"optimizer": {"hidden": 64}},
+            "optimizer.hidden = 64 (r): must be a list, for example [64]",
+        ),
+        ({"optimizer": {"hidden": [64, "x"]}}, "optimizer.hidden.1 = 'x' (r): must be a whole"),
+        ({"optimizer": {"warm_start": 3}}, "optimizer.warm_start = 3 (r): must be a path"),
+        (
+            {"algorithm": {"type": "ppo", "aggregation": "token-mean"}},
+            "must be one of: token_mean, sequence_mean; did you mean `token_mean`?",
+        ),
+        (
+            {"algorithm": {"type": "ppo", "target": "x"}},
+            "a whole number, not text, or must be auto",
+        ),
+        (
+            {"global_batch_size": 300},
+            "global_batch_size = 300 (r): does not divide 800 samples; nearest: 200, 400",
+        ),
+        ({"samples": 801}, "global_batch_size (r): does not divide 801 samples; nearest: 89, 267"),
+    ],
+)
+def test_each_problem_is_named(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(Recipe, {**GOOD, **change}, "r")
+    assert line in str(caught.value)
+
+
+def test_all_problems_come_at_once_with_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "seed: x\nalgorithm:\n  type: ppo\n  gamma: 2\noptimizer: {fussed: true}\n",
+        encoding="utf-8",
+    )
+    recipe = load_recipe(str(path), ["samples=1.5"])
+    with pytest.raises(ConfigError) as caught:
+        validate(Recipe, recipe.data, recipe)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{path}: 4 problems"
+    assert f"seed = 'x' ({path} line 1)" in lines[1]
+    assert "samples = 1.5 (command line)" in lines[2]
+    assert f"optimizer.fussed = true ({path} line 5)" in lines[3]
+    assert f"algorithm.gamma = 2 ({path} line 4): must be <= 1" in lines[4]
+
+
+def test_nearest_divisors_and_multiples_against_brute_force() -> None:
+    for total in range(1, 60):
+        divisors = [d for d in range(1, total + 1) if total % d == 0]
+        for wanted in range(-2, 70):
+            below = max((d for d in divisors if d <= wanted), default=None)
+            above = min((d for d in divisors if d >= wanted), default=None)
+            expected = [d for d in dict.fromkeys((below, above)) if d is not None]
+            assert nearest_divisors(total, wanted) == expected
+    assert nearest_divisors(0, 3) == []
+    assert nearest_multiples(8, 30) == [24, 32]
+    assert nearest_multiples(8, 32) == [32]
+    assert nearest_multiples(8, 3) == [8]

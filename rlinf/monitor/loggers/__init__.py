@@ -1,0 +1,1 @@
+"""Adapters of metric loggers, one file each."""

@@ -1,0 +1,96 @@
+"""``metrics.jsonl``: one JSON object per step, readable with nothing but JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlinf.monitor.loggers.base import LoggerContext, MetricLogger
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class JsonlLogger(MetricLogger):
+    """Appends to ``metrics.jsonl``; a line is written when its step ends.
+
+    Values that JSON has no number for are the texts ``"nan"``, ``"inf"`` and ``"-inf"``.
+    """
+
+    title = "metrics.jsonl"
+
+    def __init__(self, context: LoggerContext) -> None:
+        self.path = context.run_dir / METRICS_FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
+        self._lines = sum(1 for _ in _whole_lines(self.path))
+        self._drop_half_line()
+
+    def log(self, step: int, metrics: Mapping[str, float], unix_time: float) -> None:
+        """Append one line; it is in the hands of the operating system when this returns."""
+        entry = {"step": step, "time": round(unix_time, 3)}
+        values = {name: _json_value(value) for name, value in metrics.items()}
+        self._file.write(json.dumps({**entry, **values}, allow_nan=False).encode() + b"\n")
+        self._lines += 1
+
+    def cursor(self) -> dict[str, int]:
+        """Return where the next line begins."""
+        return {"bytes": self._file.tell(), "lines": self._lines}
+
+    def truncate(self, cursor: Mapping[str, int]) -> int:
+        """Remove every line behind a cursor; return the last step that is left, or 0.
+
+        A file that is shorter than the cursor (the machine lost power) is kept as it is.
+        """
+        length = self._file.seek(0, os.SEEK_END)
+        if length < cursor["bytes"]:
+            logger.warning(
+                "%s has %d bytes, the checkpoint was made at %d: some lines are lost.",
+                self.path, length, cursor["bytes"],
+            )  # fmt: skip
+        else:
+            self._file.truncate(cursor["bytes"])
+        self._drop_half_line()
+        steps = [int(entry["step"]) for entry in _entries(self.path)]
+        self._lines = len(steps)
+        return max(steps, default=0)
+
+    def rewind(self, step: int) -> None:
+        """Nothing: :meth:`truncate` removed the lines."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _drop_half_line(self) -> None:
+        """A killed process may have left a line without its end; the next one must not join it."""
+        whole = sum(len(line) for line in _whole_lines(self.path))
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+
+def read_metrics(path: Path | str) -> list[dict[str, float]]:
+    """Return the lines of a ``metrics.jsonl``: ``step``, ``time`` and every metric, as numbers."""
+    return [{name: float(value) for name, value in line.items()} for line in _entries(Path(path))]
+
+
+def _entries(path: Path) -> Iterator[dict[str, float]]:
+    for line in _whole_lines(path):
+        yield json.loads(line)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _json_value(value: float) -> float | str:
+    value = float(value)
+    return value if math.isfinite(value) else repr(value)

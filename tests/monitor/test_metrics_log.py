@@ -1,0 +1,195 @@
+"""The numbers arrive in the file and in the loggers, and a resumed run continues them exactly."""
+
+import json
+import logging
+import math
+import sqlite3
+from importlib.metadata import EntryPoint
+
+import pytest
+from pydantic import ValidationError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlinf.errors import CheckpointError, ConfigError, MissingPackageError
+from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers import registry
+from rlinf.monitor.loggers.base import MetricLogger
+from rlinf.monitor.loggers.jsonl import read_metrics
+from rlinf.monitor.metrics_log import MetricsLog
+
+FILE_ONLY = LoggerConfig(backends=())
+
+
+def scalars(run_dir, name):
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def test_file_and_tensorboard_hold_every_step(tmp_path):
+    with MetricsLog(tmp_path) as metrics:
+        for step in (1, 2, 3):
+            metrics.log(step, {"env/return": 0.1 * step, "env/steps": 100 * step})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[2]["env/return"] == 0.1 * 3
+    assert [step for step, _ in scalars(tmp_path, "env/return")] == [1, 2, 3]
+
+
+def test_a_line_is_on_disk_when_the_step_ends_and_odd_numbers_survive(tmp_path):
+    metrics = MetricsLog(tmp_path, FILE_ONLY)
+    metrics.log(1, {"nan": math.nan, "inf": -math.inf, "tiny": 5e-324})
+    [line] = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(line["nan"])
+    assert line["inf"] == -math.inf
+    assert line["tiny"] == 5e-324
+    metrics.close()
+
+
+def test_resume_continues_as_if_never_stopped(tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    with MetricsLog(straight) as metrics:
+        for step in range(1, 7):
+            metrics.log(step, {"value": step / 3})
+    metrics = MetricsLog(broken)
+    for step in range(1, 6):
+        metrics.log(step, {"value": step / 3 if step < 4 else -1})
+        if step == 3:
+            cursor = json.loads(json.dumps(metrics.cursor()))
+    with open(broken / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 6, "val')
+    metrics.close()
+    with MetricsLog(broken) as metrics:
+        assert metrics.cursor()["lines"] == 5
+        metrics.truncate(cursor)
+        assert metrics.cursor() == cursor
+        for step in range(4, 7):
+            metrics.log(step, {"value": step / 3})
+
+    def values(run_dir):
+        lines = read_metrics(run_dir / "metrics.jsonl")
+        return [(line["step"], line["value"]) for line in lines]
+
+    assert values(broken) == values(straight)
+    assert scalars(broken, "value") == scalars(straight, "value")
+
+
+def test_resume_from_the_beginning_and_after_lost_lines(tmp_path, caplog):
+    with MetricsLog(tmp_path, FILE_ONLY) as metrics:
+        start = metrics.cursor()
+        metrics.log(1, {"a": 1})
+        end = metrics.cursor()
+        metrics.truncate(start)
+        assert metrics.cursor() == start == {"bytes": 0, "lines": 0}
+        metrics.truncate(end)
+        assert "lost" in caplog.text
+        metrics.log(2, {"a": 2})
+        assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [2]
+        with pytest.raises(CheckpointError, match="cursor"):
+            metrics.truncate({"offset": 3})
+
+
+class Flaky(MetricLogger):
+    title = "Flaky"
+
+    def __init__(self, context):
+        self.context = context
+
+    def log(self, step, metrics, unix_time):
+        if step == 2:
+            raise ConnectionError("server gone")
+
+    def rewind(self, step): ...
+
+    def close(self): ...
+
+
+class Absent(Flaky):
+    title = "Absent"
+    packages = ("json", "no_such_package_at_all")
+    extra = "absent"
+
+
+def add_outside_logger(monkeypatch, name):
+    entry = EntryPoint(name.lower(), f"{__name__}:{name}", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+
+
+def test_a_failing_logger_of_another_package_is_dropped_with_one_warning(
+    tmp_path, monkeypatch, caplog
+):
+    add_outside_logger(monkeypatch, "Flaky")
+    with MetricsLog(tmp_path, LoggerConfig(backends=("flaky", "jsonl"))) as metrics:
+        assert metrics.active == ["flaky"]
+        for step in (1, 2, 3):
+            metrics.log(step, {"a": step})
+        assert metrics.active == []
+    assert [line["a"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [record.message for record in caplog.records if "dropped" in record.message] == [
+        "The logger Flaky failed and is dropped (ConnectionError: server gone). "
+        f"The numbers are in {tmp_path / 'metrics.jsonl'}."
+    ]
+
+
+def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
+    add_outside_logger(monkeypatch, "Absent")
+    with pytest.raises(MissingPackageError, match=r"no_such_package_at_all.*rlinf\[absent\]"):
+        MetricsLog(tmp_path, LoggerConfig(backends=("absent",)))
+
+
+def test_unknown_loggers_are_refused():
+    with pytest.raises(ValidationError, match=r"unknown logger `tensorbord`.*tensorboard"):
+        LoggerConfig(backends=("tensorbord",))
+    with pytest.raises(ConfigError, match="unknown logger"):
+        registry.logger_class("nothing")
+
+
+@pytest.mark.parametrize("name", list(registry.LOGGERS))
+def test_every_adapter_imports_without_its_package(name):
+    assert issubclass(registry.logger_class(name), MetricLogger)
+
+
+def log_twice(run_dir, name):
+    """Log with a real service in its offline form, stop, and go on from step 2."""
+    config = LoggerConfig(backends=(name,), mode="offline", project="tests")
+    with MetricsLog(run_dir, config, run_config={"model": {"type": "mlp"}}) as metrics:
+        metrics.log(1, {"env/return": 0.5})
+        metrics.log(2, {"env/return": 1.5})
+        cursor = metrics.cursor()
+        metrics.log(3, {"env/return": -1})
+        assert metrics.active == [name]
+    with MetricsLog(run_dir, config) as metrics:
+        metrics.truncate(cursor)
+        metrics.log(3, {"env/return": 2.5})
+        assert metrics.active == [name]
+
+
+def test_wandb_offline(tmp_path):
+    pytest.importorskip("wandb")
+    log_twice(tmp_path, "wandb")
+    run_id = (tmp_path / "wandb" / "run_id").read_text()
+    files = list((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    assert files
+    assert b"env/return" in b"".join(file.read_bytes() for file in files)
+
+
+def test_swanlab_offline(tmp_path):
+    pytest.importorskip("swanlab")
+    log_twice(tmp_path, "swanlab")
+    files = list((tmp_path / "swanlab").glob("run-*/*.swanlab"))
+    assert b"env/return" in b"".join(file.read_bytes() for file in files)
+
+
+@pytest.mark.slow
+def test_mlflow_in_a_file(tmp_path):
+    pytest.importorskip("mlflow")
+    log_twice(tmp_path, "mlflow")
+    with sqlite3.connect(tmp_path / "mlflow" / "mlflow.db") as database:
+        rows = database.execute("select step, value from metrics order by step, timestamp")
+        assert rows.fetchall() == [(1, 0.5), (2, 1.5), (3, -1), (3, 2.5)]
+        assert database.execute("select key, value from params").fetchall() == [
+            ("model.type", "mlp")
+        ]
+        # Building its tables must not have silenced our own logging.
+        assert not logging.getLogger("rlinf.monitor.metrics_log").disabled
+        assert database.execute("select status from runs").fetchall() == [("FINISHED",)]

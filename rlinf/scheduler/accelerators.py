@@ -260,7 +260,7 @@ class AcceleratorUtil:
 
 
 def _nccl_options(options: CollectiveGroupOptions) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # type: ignore[attr-defined]
+    from torch.distributed import ProcessGroupNCCL
 
     nccl = ProcessGroupNCCL.Options(is_high_priority_stream=options.is_high_priority_stream)
     if options.accel_cluster_size is not None:

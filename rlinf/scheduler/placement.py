@@ -72,7 +72,8 @@ class PlacementStrategy(ABC):
 
     def _node_groups(self, cluster: ClusterView) -> list[NodeGroupInfo]:
         groups = []
-        for label in self._labels or [None]:
+        labels: Sequence[str | None] = self._labels or (None,)
+        for label in labels:
             group = cluster.get_node_group(label)
             if group is None:
                 raise PlacementError(
@@ -158,7 +159,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         if len(hardware_ranks_list) == 0 or any(len(ranks) == 0 for ranks in hardware_ranks_list):
             raise PlacementError(
                 "The hardware_ranks_list must not be empty, and neither may the ranks of a "
-                "process. Nearest legal: [[0]]. For a process without hardware use NodePlacementStrategy."
+                "process. Nearest legal: [[0]]. A process without hardware is placed by "
+                "NodePlacementStrategy."
             )
         self._hardware_ranks = sorted((sorted(r) for r in hardware_ranks_list), key=lambda r: r[0])
         if self._hardware_ranks[0][0] < 0:
@@ -288,8 +290,8 @@ class _Resources:
         if len(nodes) > 1:
             raise PlacementError(
                 f"All hardware ranks {list(ranks)} for a process must be on the same node, but "
-                f"they are on nodes {nodes}: one process cannot span machines. Give each node its own "
-                "process."
+                f"they are on nodes {nodes}: one process cannot span machines. Give each node its "
+                "own process."
             )
         kinds = {other.hardware_type for other, _, _ in chosen}
         if len(kinds) > 1:

@@ -95,6 +95,10 @@ class PlacementSyntaxError(PlacementError, ValueError):
     """Text that is not of the placement grammar."""
 
 
+class PlacementModeError(PlacementError, ValueError):
+    """Components placed so that no execution mode of theirs fits."""
+
+
 class NodeRankError(UserError, IndexError):
     """A node rank that the selected node groups do not have."""
 

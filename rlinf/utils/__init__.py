@@ -1,0 +1,1 @@
+"""Names under which published programs look for helpers."""

@@ -183,10 +183,10 @@ class ClusterConfig(StrictModel):
     auto_scheduler: bool = False
     """Whether devices move between components during a step (dynamic scheduling)."""
 
-    use_pre_process_policy: bool = True
+    use_pre_process_policy: bool = False
     """Dynamic scheduling: whether the rollout starts on the actor's devices too."""
 
-    use_wait_before_last_iter_policy: bool = True
+    use_wait_before_last_iter_policy: bool = False
     """Dynamic scheduling: whether the actor waits for the rollout before its last iteration."""
 
     @staticmethod

@@ -196,8 +196,8 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         if actor > rollout and actor % rollout:
             divisors = [n for n in range(1, actor + 1) if actor % n == 0]
             raise PlacementError(
-                f"Actor TP size ({actor}) must be divisible by Rollout TP size ({rollout}), so that "
-                "each engine finds its shards on its own devices. Nearest legal: "
+                f"Actor TP size ({actor}) must be divisible by Rollout TP size ({rollout}), so "
+                "that each engine finds its shards on its own devices. Nearest legal: "
                 f"{min(divisors, key=lambda n: abs(n - rollout))}."
             )
         return max(1, actor // rollout)
@@ -357,7 +357,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def critic_inference_tp_size(self) -> int:
-        """Devices over which a layer of the critic's inference is split; the critic's by default."""
+        """Devices over which a layer of the critic's inference is split; default the critic's."""
         path = "critic_inference.model.tensor_model_parallel_size"
         return self._size(path, self.critic_tp_size)
 

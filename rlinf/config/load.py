@@ -46,6 +46,11 @@ class LoadedRecipe:
     data: dict[str, Any]
     sources: Mapping[str, Source] = field(default_factory=dict)
 
+    @property
+    def short_name(self) -> str:
+        """Last part of the name, without suffix: how a run of the recipe is called."""
+        return Path(self.name).stem
+
     def source_of(self, key: str) -> Source:
         """Return where ``key``, or else the section that holds it, was written."""
         while key:
@@ -119,6 +124,24 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     for override in overrides:
         layers.override(override)
     return LoadedRecipe(_display(path), layers.resolved(), layers.sources)
+
+
+def with_overrides(name: str, data: Mapping[str, Any], overrides: Sequence[str]) -> LoadedRecipe:
+    """Return plain data as a recipe, after the overrides of the command line.
+
+    Args:
+        name: What error messages call the data.
+        data: A section or a whole config.
+        overrides: As in :func:`load_recipe`.
+
+    Raises:
+        ConfigError: An override is not legal.
+    """
+    layers = _Layers()
+    layers.add(data, name, {})
+    for override in overrides:
+        layers.override(override)
+    return LoadedRecipe(name, layers.resolved(), layers.sources)
 
 
 class _Layers:

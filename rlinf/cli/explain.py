@@ -1,0 +1,42 @@
+"""``rlinf explain KEY``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlinf.cli.screen import say, show_table
+from rlinf.cli.tasks import TASKS
+
+
+def explain(
+    key: Annotated[
+        str, typer.Argument(help="A key, such as algorithm.gae_lambda; its end may be enough.")
+    ],
+) -> None:
+    """Say what a configuration key means, its default and legal values, and who sets it."""
+    from rlinf.config.explain import explain as look_up
+    from rlinf.errors import ConfigError
+
+    found, problems = [], []
+    for task in TASKS.values():
+        try:
+            found += look_up(task.config_class(), key)
+        except ConfigError as error:
+            problems.append(str(error))
+    if not found:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    for entry in found:
+        say(f"{entry.key}{f'  ({entry.owner})' if entry.owner else ''}")
+        if entry.description:
+            say("  " + entry.description.replace("\n", "\n  "))
+        say(f"  type     {entry.kind}")
+        say(f"  default  {entry.default}")
+        if entry.legal:
+            say(f"  legal    {entry.legal}")
+        if entry.settings:
+            say("  set by   " + ", ".join(f"{recipe}: {value}" for recipe, value in entry.settings))
+        if entry.children:
+            show_table("", ("  key", "meaning"), [(f"  {k}", text) for k, text in entry.children])
+        say()

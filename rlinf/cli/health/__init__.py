@@ -1,0 +1,1 @@
+"""What ``rlinf doctor`` looks at: one file per part of the machine."""

@@ -1,0 +1,75 @@
+"""The command line: one file per verb, and what their ends mean to the shell.
+
+Exit codes: 0 done, 1 the run failed, 2 the user can correct it, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import rlinf
+from rlinf.cli import check, doctor, evaluate, explain, listing, resume, train
+from rlinf.cli.failure import Debug, report_failure, reporting
+from rlinf.cli.interrupt import INTERRUPTED
+from rlinf.cli.screen import complain, say
+from rlinf.errors import UserError
+
+FAILED, USER_ERROR = 1, 2
+
+app = typer.Typer(
+    name="rlinf",
+    help="Reinforcement-learning post-training for models that act.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train.train)
+app.command("resume")(resume.resume)
+app.command("eval")(evaluate.evaluate)
+app.command("list")(listing.list_names)
+app.command("explain")(explain.explain)
+app.add_typer(check.app, name="check")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(value: bool) -> None:
+    if value:
+        say(f"rlinf {rlinf.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Reinforcement-learning post-training for models that act."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code of the process.
+
+    Args:
+        arguments: Words of the command line; those of the process if not given.
+    """
+    reporting.debug, reporting.log = False, None
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UserError as error:
+        complain(str(error))
+        return USER_ERROR
+    except Exception as error:  # noqa: BLE001 - the boundary of the program: report, then end
+        report_failure(error)
+        return FAILED
+    return 0

@@ -1,0 +1,42 @@
+"""``rlinf resume RUN [key=value …]``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlinf.cli.failure import Debug, log_to
+from rlinf.cli.interrupt import stop_on_interrupt
+from rlinf.cli.run_paths import CONFIG_FILE, LOG_FILE, check_writable, find_run
+from rlinf.cli.screen import say
+from rlinf.cli.train import Overrides, end_of_run, print_batches
+
+
+def resume(
+    run: Annotated[str, typer.Argument(help="A run directory, or a name below runs/.")],
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Continue a run from its newest good checkpoint."""
+    from rlinf.cli.tasks import read_config, refuse_fixed_keys
+
+    path = find_run(run)
+    check_writable(path, "run directory")
+    task, _, before = read_config(str(path / CONFIG_FILE), [])
+    _, _, config = read_config(str(path / CONFIG_FILE), overrides or [])
+    refuse_fixed_keys(task, before, config)
+    config.check()
+
+    from rlinf.config.dump import to_yaml
+    from rlinf.monitor.run_directory import RunDirectory
+
+    directory = RunDirectory.open(path)
+    (path / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
+    log_to(path / LOG_FILE)
+    print_batches(config)
+    say(f"\nrun directory: {path}")
+    runner = task.runner_module()
+    with stop_on_interrupt() as stop:
+        runner.resume(config, directory, stop)
+    end_of_run(path, interrupted=stop.is_set())

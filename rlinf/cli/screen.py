@@ -1,0 +1,31 @@
+"""How the verbs write to the terminal: plain text to pipes, tables, and errors in full lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def say(text: str = "") -> None:
+    """Write a line to standard output, never wrapped, colours and markup left alone."""
+    Console(highlight=False, soft_wrap=True).print(Text(text))
+
+
+def complain(text: str, *, label: str = "error") -> None:
+    """Write a message to standard error under a label."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble((f"{label}: ", "bold red"), text))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a table to standard output; full width where the output is no terminal."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    console.print(table, width=None if console.is_terminal else 200)

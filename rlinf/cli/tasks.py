@@ -1,0 +1,128 @@
+"""Which config class and which runner execute a recipe, by its ``task:``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from rlinf.config.dump import Dumpable, to_data
+from rlinf.config.load import LoadedRecipe, load_recipe
+from rlinf.config.nearest import did_you_mean
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+
+
+class RunConfig(Dumpable, Protocol):
+    """What the command line asks of a task's config, a pydantic model."""
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows of what is counted and how much it is."""
+
+    def placement_table(self) -> list[tuple[str, ...]]:
+        """The column names, then a row per component."""
+
+    def check(self) -> None:
+        """Refuse, within a second, what cannot run here: a missing package, a missing file."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a task's config class and runner are; imported when a recipe needs them.
+
+    Args:
+        config: ``module:Class`` of the config. The module must import without torch.
+        runner: Module with ``train`` and ``resume``, both (config, run directory, stop flag).
+        changeable: Keys, or sections, that may change when a run is resumed: those that do not
+            decide what was trained so far.
+    """
+
+    config: str
+    runner: str
+    changeable: tuple[str, ...]
+
+    def config_class(self) -> type[BaseModel]:
+        """Import and return the config class."""
+        module, _, name = self.config.partition(":")
+        found: type[BaseModel] = getattr(importlib.import_module(module), name)
+        return found
+
+    def runner_module(self) -> ModuleType:
+        """Import and return the runner; this imports torch."""
+        return importlib.import_module(self.runner)
+
+
+TASKS = {
+    "embodied": Task(
+        config="rlinf.runners.embodied_config:EmbodiedConfig",
+        runner="rlinf.runners.embodied",
+        changeable=("runner", "evaluation.interval", "evaluation.video", "checkpoint", "logger"),
+    ),
+}
+
+
+def task_of(recipe: LoadedRecipe) -> Task:
+    """Return the task that a recipe names.
+
+    Raises:
+        ConfigError: ``task`` is missing or unknown.
+    """
+    name = recipe.data.get("task")
+    if isinstance(name, str) and name in TASKS:
+        return TASKS[name]
+    where = recipe.source_of("task")
+    if name is None:
+        raise ConfigError(f"{where}: `task` is missing; known: {', '.join(TASKS)}")
+    raise ConfigError(f"task = {name!r} ({where}): unknown task; {did_you_mean(str(name), TASKS)}")
+
+
+def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[Task, LoadedRecipe, Any]:
+    """Return the task, the recipe and the validated config behind a command line.
+
+    Raises:
+        ConfigError: Anything about the recipe or its overrides is not legal.
+    """
+    recipe = load_recipe(name_or_path, overrides)
+    task = task_of(recipe)
+    return task, recipe, validate(task.config_class(), recipe.data, recipe)
+
+
+def refuse_fixed_keys(task: Task, before: Any, after: Any) -> None:
+    """Refuse to resume a run with other values of keys that decided what was trained so far.
+
+    Raises:
+        ConfigError: Names the keys, and those that may change.
+    """
+    old, new = to_data(before), to_data(after)
+    changed = [
+        f"{key} = {_value(new, key)} (it was {_value(old, key)})"
+        for key in dict.fromkeys([*_leaves(old), *_leaves(new)])
+        if _value(old, key) != _value(new, key) and not _changeable(key, task.changeable)
+    ]
+    if changed:
+        raise ConfigError(
+            f"a resumed run keeps what it trains; not changeable: {', '.join(changed)}. "
+            f"Changeable: {', '.join(task.changeable)}. For another value start a new run."
+        )
+
+
+def _changeable(key: str, changeable: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in changeable)
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _value(data: Any, key: str) -> Any:
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data

@@ -1,0 +1,88 @@
+"""``rlinf train RECIPE [key=value …]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf.cli.failure import Debug, log_to
+from rlinf.cli.interrupt import INTERRUPTED, stop_on_interrupt
+from rlinf.cli.run_paths import CONFIG_FILE, LOG_FILE, check_new, check_writable
+from rlinf.cli.screen import say, show_table
+
+if TYPE_CHECKING:
+    from rlinf.cli.tasks import RunConfig
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's: seed=3 …"),
+]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name (`rlinf list recipes`) or file.")],
+    overrides: Overrides = None,
+    *,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything, print config, batches and placement."),
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Directory of this run; it must not hold a run yet.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train by a recipe."""
+    from rlinf.cli.tasks import read_config
+
+    changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+    task, loaded, config = read_config(recipe, changes)
+    if run_dir is None:
+        check_writable(config.runner.output_dir, "runner.output_dir")
+    else:
+        check_new(run_dir)
+        check_writable(run_dir, "--run-dir")
+    config.check()
+    if dry_run:
+        print_dry_run(config)
+        return
+
+    from rlinf.config.dump import to_yaml
+    from rlinf.monitor.run_directory import RunDirectory
+
+    directory = RunDirectory.create(config.runner.output_dir, loaded.short_name, path=run_dir)
+    (directory.path / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
+    log_to(directory.path / LOG_FILE)
+    print_batches(config)
+    say(f"\nrun directory: {directory.path}")
+    runner = task.runner_module()
+    with stop_on_interrupt() as stop:
+        runner.train(config, directory, stop)
+    end_of_run(directory.path, interrupted=stop.is_set())
+
+
+def end_of_run(directory: Path, *, interrupted: bool) -> None:
+    """Say how to go on with an interrupted run, and exit with its code."""
+    if interrupted:
+        say(f"\ninterrupted; continue with: rlinf resume {directory}")
+        raise typer.Exit(INTERRUPTED)
+
+
+def print_dry_run(config: RunConfig) -> None:
+    """Print everything that is decided before a run starts."""
+    from rlinf.config.dump import config_hash, to_yaml
+
+    say(to_yaml(config))
+    print_batches(config)
+    say()
+    header, *rows = config.placement_table()
+    show_table("placement", header, rows)
+    say(f"\nconfig {config_hash(config)[:12]}: nothing was started")
+
+
+def print_batches(config: RunConfig) -> None:
+    """Print how environments or prompts become batches."""
+    show_table("batches", ("", ""), config.batch_table())

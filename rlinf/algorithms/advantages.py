@@ -7,15 +7,12 @@ environment wherever they are logged; the sums are the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.config import BootstrapType, RewardType
 from rlinf.data.trajectory import Trajectory
-
-RewardType = Literal["chunk_level", "action_level"]
-BootstrapType = Literal["standard", "always", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)

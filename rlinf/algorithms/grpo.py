@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from rlinf.algorithms.advantages import (
@@ -16,55 +15,12 @@ from rlinf.algorithms.advantages import (
     idle_rows,
     normalize,
 )
-from rlinf.algorithms.objective import ClippedObjectiveConfig, policy_terms, total_weight
+from rlinf.algorithms.config import GRPOConfig
+from rlinf.algorithms.objective import policy_terms, total_weight
 from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
 from rlinf.algorithms.samples import advantage_metrics, training_batch
-from rlinf.config.component import illegal
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import ConfigError, RunFailure
-
-
-class GRPOConfig(ClippedObjectiveConfig):
-    """Clipped policy loss; advantages compare the episodes of a group, without a critic."""
-
-    type: Literal["grpo"] = "grpo"
-    """Which algorithm this section configures."""
-    normalize_advantages: bool = False
-    """Bring the advantages of a rollout to mean 0 and standard deviation 1 once more; groups are
-    normalised already."""
-    filter_rewards: bool = False
-    """Leave out groups whose mean episode reward lies outside the bounds below."""
-    rewards_lower_bound: float | None = None
-    """Smallest mean episode reward of a group that is trained on."""
-    rewards_upper_bound: float | None = None
-    """Largest mean episode reward of a group that is trained on."""
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        low, high = self.rewards_lower_bound, self.rewards_upper_bound
-        if self.filter_rewards and (low is None or high is None):
-            missing = "rewards_lower_bound" if low is None else "rewards_upper_bound"
-            raise illegal(missing, "filter_rewards needs both bounds", hint="write a number")
-        if not self.filter_rewards and (low is not None or high is not None):
-            given = "rewards_upper_bound" if low is None else "rewards_lower_bound"
-            raise illegal(
-                given, "has no effect without filter_rewards", hint="write filter_rewards: true"
-            )
-        if low is not None and high is not None and low > high:
-            raise illegal(
-                "rewards_upper_bound",
-                f"{high} lies below rewards_lower_bound {low}",
-                hint=f"nearest: {low}",
-            )
-        return self
-
-    def build(self, *, group_size: int = 1) -> GRPO:
-        """The algorithm.
-
-        Raises:
-            ConfigError: a group of one environment has nothing to compare.
-        """
-        return GRPO(self, group_size=group_size)
 
 
 @dataclass(frozen=True)
@@ -89,9 +45,6 @@ class GRPO(Algorithm):
     earlier rollout, that a fault spoilt, or that the end of the rollout cut while others of the
     rollout ended, is not trained on; neither is the only episode of a group.
     """
-
-    needs_values = False
-    needs_groups = True
 
     def __init__(self, config: GRPOConfig, *, group_size: int) -> None:
         if group_size < 2:

@@ -8,12 +8,10 @@ r − 1 − d (unbiased, never negative). ``abs`` is |d|.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-KLType = Literal["k1", "abs", "k2", "k3", "low_var_kl"]
+from rlinf.algorithms.config import KLType
 
 _LOG_RATIO_BOUND = 20.0
 _K3_BOUND = 10.0

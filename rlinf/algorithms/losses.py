@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
-Level = Literal["token_level", "action_level", "chunk_level"]
+from rlinf.algorithms.config import AggregationMode, Level
 
 
 def at_level(per_token: Tensor, level: Level) -> Tensor:

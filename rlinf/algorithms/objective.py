@@ -2,62 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from rlinf.algorithms.kl import KLType, kl_estimate
-from rlinf.algorithms.losses import AggregationMode, Level, aggregate, at_level, clipped_policy_loss
-from rlinf.algorithms.protocol import AlgorithmConfig, Evaluation, TrainingBatch
-from rlinf.config.component import illegal
-
-
-class ClippedObjectiveConfig(AlgorithmConfig):
-    """Terms of the policy loss."""
-
-    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
-    """ε by which the probability ratio may fall below 1."""
-    clip_ratio_high: float = Field(default=0.2, gt=0)
-    """ε by which the probability ratio may rise above 1; larger than `clip_ratio_low` it is
-    known as clip-higher."""
-    clip_ratio_c: float | None = Field(default=None, gt=1)
-    """Dual clip: the loss of a sample with negative advantage A is at most c|A|; null: off."""
-    clip_log_ratio_min: float | None = Field(default=None, lt=0)
-    """Lower bound of the logarithm of the ratio; null: none."""
-    clip_log_ratio_max: float | None = Field(default=None, gt=0)
-    """Upper bound of the logarithm of the ratio; null: none."""
-    logprob_type: Level = "chunk_level"
-    """What one probability ratio belongs to: one action dimension (token_level), one primitive
-    action (action_level), or the whole chunk (chunk_level)."""
-    entropy_type: Level = "chunk_level"
-    """What one entropy belongs to, as `logprob_type`."""
-    entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the entropy in the loss."""
-    kl_beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the reference policy in the loss."""
-    kl_penalty_type: KLType = "low_var_kl"
-    """Estimator of that KL divergence."""
-    loss_agg_func: AggregationMode = "token-mean"
-    """Mean over all terms of the global batch, or over samples of the sum or mean of their
-    terms."""
-    normalize_advantages: bool = True
-    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
-    weight_by_episode_length: bool = True
-    """Without automatic reset, give every environment's rollout the same share in the loss
-    however early its episode ended."""
-
-    @model_validator(mode="after")
-    def _check_clip_order(self) -> Self:
-        if self.clip_ratio_c is not None and self.clip_ratio_c < 1 + self.clip_ratio_high:
-            raise illegal(
-                "clip_ratio_c",
-                f"the dual clip {self.clip_ratio_c} lies below 1 + clip_ratio_high = "
-                f"{1 + self.clip_ratio_high}, where ratios are not clipped yet",
-                hint=f"nearest: {1 + self.clip_ratio_high}, or null",
-            )
-        return self
+from rlinf.algorithms.config import ClippedObjectiveConfig
+from rlinf.algorithms.kl import kl_estimate
+from rlinf.algorithms.losses import aggregate, at_level, clipped_policy_loss
+from rlinf.algorithms.protocol import Evaluation, TrainingBatch
 
 
 def policy_terms(

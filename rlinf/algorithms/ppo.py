@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlinf.algorithms.advantages import (
-    BootstrapType,
     DecisionSteps,
-    RewardType,
     decision_steps,
     episode_length_weights,
     generalized_advantages,
@@ -20,63 +17,20 @@ from rlinf.algorithms.advantages import (
     normalize,
     per_row,
 )
+from rlinf.algorithms.config import PPOConfig
 from rlinf.algorithms.losses import aggregate, clipped_value_loss
-from rlinf.algorithms.objective import ClippedObjectiveConfig, policy_terms, total_weight
+from rlinf.algorithms.objective import policy_terms, total_weight
 from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
 from rlinf.algorithms.reward_normalizer import RewardNormalizer
 from rlinf.algorithms.samples import advantage_metrics, training_batch
-from rlinf.config.component import illegal
 from rlinf.data.trajectory import Trajectory
-
-
-class PPOConfig(ClippedObjectiveConfig):
-    """Clipped policy loss with a critic and generalised advantages."""
-
-    type: Literal["ppo"] = "ppo"
-    """Which algorithm this section configures."""
-    gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount per chunk step, or per primitive step with action-level rewards."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """λ of generalised advantage estimation: 0 trusts the critic, 1 the returns."""
-    reward_type: RewardType = "chunk_level"
-    """One reward and value per chunk, or one per primitive step."""
-    bootstrap_type: BootstrapType = "standard"
-    """Ended episodes that continue in value: truncated ones, all, or none."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
-    reward_clip: float = Field(default=10.0, gt=0)
-    """Bound of a normalised reward."""
-    value_coefficient: float = Field(default=1.0, ge=0)
-    """Weight of the value loss."""
-    value_clip: float | None = Field(default=0.2, gt=0)
-    """Bound of the change of a value in one training phase; null: none."""
-    huber_delta: float = Field(default=10.0, gt=0)
-    """Error at which the value loss becomes linear."""
-
-    @model_validator(mode="after")
-    def _check_levels(self) -> Self:
-        if self.reward_type == "action_level" and self.logprob_type == "chunk_level":
-            raise illegal(
-                "logprob_type",
-                "chunk_level has one ratio per chunk, but action_level rewards give every "
-                "primitive action its own advantage",
-                hint="nearest: action_level, or reward_type: chunk_level",
-            )
-        return self
-
-    def build(self, *, group_size: int = 1) -> PPO:
-        """The algorithm; the group size does not matter to it."""
-        del group_size
-        return PPO(self)
 
 
 class PPO(Algorithm):
     """Advantages from a critic, one clipped objective."""
 
-    needs_values = True
-    needs_groups = False
-
-    def __init__(self, config: PPOConfig) -> None:
+    def __init__(self, config: PPOConfig, *, group_size: int = 1) -> None:
+        del group_size  # environments are not compared with each other
         self.config = config
         self.needs_reference = config.kl_beta > 0
         self._reward_normalizer = (

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rlinf.config.base import StrictModel
 from rlinf.data.trajectory import Trajectory
 
 
@@ -76,31 +75,9 @@ class TrainingBatch:
         return [self.select(slice(i, i + size)) for i in range(0, len(self), size)]
 
 
-class AlgorithmConfig(StrictModel):
-    """Base of every algorithm's config section."""
-
-    type: str
-    """Which algorithm this section configures."""
-
-    def build(self, *, group_size: int = 1) -> Algorithm:
-        """The algorithm.
-
-        Args:
-            group_size: Consecutive environments that share their reset states.
-
-        Raises:
-            ConfigError: the algorithm needs another group size.
-        """
-        raise NotImplementedError
-
-
 class Algorithm(ABC):
     """Advantages and loss of one algorithm, and what data they need."""
 
-    needs_values: bool
-    """Whether the policy must have a critic."""
-    needs_groups: bool
-    """Whether environments must start in groups of equal reset states."""
     needs_reference: bool
     """Whether the batch must carry log-probs of a reference policy."""
 

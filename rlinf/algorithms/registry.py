@@ -1,23 +1,27 @@
 """Which algorithms exist: a literal table, and entry points of packages outside.
 
 A package adds an algorithm by an entry point in the group ``rlinf.algorithms`` that names its
-config class, a subclass of :class:`~rlinf.algorithms.protocol.AlgorithmConfig`.
+config class, a subclass of :class:`~rlinf.algorithms.config.AlgorithmConfig`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
-from rlinf.algorithms.protocol import Algorithm, AlgorithmConfig
+from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.algorithms.protocol import Algorithm
 
 __all__ = ["ALGORITHMS", "AlgorithmConfig", "build_algorithm", "config_class", "names"]
 
 ALGORITHMS = {
-    "ppo": "rlinf.algorithms.ppo:PPOConfig",
-    "grpo": "rlinf.algorithms.grpo:GRPOConfig",
+    "ppo": "rlinf.algorithms.config:PPOConfig",
+    "grpo": "rlinf.algorithms.config:GRPOConfig",
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.losses import Level, at_level
+from rlinf.algorithms.config import Level
+from rlinf.algorithms.losses import at_level
 from rlinf.algorithms.protocol import TrainingBatch
 from rlinf.data.trajectory import Trajectory
 

@@ -7,6 +7,7 @@ validated.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,12 @@ class Component:
 
 def _dump(section: BaseModel, info: Any) -> dict[str, Any]:
     return section.model_dump(mode=info.mode)
+
+
+def load_attribute(reference: str) -> Any:
+    """Import and return ``module:attribute``."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def illegal(key: str, why: str, *, hint: str = "") -> PydanticCustomError:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
+from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig
 from rlinf.models.policy import (
     RAW_ACTIONS,
     ActionEvaluation,
     ActionSample,
-    ModelConfig,
     Policy,
 )
 
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOG_STD_RANGE = (-5.0, 2.0)
 
 Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
-ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -36,30 +33,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
 }
-
-
-class GaussianPolicyConfig(ModelConfig):
-    """What every Gaussian policy has."""
-
-    hidden_sizes: tuple[int, ...] = Field(default=(64, 64), min_length=1)
-    """Widths of the hidden layers of the actor trunk and of the critic trunk."""
-    activation: ActivationName = "tanh"
-    """Non-linearity of the trunks."""
-    num_action_chunks: int = Field(default=1, ge=1)
-    """C, primitive actions per decision."""
-    initial_log_std: float = Field(default=0.0, ge=_LOG_STD_RANGE[0], le=_LOG_STD_RANGE[1])
-    """Logarithm of the standard deviation of the untrained policy."""
-    state_dependent_std: bool = False
-    """Let the network give the standard deviation; otherwise it is one free parameter per action
-    dimension."""
-    hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
-    """Gain of the orthogonal initialisation of hidden layers."""
-    policy_gain: float = Field(default=0.01, gt=0)
-    """Gain of the last layer of the actor; small values start near zero actions."""
-    normalize_observations: bool = True
-    """Normalise states by their running mean and variance."""
-    observation_clip: float = Field(default=10.0, gt=0)
-    """Bound of normalised states, in standard deviations."""
 
 
 def gaussian_log_prob(*, deviation: Tensor, log_std: Tensor) -> Tensor:
@@ -189,7 +162,7 @@ class GaussianPolicy(Policy):
         if not self._state_dependent_std:
             return output.view(shape), self.log_std
         mean, log_std = output.chunk(2, dim=-1)
-        log_std = (log_std + self._initial_log_std).clamp(*_LOG_STD_RANGE)
+        log_std = (log_std + self._initial_log_std).clamp(*LOG_STD_RANGE)
         return mean.reshape(shape), log_std.reshape(shape)
 
     def _values(self, features: Tensor) -> Tensor:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.gaussian import GaussianPolicy, GaussianPolicyConfig
+from rlinf.models.config import MLPConfig
+from rlinf.models.gaussian import GaussianPolicy
 from rlinf.models.policy import ObservationNormalizer
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
-
-
-class MLPConfig(GaussianPolicyConfig):
-    """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
-
-    type: Literal["mlp"] = "mlp"
-    """Which policy this section configures."""
-
-    def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> MLPPolicy:
-        """The policy with fresh weights; see :meth:`ModelConfig.build`."""
-        return MLPPolicy(self, env_spec, value_dim=value_dim, seed=seed)
 
 
 class MLPPolicy(GaussianPolicy):

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlinf.config.base import StrictModel
-
 if TYPE_CHECKING:
-    from rlinf.envs.spec import EnvSpec
+    pass
 
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
@@ -50,26 +48,6 @@ class ActionEvaluation:
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
-
-
-class ModelConfig(StrictModel):
-    """Base of every policy's config section."""
-
-    type: str
-    """Which policy this section configures."""
-
-    def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
-        """The policy for an environment, with fresh weights that depend on ``seed`` alone.
-
-        Args:
-            env_spec: Observations and actions to be dealt with.
-            value_dim: V, values per chunk: 1, C, or 0 for a policy without a critic.
-            seed: Seed of the initial weights.
-
-        Raises:
-            ConfigError: the policy cannot deal with these observations or actions.
-        """
-        raise NotImplementedError
 
 
 class Policy(torch.nn.Module, ABC):

@@ -1,7 +1,7 @@
 """Which models exist: a literal table, and entry points of packages outside.
 
 A package adds a model by an entry point in the group ``rlinf.models`` that names its config class,
-a subclass of :class:`~rlinf.models.policy.ModelConfig`.
+a subclass of :class:`~rlinf.models.config.ModelConfig`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
-from rlinf.models.policy import ModelConfig, Policy
+from rlinf.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
+    from rlinf.models.policy import Policy
 
 __all__ = ["MODELS", "ModelConfig", "build_policy", "config_class", "names"]
 
 MODELS = {
-    "mlp": "rlinf.models.mlp:MLPConfig",
+    "mlp": "rlinf.models.config:MLPConfig",
+    "cnn": "rlinf.models.config:CNNConfig",
 }
 
 

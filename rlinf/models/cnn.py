@@ -1,0 +1,137 @@
+"""Convolutional policy for image observations, with states beside them where given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlinf.errors import ConfigError
+from rlinf.models.config import CNNConfig
+from rlinf.models.gaussian import GaussianPolicy, orthogonal_layer
+from rlinf.models.policy import ObservationNormalizer
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+
+class CNNPolicy(GaussianPolicy):
+    """Images and states into features, features into separate actor and critic trunks."""
+
+    def __init__(
+        self, config: CNNConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        state_shape = env_spec.observation_shapes.get("states", ()) if config.use_states else ()
+        state_dim = state_shape[0] if state_shape else 0
+        super().__init__(
+            config,
+            env_spec,
+            feature_dim=state_dim + config.image_features * len(config.image_keys),
+            value_dim=value_dim,
+            generator=generator,
+        )
+        self._image_keys = config.image_keys
+        self.encoder = self._encoders(config, env_spec, generator)
+        separate = value_dim > 0 and not config.shared_encoder
+        self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
+        self._reads_states = state_dim > 0
+        self.normalizer = (
+            ObservationNormalizer(state_dim, clip=config.observation_clip)
+            if config.normalize_observations and self._reads_states
+            else None
+        )
+
+    def _encoders(
+        self, config: CNNConfig, env_spec: EnvSpec, generator: torch.Generator
+    ) -> torch.nn.ModuleDict:
+        return torch.nn.ModuleDict(
+            {
+                key: ImageEncoder(config, _image_shape(env_spec, key), key=key, generator=generator)
+                for key in config.image_keys
+            }
+        )
+
+    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Features of actor and critic from images [B, (n,) H, W, 3] uint8 and states [B, D]."""
+        actor = self._features(self.encoder, observations)
+        if self.critic_encoder is None:
+            return actor, actor
+        return actor, self._features(self.critic_encoder, observations)
+
+    def _features(
+        self, encoders: torch.nn.ModuleDict, observations: Mapping[str, Tensor]
+    ) -> Tensor:
+        parts = [encoders[key](observations[key]) for key in self._image_keys]
+        if self._reads_states:
+            states = observations["states"]
+            parts.append(states if self.normalizer is None else self.normalizer(states))
+        return torch.cat(parts, dim=-1)
+
+    def value_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Parameters of the critic trunk and of its own encoders."""
+        own = () if self.critic_encoder is None else self.critic_encoder.parameters()
+        return chain(super().value_parameters(), own)
+
+    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
+        """Take states [N, D] into the running statistics; images have fixed ones."""
+        if self.normalizer is not None:
+            self.normalizer.update(forward_inputs["states"])
+
+
+class ImageEncoder(torch.nn.Module):
+    """Convolutions with ReLU and one linear layer; several views are stacked as channels."""
+
+    def __init__(
+        self,
+        config: CNNConfig,
+        shape: tuple[int, ...],
+        *,
+        key: str,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        *views, height, width, colours = shape
+        channels = colours * (views[0] if views else 1)
+        layers: list[torch.nn.Module] = []
+        for out, kernel, stride in zip(
+            config.channels, config.kernel_sizes, config.strides, strict=True
+        ):
+            if min(height, width) < kernel:
+                raise ConfigError(
+                    f"model.kernel_sizes: an image of {shape[-3]} x {shape[-2]} pixels ({key}) "
+                    f"has shrunk to {height} x {width} where a kernel of {kernel} reads it; use "
+                    "larger images, smaller strides or fewer convolutions"
+                )
+            convolution = torch.nn.Conv2d(channels, out, kernel, stride, device="meta")
+            layers.append(
+                orthogonal_layer(convolution, gain=config.hidden_gain, generator=generator)
+            )
+            layers.append(torch.nn.ReLU())
+            channels = out
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        linear = torch.nn.Linear(channels * height * width, config.image_features, device="meta")
+        last = orthogonal_layer(linear, gain=config.hidden_gain, generator=generator)
+        self.layers = torch.nn.Sequential(*layers, torch.nn.Flatten(), last, torch.nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, (n,) H, W, 3] uint8 to [B, image_features]."""
+        if images.ndim == 5:
+            images = images.permute(0, 2, 3, 1, 4).flatten(3)
+        pixels = images.permute(0, 3, 1, 2).to(torch.float32).mul_(1.0 / 255.0)
+        features: Tensor = self.layers(pixels)
+        return features
+
+
+def _image_shape(env_spec: EnvSpec, key: str) -> tuple[int, ...]:
+    shape = env_spec.observation_shapes.get(key)
+    if shape is None or len(shape) not in (3, 4):
+        raise ConfigError(
+            f"model.image_keys: cnn reads the observation {key!r} [H, W, 3] or [n, H, W, 3], but "
+            f"the environment gives {dict(env_spec.observation_shapes)}; use mlp for states, or "
+            "let the environment render images"
+        )
+    return tuple(shape)

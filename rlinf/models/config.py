@@ -1,0 +1,116 @@
+"""Configuration of the policies; imports no torch, so that a recipe is checked in an instant."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal, load_attribute
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.policy import Policy
+
+ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
+ImageKey = Literal["main_images", "wrist_images", "extra_view_images"]
+
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Bounds of the logarithm of the standard deviation."""
+
+
+class ModelConfig(StrictModel):
+    """Base of every policy's config section."""
+
+    implementation: ClassVar[str]
+    """``module:Class`` of the policy, imported when it is built."""
+
+    type: str
+    """Which policy this section configures."""
+    num_action_chunks: int = Field(default=1, ge=1)
+    """C, primitive actions per decision."""
+
+    def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
+        """The policy for an environment, with fresh weights that depend on ``seed`` alone.
+
+        Args:
+            env_spec: Observations and actions to be dealt with.
+            value_dim: V, values per chunk: 1, C, or 0 for a policy without a critic.
+            seed: Seed of the initial weights.
+
+        Raises:
+            ConfigError: the policy cannot deal with these observations or actions.
+        """
+        policy: Policy = load_attribute(self.implementation)(
+            self, env_spec, value_dim=value_dim, seed=seed
+        )
+        return policy
+
+
+class GaussianPolicyConfig(ModelConfig):
+    """What every Gaussian policy has."""
+
+    hidden_sizes: tuple[int, ...] = Field(default=(64, 64), min_length=1)
+    """Widths of the hidden layers of the actor trunk and of the critic trunk."""
+    activation: ActivationName = "tanh"
+    """Non-linearity of the trunks."""
+    initial_log_std: float = Field(default=0.0, ge=LOG_STD_RANGE[0], le=LOG_STD_RANGE[1])
+    """Logarithm of the standard deviation of the untrained policy."""
+    state_dependent_std: bool = False
+    """Let the network give the standard deviation; otherwise it is one free parameter per action
+    dimension."""
+    hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
+    """Gain of the orthogonal initialisation of hidden layers."""
+    policy_gain: float = Field(default=0.01, gt=0)
+    """Gain of the last layer of the actor; small values start near zero actions."""
+    normalize_observations: bool = True
+    """Normalise states by their running mean and variance."""
+    observation_clip: float = Field(default=10.0, gt=0)
+    """Bound of normalised states, in standard deviations."""
+
+
+class MLPConfig(GaussianPolicyConfig):
+    """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
+
+    implementation = "rlinf.models.mlp:MLPPolicy"
+    type: Literal["mlp"] = "mlp"
+    """Which policy this section configures."""
+
+
+class CNNConfig(GaussianPolicyConfig):
+    """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
+    of the perceptron policy behind it."""
+
+    implementation = "rlinf.models.cnn:CNNPolicy"
+    type: Literal["cnn"] = "cnn"
+    """Which policy this section configures."""
+    image_keys: tuple[ImageKey, ...] = Field(default=("main_images",), min_length=1)
+    """Image observations to read."""
+    use_states: bool = True
+    """Read `states` as well, where the environment gives them."""
+    channels: tuple[int, ...] = Field(default=(32, 64, 64), min_length=1)
+    """Output channels of the convolutions."""
+    kernel_sizes: tuple[int, ...] = (8, 4, 3)
+    """Kernel widths in pixels, one per convolution."""
+    strides: tuple[int, ...] = (4, 2, 1)
+    """Strides in pixels, one per convolution."""
+    image_features: int = Field(default=256, ge=1)
+    """Width of the encoding of each image key."""
+    shared_encoder: bool = True
+    """Let actor and critic share the encoders; otherwise each has its own."""
+
+    @model_validator(mode="after")
+    def _check_convolutions(self) -> Self:
+        for key in ("kernel_sizes", "strides"):
+            given = getattr(self, key)
+            if len(given) != len(self.channels):
+                raise illegal(
+                    key,
+                    f"{len(given)} numbers for {len(self.channels)} convolutions",
+                    hint=f"channels has {len(self.channels)} entries, write as many",
+                )
+            if min(given) < 1:
+                raise illegal(key, f"{min(given)} is not a number of pixels", hint="nearest: 1")
+        return self

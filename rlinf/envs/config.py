@@ -1,0 +1,116 @@
+"""The ``env.train`` and ``env.eval`` sections of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from functools import cached_property
+from typing import Any, Self
+
+import pydantic
+from pydantic import Field
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import did_you_mean
+from rlinf.envs.registry import env_class
+from rlinf.errors import ConfigError
+
+
+class EnvConfig(StrictModel):
+    """One kind of simulated env and how its episodes run."""
+
+    type: str
+    """Which adapter: ``metaworld``, ``gymnasium``, or one that another package registers."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the adapter, for example ``{task: reach-v3}``."""
+
+    max_episode_steps: int = Field(gt=0)
+    """Primitive steps after which an episode is truncated."""
+
+    auto_reset: bool = True
+    """Whether an env starts its next episode by itself when one ends."""
+
+    ignore_terminations: bool = False
+    """Whether only the step limit ends an episode: success is noted and the episode goes on."""
+
+    group_size: int = Field(default=1, gt=0)
+    """Consecutive envs that share their reset states (GRPO compares inside such a group)."""
+
+    use_fixed_reset_states: bool = False
+    """Whether every reset of an env leads to the same state, in every epoch."""
+
+    reward_scale: float = Field(default=1.0, allow_inf_nan=False)
+    """Factor on every reward that training sees; episode returns are reported without it."""
+
+    processes: int | None = Field(default=None, gt=0)
+    """Env processes per worker; by default one per core that the worker may use."""
+
+    step_deadline: float = Field(default=60.0, gt=0)
+    """Seconds that one primitive step or one reset may take before the env counts as hanging."""
+
+    start_deadline: float = Field(default=300.0, gt=0)
+    """Seconds that building the envs of one process may take."""
+
+    max_fault_rate: float = Field(default=0.1, ge=0, le=1)
+    """The run stops when more than this part of the last ``fault_window`` episodes was faulty."""
+
+    fault_window: int = Field(default=100, gt=0)
+    """Episodes over which the fault rate is taken."""
+
+    python: str | None = None
+    """Interpreter of the env processes, for a simulator in a virtual environment of its own."""
+
+    @pydantic.model_validator(mode="after")
+    def _options_are_legal(self) -> Self:
+        try:
+            adapter = env_class(self.type)
+        except ConfigError as error:
+            raise illegal("type", str(error)) from error
+        _validated_options(adapter.Options, self.options)
+        return self
+
+    @cached_property
+    def adapter_options(self) -> Any:
+        """The options as the adapter's dataclass, defaults filled in."""
+        return _validated_options(env_class(self.type).Options, self.options)
+
+    def check(self) -> None:
+        """Refuse, within a second and before anything starts, an env that cannot be built.
+
+        Raises:
+            ConfigError: An option or the interpreter is not usable.
+            MissingPackageError: The simulator is not installed.
+        """
+        if self.python is None:
+            env_class(self.type).check(self.adapter_options, self.max_episode_steps)
+        elif shutil.which(self.python) is None:
+            raise ConfigError(
+                f"env.python: {self.python} is no executable file; give the path of the "
+                "interpreter, for example envs/simulator/bin/python"
+            )
+
+    def process_count(self, num_envs: int, affinity: int | None = None) -> int:
+        """Return how many processes serve ``num_envs`` envs on ``affinity`` cores."""
+        cores = affinity or len(os.sched_getaffinity(0))
+        return min(self.processes or cores, num_envs)
+
+
+def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:
+    """Return the dataclass of an adapter; a list counts as a tuple, an integer as a float."""
+    known = [field.name for field in dataclasses.fields(options_class)]
+    for key in values:
+        if key not in known:
+            raise illegal(f"options.{key}", "unknown option", hint=did_you_mean(key, known))
+    try:
+        return pydantic.TypeAdapter(options_class).validate_json(
+            pydantic.TypeAdapter(dict[str, Any]).dump_json(values), strict=True
+        )
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in ("options", *first["loc"]))
+        raise illegal(where, first["msg"]) from error
+    except (TypeError, ValueError) as error:
+        raise illegal("options", str(error)) from error

@@ -1,0 +1,140 @@
+"""Any environment that ``gymnasium.make`` knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import Observation, SimulatorEnv
+from rlinf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GymnasiumOptions:
+    """Options of the ``gymnasium`` env type."""
+
+    id: str
+    """What ``gymnasium.make`` is called with: ``Pendulum-v1``, or ``module:Name-v0``."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of ``gymnasium.make``."""
+
+    success_key: str | None = None
+    """The entry of ``info`` that says whether the task is solved, for example ``is_success``."""
+
+    success_return: float | None = None
+    """The episode return from which on an episode counts as a success."""
+
+    render_mode: str | None = "rgb_array"
+    """How ``render`` draws; null for an environment that cannot."""
+
+
+class GymnasiumEnv(SimulatorEnv):
+    """A ``gymnasium`` environment behind the adapter protocol.
+
+    A uint8 image [H, W, 3] becomes ``main_images``; any other observation is flattened to
+    ``states`` (a discrete one as one-hot). Actions are ``Box`` of any shape, flattened, or
+    ``Discrete``.
+    """
+
+    Options = GymnasiumOptions
+
+    def __init__(self, options: GymnasiumOptions) -> None:
+        super().__init__(options)
+        self._options = options
+        try:
+            self._env = gymnasium.make(
+                options.id,
+                render_mode=options.render_mode,
+                disable_env_checker=True,
+                **options.kwargs,
+            )
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"env.options.id: {options.id}: {error}") from error
+        self._raw_space = self._env.observation_space
+        self._is_image = _is_image(self._raw_space)
+        self.observation_space = spaces.Dict(
+            {"main_images": self._raw_space}
+            if self._is_image
+            else {"states": spaces.Box(-np.inf, np.inf, (_flat_size(self),), np.float32)}
+        )
+        self.action_space = _flat_action_space(self._env.action_space, options.id)
+        self._return = 0.0
+
+    @classmethod
+    def check(cls, options: GymnasiumOptions, max_episode_steps: int) -> None:
+        """Refuse an id that is not registered."""
+        try:
+            gymnasium.spec(options.id)
+        except (gymnasium.error.Error, ImportError) as error:
+            raise ConfigError(f"env.options.id: {options.id}: {error}") from error
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode."""
+        observation, info = self._env.reset(seed=seed, options=options)
+        self._return = 0.0
+        return self._converted(observation), info
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action."""
+        observation, reward, terminated, truncated, info = self._env.step(self._given(action))
+        self._return += float(reward)
+        info = self._with_success(info)
+        return self._converted(observation), float(reward), terminated, truncated, info
+
+    def render(self) -> Any:
+        """Return a picture, uint8 [H, W, 3]."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _given(self, action: Any) -> Any:
+        space = self._env.action_space
+        if isinstance(space, spaces.Discrete):
+            return int(action) + int(space.start)
+        return np.asarray(action, space.dtype).reshape(space.shape or ())
+
+    def _converted(self, observation: Any) -> Observation:
+        if self._is_image:
+            return {"main_images": np.asarray(observation)}
+        flat = spaces.flatten(self._raw_space, observation)
+        return {"states": np.asarray(flat, np.float32)}
+
+    def _with_success(self, info: dict[str, Any]) -> dict[str, Any]:
+        options = self._options
+        if options.success_key is not None:
+            return {**info, "success": bool(info.get(options.success_key, False))}
+        if options.success_return is not None:
+            return {**info, "success": self._return >= options.success_return}
+        return info
+
+
+def _is_image(space: gymnasium.Space[Any]) -> bool:
+    shape = space.shape or ()
+    return space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+def _flat_size(env: GymnasiumEnv) -> int:
+    space = env._raw_space
+    if not space.is_np_flattenable:
+        raise ConfigError(f"env.options.id: {env._options.id} has observations of varying size")
+    return int(spaces.flatdim(space))
+
+
+def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (limit.reshape(-1).astype(np.float32) for limit in (space.low, space.high))
+        return spaces.Box(low, high, dtype=np.float32)
+    raise ConfigError(
+        f"env.options.id: the actions of {name} are {space}; Box of floats and Discrete are known"
+    )

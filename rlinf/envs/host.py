@@ -1,0 +1,334 @@
+"""The envs of one process: chunks of steps, resets, faults, episode records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.base import SimulatorEnv
+from rlinf.envs.block import SharedBlock, Status
+from rlinf.envs.checks import (
+    EnvSideFault,
+    checked_reward,
+    guarded,
+    same_observation,
+    write_observation,
+)
+from rlinf.envs.records import FaultReason
+from rlinf.envs.schedule import MAX_ATTEMPTS, EpisodeSchedule
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.wire import decode_tree, encode_tree
+from rlinf.errors import RunFailure
+
+_RESET_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """What ends an episode and what follows.
+
+    Args:
+        max_episode_steps: Primitive steps after which an episode is truncated.
+        auto_reset: Whether the next episode starts by itself.
+        ignore_terminations: Whether only truncation ends an episode.
+        reward_scale: Factor on every reward.
+    """
+
+    max_episode_steps: int
+    auto_reset: bool
+    ignore_terminations: bool
+    reward_scale: float
+
+
+class EnvHost:
+    """Steps the envs of some rows of a shared block.
+
+    Args:
+        make: Builds one env.
+        envs: The first env of each row.
+        spec: Their spec.
+        block: Where actions come from and results go.
+        rules: What ends an episode.
+        schedule: Which episode comes next.
+        first_env: Global number of row 0.
+        progress: This process's cells of the block: present row, count of steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        make: Callable[[], SimulatorEnv],
+        envs: dict[int, SimulatorEnv],
+        spec: EnvSpec,
+        block: SharedBlock,
+        rules: EpisodeRules,
+        schedule: EpisodeSchedule,
+        first_env: int,
+        progress: np.ndarray,
+    ) -> None:
+        self._make = make
+        self._envs = envs
+        self._block = block
+        self._rules = rules
+        self._schedule = schedule
+        self._first_env = first_env
+        self._progress = progress
+        self._observations = block.group("observation")
+        self._finals = block.group("final")
+        self._discrete = spec.action_kind == "discrete"
+        self._faults: list[dict[str, Any]] = []
+        self._advances = rules.auto_reset or schedule.episodes is not None
+
+    def take_faults(self) -> list[dict[str, Any]]:
+        """Return the faults since the last call."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def reset(self, rows: Sequence[int], sequence: int) -> None:
+        """Start an episode in each row; the counters were set by the vector env."""
+        for row in self._pending(rows, sequence):
+            self._begin_episode(row)
+
+    def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
+        """Execute one action chunk in each row."""
+        block = self._block
+        for row in self._pending(rows, sequence):
+            for name in ("terminated", "truncated", "final", "recorded"):
+                block[name][row] = False
+            block["rewards"][row, :chunk] = 0.0
+            block["valid"][row] = True
+            active = block["status"][row] == Status.RUNNING
+            block["active"][row] = active
+            block["acted_episode"][row] = block["episode_id"][row]
+            block["acted_seed"][row] = block["seed"][row]
+            if not active:
+                continue
+            try:
+                self._run_chunk(row, chunk)
+            except EnvSideFault as fault:
+                self._replace_episode(row, fault)
+
+    def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
+        """Bring envs that were just built to where the block says they are.
+
+        Args:
+            rows: By row number: ``broken`` (reason, detail) for an env whose episode is lost,
+                ``state`` (bytes) when the simulator gave one, ``sequence`` of a command in flight
+                that a lost row has thereby completed.
+        """
+        for name, entry in rows.items():
+            row = int(name)
+            self._progress[0] = row
+            try:
+                if "broken" in entry:
+                    reason, detail = entry["broken"]
+                    raise EnvSideFault(FaultReason(reason), detail)
+                if self._block["status"][row] == Status.RUNNING:
+                    self._rebuild(row, entry.get("state"))
+            except EnvSideFault as fault:
+                self._block["acted_episode"][row] = self._block["episode_id"][row]
+                self._block["acted_seed"][row] = self._block["seed"][row]
+                self._block["active"][row] = True
+                known = len(self._faults)
+                self._replace_episode(row, fault)
+                if "broken" in entry:  # the vector env has noted this one itself
+                    del self._faults[known]
+                if entry.get("sequence") is not None:
+                    self._block["done_sequence"][row] = entry["sequence"]
+            self._progress[0] = -1
+
+    def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return the encoded simulator state by row, for the rows that have one."""
+        found = {}
+        for row in rows:
+            if self._block["status"][row] != Status.RUNNING:
+                continue
+            state = self._envs[row].get_state()
+            if state is not None:
+                found[str(row)] = np.frombuffer(encode_tree(state), np.uint8)
+        return found
+
+    def render(self, row: int) -> np.ndarray:
+        """Return a picture of the env of ``row``, uint8 [H, W, 3]."""
+        return np.asarray(self._envs[row].render())
+
+    def close(self) -> None:
+        """Close every env; one that cannot does not keep the others open."""
+        for env in self._envs.values():
+            self._close_env(env)
+
+    def _pending(self, rows: Sequence[int], sequence: int) -> Any:
+        """Yield the rows that have not completed this command; say which one is at work.
+
+        A command is sent again after a crash, and rows that were done before it stay done.
+        """
+        done = self._block["done_sequence"]
+        for row in rows:
+            if done[row] == sequence:
+                continue
+            self._progress[0] = row
+            yield row
+            done[row] = sequence
+        self._progress[0] = -1
+
+    def _run_chunk(self, row: int, chunk: int) -> None:
+        block, rules, env = self._block, self._rules, self._envs[row]
+        # A copy: a simulator may keep the array it was given.
+        actions = block["actions"][row, :chunk].copy()
+        log, rewards = block["log"][row], block["rewards"][row]
+        steps, total = int(block["steps"][row]), float(block["episode_return"][row])
+        success_once = bool(block["success_once"][row])
+        fail_once = bool(block["fail_once"][row])
+        success = terminated = truncated = False
+        observation: Any = None
+        for column in range(chunk):
+            observation, reward, ended, cut, info = self._step_env(
+                env, actions[column], blind=column < chunk - 1
+            )
+            value = checked_reward(reward)
+            log[steps] = actions[column]
+            steps += 1
+            total += value
+            rewards[column] = value * rules.reward_scale
+            success = bool(info.get("success", False))
+            success_once |= success
+            fail_once |= bool(info.get("fail", False))
+            terminated = bool(ended) and not rules.ignore_terminations
+            truncated = bool(cut) or steps >= rules.max_episode_steps
+            if terminated or truncated:
+                break
+        if observation is None:
+            observation = guarded(env.observe)
+        ended_now = terminated or truncated
+        write_observation(observation, self._finals if ended_now else self._observations, row)
+        block["steps"][row] = steps
+        block["episode_return"][row] = total
+        block["success_once"][row] = success_once
+        block["success_now"][row] = success
+        block["fail_once"][row] = fail_once
+        if ended_now:
+            block["terminated"][row] = terminated
+            block["truncated"][row] = truncated
+            self._end_episode(row)
+
+    def _step_env(self, env: SimulatorEnv, action: np.ndarray, *, blind: bool) -> Any:
+        self._progress[1] += 1
+        given: Any = int(action[0]) if self._discrete else action
+        if blind and env.skips_observations:
+            return (None, *guarded(env.step_blind, given))
+        return guarded(env.step, given)
+
+    def _end_episode(self, row: int) -> None:
+        self._record(row, valid=True)
+        if self._advances:
+            self._block["final"][row] = True
+            self._block["index"][row] += 1
+            self._block["attempt"][row] = 0
+            self._begin_episode(row)
+            return
+        for key, target in self._observations.items():
+            target[row] = self._finals[key][row]
+        self._block["status"][row] = Status.ENDED
+
+    def _begin_episode(self, row: int) -> None:
+        """Reset the env of ``row`` into its next episode.
+
+        Raises:
+            RunFailure: Several episodes in a row could not be started.
+        """
+        for _ in range(_RESET_ATTEMPTS):
+            if not self._enter_next_episode(row):
+                return
+            try:
+                self._progress[1] += 1
+                seed = int(self._block["seed"][row])
+                observation, _ = guarded(self._envs[row].reset, seed=seed)
+                write_observation(observation, self._observations, row)
+                return
+            except EnvSideFault as fault:
+                last = fault
+                self._close_episode(row, fault)
+        raise RunFailure(
+            f"env {self._first_env + row} could not be reset {_RESET_ATTEMPTS} times in a row; "
+            f"the last time:\n{last.detail}"
+        )
+
+    def _enter_next_episode(self, row: int) -> bool:
+        """Set the counters of the next episode; False when there is none."""
+        block = self._block
+        env, epoch = self._first_env + row, int(block["epoch"][row])
+        index, serial = int(block["index"][row]), int(block["serial"][row])
+        episode = self._schedule.episode(env, epoch, index, serial)
+        if episode is None:
+            block["status"][row] = Status.EXHAUSTED
+            return False
+        block["episode_id"][row], block["seed"][row] = episode
+        block["serial"][row] = serial + 1
+        block["steps"][row] = 0
+        block["episode_return"][row] = 0.0
+        for name in ("success_once", "success_now", "fail_once"):
+            block[name][row] = False
+        block["status"][row] = Status.RUNNING
+        return True
+
+    def _replace_episode(self, row: int, fault: EnvSideFault) -> None:
+        """Close the episode as invalid, build the env anew and start another one."""
+        block = self._block
+        block["rewards"][row] = 0.0
+        block["valid"][row] = False
+        for name in ("terminated", "truncated", "final", "recorded"):
+            block[name][row] = False
+        self._close_episode(row, fault)
+        self._begin_episode(row)
+
+    def _close_episode(self, row: int, fault: EnvSideFault) -> None:
+        block = self._block
+        episode = int(block["episode_id"][row])
+        self._faults.append(
+            {"row": row, "reason": fault.reason.value, "detail": fault.detail, "episode": episode}
+        )
+        block["attempt"][row] += 1
+        repeats = self._schedule.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
+        if not repeats:
+            if not block["recorded"][row]:
+                self._record(row, valid=False)
+            block["index"][row] += 1
+            block["attempt"][row] = 0
+        self._close_env(self._envs[row])
+        self._envs[row] = guarded(self._make)
+
+    def _record(self, row: int, *, valid: bool) -> None:
+        block = self._block
+        record = block["records"][row]
+        for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once"):
+            record[name] = block[name][row]
+        record["episode_len"] = block["steps"][row]
+        record["success_at_end"] = block["success_now"][row]
+        record["valid"] = valid
+        block["recorded"][row] = True
+
+    def _rebuild(self, row: int, state: np.ndarray | None) -> None:
+        """Bring a new env to where the old one was: by its state, or by replaying its actions."""
+        env, block = self._envs[row], self._block
+        observation, _ = guarded(env.reset, seed=int(block["seed"][row]))
+        if state is not None:
+            guarded(env.set_state, decode_tree(state.tobytes()))
+            return
+        for action in block["log"][row, : int(block["steps"][row])].copy():
+            observation = self._step_env(env, action, blind=False)[0]
+        if not same_observation(observation, self._observations, row):
+            raise EnvSideFault(
+                FaultReason.MALFORMED,
+                "the env could not be rebuilt: replaying its actions since the last reset led to "
+                "another observation, so the simulator is not deterministic",
+            )
+
+    @staticmethod
+    def _close_env(env: SimulatorEnv) -> None:
+        try:
+            guarded(env.close)
+        except EnvSideFault:
+            return

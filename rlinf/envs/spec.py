@@ -1,0 +1,125 @@
+"""What a policy must know of an env: names, shapes and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import OBSERVATION_KEYS, SimulatorEnv
+from rlinf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Shapes of one env, without the leading env dimension.
+
+    Args:
+        observation_shapes: Shape by observation key.
+        observation_dtypes: numpy type name by observation key (``float32``, ``uint8``).
+        action_kind: ``continuous`` (Box) or ``discrete``.
+        action_dim: A; 1 for a discrete action, which travels as its index.
+        action_low: Lower bounds [A] (0 for discrete).
+        action_high: Upper bounds [A] (number of choices - 1 for discrete).
+        task_descriptions: The tasks in words; empty when the simulator has none.
+        max_episode_steps: Primitive steps after which an episode is truncated.
+    """
+
+    observation_shapes: dict[str, tuple[int, ...]]
+    observation_dtypes: dict[str, str]
+    action_kind: str
+    action_dim: int
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    task_descriptions: tuple[str, ...]
+    max_episode_steps: int
+
+    @property
+    def num_actions(self) -> int | None:
+        """Number of choices of a discrete action, None for a continuous one."""
+        return int(self.action_high[0]) + 1 if self.action_kind == "discrete" else None
+
+    def observation_space(self) -> spaces.Dict:
+        """Return the gymnasium space of one observation."""
+        entries: dict[str, gymnasium.Space[Any]] = {}
+        for key, shape in self.observation_shapes.items():
+            dtype = np.dtype(self.observation_dtypes[key])
+            low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+            entries[key] = spaces.Box(low, high, shape, dtype.type)
+        return spaces.Dict(entries)
+
+    def action_space(self) -> gymnasium.Space[Any]:
+        """Return the gymnasium space of one action."""
+        if self.num_actions is not None:
+            return spaces.Discrete(self.num_actions)
+        low, high = (np.array(x, np.float32) for x in (self.action_low, self.action_high))
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plain form that travels between processes."""
+        return {**self.__dict__}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EnvSpec:
+        """Return the spec whose plain form is ``data``."""
+        shapes = {key: tuple(shape) for key, shape in data["observation_shapes"].items()}
+        tuples = {key: tuple(data[key]) for key in ("action_low", "action_high")}
+        descriptions = tuple(data["task_descriptions"])
+        return cls(
+            **{
+                **data,
+                **tuples,
+                "observation_shapes": shapes,
+                "task_descriptions": descriptions,
+            }
+        )
+
+
+def spec_of(env: SimulatorEnv, max_episode_steps: int) -> EnvSpec:
+    """Return the spec of ``env``.
+
+    Raises:
+        ConfigError: Its spaces are not of the kind that adapters must have.
+    """
+    name = type(env).__name__
+    boxes = _observation_boxes(env.observation_space, name)
+    kind, low, high = _action_limits(env.action_space, name)
+    return EnvSpec(
+        observation_shapes={key: tuple(box.shape) for key, box in boxes.items()},
+        observation_dtypes={key: np.dtype(box.dtype).name for key, box in boxes.items()},
+        action_kind=kind,
+        action_dim=len(low),
+        action_low=low,
+        action_high=high,
+        task_descriptions=(env.task_description,) if env.task_description else (),
+        max_episode_steps=max_episode_steps,
+    )
+
+
+def _observation_boxes(space: Any, name: str) -> dict[str, spaces.Box]:
+    if not isinstance(space, spaces.Dict) or not space.spaces:
+        raise ConfigError(f"{name}: observation_space must be a gymnasium.spaces.Dict, is {space}")
+    boxes: dict[str, spaces.Box] = {}
+    for key, part in space.spaces.items():
+        wanted = np.float32 if key == "states" else np.uint8
+        if key not in OBSERVATION_KEYS:
+            known = ", ".join(OBSERVATION_KEYS)
+            raise ConfigError(f"{name}: unknown observation key '{key}'; known: {known}")
+        if not isinstance(part, spaces.Box) or part.dtype != wanted:
+            raise ConfigError(f"{name}: '{key}' must be a Box of {np.dtype(wanted).name}: {part}")
+        boxes[key] = part
+    return boxes
+
+
+def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
+    if isinstance(space, spaces.Discrete):
+        if space.start != 0:
+            raise ConfigError(f"{name}: a Discrete action space must start at 0, is {space}")
+        return "discrete", (0.0,), (float(space.n - 1),)
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        low, high = (tuple(float(x) for x in limit) for limit in (space.low, space.high))
+        return "continuous", low, high
+    raise ConfigError(f"{name}: action_space must be a Box [A] or Discrete, is {space}")

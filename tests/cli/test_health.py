@@ -1,0 +1,96 @@
+"""The doctor: it finds what works, and names the cause and the fix of what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.cli.health import machine, packages, rendering
+from rlinf.cli.health.finding import Finding
+from rlinf.cli.main import main
+
+
+def test_required_packages_are_found_and_missing_ones_get_their_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {finding.name: finding for finding in packages.package_findings()}
+    assert found["torch"].status == "ok"
+    monkeypatch.setattr(packages, "REQUIRED", ("no-such-package",))
+    monkeypatch.setattr(packages, "OPTIONAL", {"no-such-simulator": "arm"})
+    found = {finding.name: finding for finding in packages.package_findings()}
+    assert found["no-such-package"].status == "failed"
+    assert found["no-such-package"].fix == "pip install no-such-package"
+    assert found["no-such-simulator"].status == "absent"
+    assert found["no-such-simulator"].fix == "pip install 'rlinf[arm]'"
+
+
+def test_machine_has_cores_memory_and_a_video_encoder(tmp_path: Path) -> None:
+    found = {finding.name: finding for finding in machine.machine_findings(tmp_path)}
+    assert found["video encoder"].status == "ok"
+    assert found["video encoder"].detail.startswith("5 frames")
+    assert "failed" not in {finding.status for finding in found.values()}
+
+
+def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    found = {finding.name: finding for finding in machine.machine_findings(Path.cwd())}
+    assert found["threads"].status == "warning"
+    assert found["threads"].fix.startswith("export OMP_NUM_THREADS=")
+
+
+FRAME = """
+class Env:
+    def reset(self, seed): pass
+    def render(self):
+        import numpy
+        return numpy.full((4, 6, 3), {shade}, numpy.uint8)
+env = Env()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "detail"),
+    [
+        (FRAME.format(shade=7), "ok", "frame 6x4 brightness 7.0"),
+        (FRAME.format(shade=0), "failed", "all black"),
+        ("raise ImportError('no libEGL.so')", "failed", "ImportError: no libEGL.so"),
+        ("import os; os.abort()", "failed", "exit code"),
+    ],
+)
+def test_a_frame_is_drawn_in_a_process_of_its_own(program: str, status: str, detail: str) -> None:
+    found = rendering.draw("simulator", "egl", program)
+    assert found.status == status
+    assert detail in found.detail
+    if status == "failed":
+        assert found.fix == "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri"
+
+
+def test_one_working_renderer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(simulator: str, renderer: str, program: str) -> Finding:
+        return Finding(renderer, "ok" if renderer == "egl" else "failed", "", "a fix")
+
+    monkeypatch.setattr(rendering, "draw", draw)
+    monkeypatch.setattr(rendering, "SIMULATORS", {"s": ("numpy", "", ("egl", "osmesa"))})
+    assert [finding.status for finding in rendering.rendering_findings()] == ["ok", "warning"]
+    monkeypatch.setattr(rendering, "SIMULATORS", {"s": ("numpy", "", ("osmesa",))})
+    assert [finding.status for finding in rendering.rendering_findings()] == ["failed"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_exit_code_says_whether_something_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    finding = Finding("render", "failed", "all black", "apt-get install x")
+    monkeypatch.setattr(rendering, "rendering_findings", lambda: [finding] if broken else [])
+    assert main(["doctor"]) == int(broken)
+    out = capsys.readouterr().out
+    assert "torch" in out
+    if broken:
+        assert "failed: render: all black" in out
+        assert "fix: apt-get install x" in out
+
+
+@pytest.mark.slow
+def test_ray_starts() -> None:
+    assert machine.ray_finding().status == "ok"

@@ -1,0 +1,102 @@
+"""The verbs that start nothing: version, help, list, explain, and what failures look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import rlinf
+from rlinf.cli import main as main_module
+from rlinf.cli.failure import log_to, report_failure, reporting
+from rlinf.cli.interrupt import INTERRUPTED
+from rlinf.cli.main import main
+from rlinf.errors import MissingPackageError, RunFailure
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run the command line in this process; returns exit code, output and error output."""
+    code = main(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"rlinf {rlinf.__version__}\n", "")
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for verb in ("train", "resume", "eval", "list", "explain", "check", "doctor"):
+        assert verb in out
+        assert run(capsys, verb, "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("recipes", ["quickstart"]),
+        ("envs", ["metaworld", "gymnasium"]),
+        ("models", ["mlp", "cnn"]),
+        ("algorithms", ["ppo", "grpo"]),
+        ("engines", ["torch"]),
+        ("loggers", ["tensorboard", "wandb", "swanlab", "mlflow", "jsonl"]),
+    ],
+)
+def test_list(capsys: pytest.CaptureFixture[str], kind: str, expected: Sequence[str]) -> None:
+    code, out, _ = run(capsys, "list", kind)
+    assert code == 0
+    names = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert set(expected) <= set(names)
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", "algorithm.gae_lambda")
+    assert code == 0
+    assert "algorithm.gae_lambda  (ppo)" in out
+    assert "default" in out
+    code, out, _ = run(capsys, "explain", "rollout")
+    assert code == 0
+    assert "pipeline_stage_num" in out
+
+
+def test_a_failure_shows_its_end_and_logs_the_whole(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deep(level: int) -> None:
+        if level == 0:
+            raise RunFailure("the first failure")
+        deep(level - 1)
+
+    def fail(args: object) -> None:
+        log_to(tmp_path / "run.log")
+        deep(5)
+
+    monkeypatch.setattr(main_module, "app", fail)
+    code, _, err = run(capsys, "anything")
+    assert code == 1
+    assert "RunFailure: the first failure" in err
+    assert "Traceback" not in err
+    assert f"whole trace in {tmp_path / 'run.log'}" in err
+    log = (tmp_path / "run.log").read_text(encoding="utf-8")
+    assert log.count("deep(level - 1)") >= 2
+    assert "Traceback" in log
+    reporting.debug = True
+    report_failure(RunFailure("again"))
+    assert "RunFailure: again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), INTERRUPTED), (MissingPackageError("a", "b", "c"), 2), (OSError(), 1)],
+)
+def test_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    def fail(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main_module, "app", fail)
+    assert main([]) == code

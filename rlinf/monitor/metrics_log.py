@@ -78,12 +78,13 @@ class MetricsLog:
         """Return the place behind the last line, for a checkpoint: bytes and lines."""
         return self._file.cursor()
 
-    def truncate(self, cursor: Mapping[str, int]) -> None:
-        """Forget everything that was logged behind a cursor.
+    def truncate(self, cursor: Mapping[str, int] | None) -> None:
+        """Forget everything that was logged behind a cursor, or everything if it is None.
 
         Raises:
             CheckpointError: The cursor was not made by :meth:`cursor`.
         """
+        cursor = {"bytes": 0, "lines": 0} if cursor is None else cursor
         if not {"bytes", "lines"} <= cursor.keys():
             raise CheckpointError(f"a metrics cursor has bytes and lines, this one is {cursor}")
         step = self._file.truncate(cursor)

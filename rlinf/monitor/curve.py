@@ -1,0 +1,194 @@
+"""Learning curves: success rate and return against environment steps and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlinf.errors import UserError
+from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Point = tuple[float, float]
+
+TRAIN_SUCCESS, EVAL_SUCCESS, RETURN = "env/success_once", "eval/success", "env/return"
+EVAL_LOW, EVAL_HIGH = "eval/success_low", "eval/success_high"
+ENV_STEPS, STEP_TIME = "env/steps", "time/step"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The numbers of one run, read from its ``metrics.jsonl``."""
+
+    lines: Sequence[Mapping[str, float]]
+
+    @classmethod
+    def of(cls, run_dir: Path | str) -> Curve:
+        """Read a run.
+
+        Raises:
+            UserError: It has no metrics yet.
+        """
+        path = Path(run_dir) / METRICS_FILE
+        lines = read_metrics(path) if path.is_file() else []
+        if not lines:
+            raise UserError(f"{run_dir} has no metrics yet: no learning curve can be drawn")
+        return cls(lines)
+
+    def series(self, name: str) -> list[Point]:
+        """(environment steps, value) of every step that has the metric."""
+        return [
+            (line.get(ENV_STEPS, line["step"]), line[name])
+            for line in self.lines
+            if math.isfinite(line.get(name, math.nan))
+        ]
+
+    def seconds(self) -> list[Point]:
+        """(environment steps, training seconds so far); pauses between resumes do not count."""
+        points, total = [], 0.0
+        for line in self.lines:
+            total += line.get(STEP_TIME, 0.0)
+            points.append((line.get(ENV_STEPS, line["step"]), total))
+        return points
+
+
+def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) -> Path:
+    """Draw the learning curve of one run as a PNG.
+
+    Args:
+        run_dir: The run; its ``metrics.jsonl`` is read.
+        path: The picture, by default ``learning_curve.png`` in the run directory.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        UserError: The run has no metrics yet.
+    """
+    curve = Curve.of(run_dir)
+    figure, (left, right) = _figure(2)
+    _draw_line(left, curve.series(TRAIN_SUCCESS), "training episodes", "tab:blue")
+    evaluated = curve.series(EVAL_SUCCESS)
+    if evaluated:
+        low, high = dict(curve.series(EVAL_LOW)), dict(curve.series(EVAL_HIGH))
+        left.errorbar(
+            [x for x, _ in evaluated],
+            [y for _, y in evaluated],
+            yerr=[
+                [max(y - low.get(x, y), 0.0) for x, y in evaluated],
+                [max(high.get(x, y) - y, 0.0) for x, y in evaluated],
+            ],
+            fmt="o-",
+            capsize=3,
+            color="tab:orange",
+            label="evaluation, 95 % interval",
+        )
+    _success_axis(left)
+    _draw_line(right, curve.series(RETURN), "training episodes", "tab:blue")
+    right.set_ylabel("return")
+    for axes in (left, right):
+        _time_axis(axes, curve.seconds())
+    return _save(figure, Path(path) if path else Path(run_dir) / "learning_curve.png")
+
+
+def overlay_curves(
+    runs: Mapping[str, Sequence[Path | str]], path: Path | str, *, metric: str = EVAL_SUCCESS
+) -> Path:
+    """Draw several runs in one picture: per label the median over seeds, and their range.
+
+    Args:
+        runs: Run directories of every seed, by label.
+        path: The picture.
+        metric: What is drawn; where runs were not evaluated, their training success.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        UserError: A run has no metrics yet.
+    """
+    figure, (axes,) = _figure(1)
+    for number, (label, run_dirs) in enumerate(runs.items()):
+        curves = [Curve.of(run_dir) for run_dir in run_dirs]
+        series = [curve.series(metric) or curve.series(TRAIN_SUCCESS) for curve in curves]
+        _draw_band(axes, series, f"{label} ({len(series)} seeds)", f"C{number}")
+    if metric in (EVAL_SUCCESS, TRAIN_SUCCESS):
+        _success_axis(axes)
+    else:
+        axes.set_ylabel(metric)
+    return _save(figure, Path(path))
+
+
+def _figure(columns: int) -> tuple[Figure, list[Axes]]:
+    # The object interface draws without a display and leaves the user's pyplot state alone.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * columns, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
+    for each in axes:
+        each.set_xlabel("environment steps")
+        each.grid(alpha=0.3)
+    return figure, axes
+
+
+def _draw_line(axes: Axes, points: Sequence[Point], label: str, color: str) -> None:
+    axes.plot([x for x, _ in points], [y for _, y in points], label=label, color=color)
+
+
+def _draw_band(axes: Axes, series: Sequence[Sequence[Point]], label: str, color: str) -> None:
+    import numpy as np
+
+    grid = np.unique([x for points in series for x, _ in points])
+    # Beyond its last point a run that reached its goal early keeps its value.
+    values = [
+        np.interp(grid, [x for x, _ in points], [y for _, y in points])
+        for points in series
+        if points
+    ]
+    if not values:
+        return
+    axes.plot(grid, np.median(values, axis=0), color=color, label=label)
+    axes.fill_between(grid, np.min(values, axis=0), np.max(values, axis=0), color=color, alpha=0.2)
+
+
+def _success_axis(axes: Axes) -> None:
+    axes.set_ylabel("success rate")
+    axes.set_ylim(-0.02, 1.02)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
+
+
+def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:
+    """Training time along the top."""
+    import numpy as np
+
+    steps = np.array([0.0, *(step for step, _ in seconds)])
+    times = np.array([0.0, *(time for _, time in seconds)])
+    if np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
+        return
+
+    def to_time(values: np.ndarray) -> np.ndarray:
+        return np.interp(np.asarray(values), steps, times)
+
+    def to_steps(values: np.ndarray) -> np.ndarray:
+        return np.interp(np.asarray(values), times, steps)
+
+    # Time is known between the first and the last step alone.
+    axes.set_xlim(0, steps[-1])
+    axes.secondary_xaxis("top", functions=(to_time, to_steps)).set_xlabel("training seconds")
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, format="png", dpi=120)
+    temporary.replace(path)
+    return path

@@ -1,0 +1,209 @@
+"""The directory of a run: where everything it writes lies, and whose it is.
+
+runs/<recipe>/<time>/        config.yaml     the resolved configuration
+                             metrics.jsonl   numbers of every step
+                             run.log         what the run said
+                             timeline.json   trace, if asked for
+                             checkpoints/  evaluations/  videos/  tensorboard/
+runs/<recipe>/latest -> the newest one
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rlinf.checkpoint.files import point_link, write_atomic
+from rlinf.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+LATEST = "latest"
+_LOCK_FILE = ".lock"
+
+
+class RunDirectory:
+    """A run's directory, locked by this process until it is closed or the process dies.
+
+    Built by :meth:`create` or :meth:`open`; a context manager that gives up the lock.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def create(
+        cls, output_dir: Path | str, recipe: str, *, path: Path | str | None = None
+    ) -> RunDirectory:
+        """Make the directory of a new run, ``output_dir/recipe/<present time>``.
+
+        Args:
+            output_dir: Directory of all runs.
+            recipe: Name of the recipe.
+            path: The directory itself, instead of one that is named for the user.
+
+        Raises:
+            UserError: It cannot be written, or holds something.
+        """
+        if path is not None:
+            return cls._at(path)
+        parent = Path(output_dir) / recipe
+        run = cls._at(_unused(parent))
+        point_link(parent / LATEST, run.path.name)
+        return run
+
+    @classmethod
+    def _at(cls, path: Path | str) -> RunDirectory:
+        path = Path(path).expanduser().absolute()
+        _make(path)
+        run = cls(path, _lock(path))
+        found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
+        if found:
+            run.close()
+            raise UserError(
+                f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
+                f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir, or go on "
+                f"with this run: rlinf resume {path}"
+            )
+        for directory in (run.checkpoints, run.evaluations, run.videos):
+            directory.mkdir()
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """Open the directory of a run that goes on.
+
+        Raises:
+            UserError: It is no run, cannot be written, or another process is writing it.
+        """
+        path = Path(path).expanduser().resolve()
+        if not (path / CONFIG_FILE).is_file():
+            raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
+        _check_writable(path)
+        run = cls(path, _lock(path))
+        for directory in (run.checkpoints, run.evaluations, run.videos):
+            directory.mkdir(exist_ok=True)
+        return run
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """File with the resolved configuration."""
+        return self.path / CONFIG_FILE
+
+    @property
+    def metrics(self) -> Path:
+        """File with the numbers of every step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """File with what the run said."""
+        return self.path / "run.log"
+
+    @property
+    def timeline(self) -> Path:
+        """File with the trace."""
+        return self.path / "timeline.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        """Directory of evaluation specifications and results."""
+        return self.path / "evaluations"
+
+    @property
+    def videos(self) -> Path:
+        """Directory of videos."""
+        return self.path / "videos"
+
+    def write_config(self, text: str) -> None:
+        """Write the resolved configuration; from here on the run can be resumed."""
+        write_atomic(self.config, text.encode())
+
+    def close(self) -> None:
+        """Give up the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _unused(parent: Path) -> Path:
+    """A path named by the present time that no run has yet, made so that no other run gets it."""
+    _make(parent)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for number in range(1, 1000):
+        path = parent / (stamp if number == 1 else f"{stamp}_{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise UserError(f"{parent} holds a thousand runs of this second")
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    _check_writable(path)
+
+
+def _check_writable(path: Path) -> None:
+    # Asking for permissions is not enough: the file system may be full or mounted for reading.
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"The run directory {path} cannot be written ({error.strerror}). "
+        "Give another one with --run-dir or runner.output_dir"
+    )
+
+
+def _lock(path: Path) -> int:
+    """Return the descriptor that holds the lock; the kernel frees it when the process dies."""
+    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace") or "unknown"
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise UserError(
+                f"The run {path} is being written by another process ({holder}). "
+                "Wait for it or end it first"
+            ) from error
+        raise _unwritable(path, error) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
+    return descriptor

@@ -1,0 +1,205 @@
+"""A trace of what ran where and when, in the format that Perfetto and chrome://tracing read.
+
+Each worker records into its own :class:`Timeline`; what it drains are plain dicts that travel with
+its results. The driver writes the dicts of all workers to one :class:`TimelineFile`. All times are
+nanoseconds of the system clock, which the processes of a machine share.
+
+Format: "Trace Event Format", complete events (``ph: X``) and metadata events (``ph: M``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Event = dict[str, Any]
+
+_OFF: AbstractContextManager[None] = nullcontext()
+
+
+class Timeline:
+    """Records spans of this process; may be shared by threads.
+
+    Args:
+        enabled: False makes every call return at once.
+        process: Name of the process in the trace; by default host and process id.
+        thread: Name of the track; by default the name of the thread that records.
+    """
+
+    def __init__(
+        self, *, enabled: bool = True, process: str | None = None, thread: str | None = None
+    ) -> None:
+        self.enabled = enabled
+        self._process = process or f"{socket.gethostname()} {os.getpid()}"
+        self._thread = thread
+        self._events: list[Event] = []
+
+    def span(
+        self, name: str, *, category: str = "stage", **arguments: Any
+    ) -> AbstractContextManager[None]:
+        """Record the time between entering and leaving a ``with`` block.
+
+        Args:
+            name: What is done, for example ``rollout.generate``.
+            category: Kind of event: ``stage``, ``lease``, ``transfer``, ``residency``.
+            arguments: JSON values shown beside the event.
+        """
+        return _Span(self, name, category, arguments) if self.enabled else _OFF
+
+    def record(
+        self, name: str, begin_ns: int, end_ns: int, *, category: str = "stage", **arguments: Any
+    ) -> None:
+        """Record a span that has ended; times are those of ``time.time_ns``."""
+        if self.enabled:
+            # One append is atomic, so that threads need no lock.
+            self._events.append(
+                {
+                    "name": name,
+                    "cat": category,
+                    "begin_ns": begin_ns,
+                    "end_ns": max(begin_ns, end_ns),
+                    "process": self._process,
+                    "thread": self._thread or threading.current_thread().name,
+                    "args": arguments,
+                }
+            )
+
+    def drain(self) -> list[Event]:
+        """Return the events so far, as plain dicts, and forget them."""
+        events, self._events = self._events, []
+        return events
+
+
+class _Span:
+    """One span being timed."""
+
+    __slots__ = ("_arguments", "_begin", "_category", "_name", "_timeline")
+
+    def __init__(
+        self, timeline: Timeline, name: str, category: str, arguments: Mapping[str, Any]
+    ) -> None:
+        self._timeline = timeline
+        self._name = name
+        self._category = category
+        self._arguments = arguments
+
+    def __enter__(self) -> None:
+        self._begin = time.time_ns()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failed = {} if kind is None else {"failed": kind.__name__}
+        self._timeline.record(
+            self._name,
+            self._begin,
+            time.time_ns(),
+            category=self._category,
+            **self._arguments,
+            **failed,
+        )
+
+
+class TimelineFile:
+    """Writes events of any number of processes to one trace.
+
+    The file is a JSON array without its end, which the format allows: it opens in Perfetto while
+    the run goes on, and after the run was killed. A context manager that closes it.
+
+    Args:
+        path: The file. An existing one is continued.
+        enabled: False writes nothing and makes no file.
+    """
+
+    def __init__(self, path: Path | str, *, enabled: bool = True) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[str, str], int] = {}
+        self._file = None
+        if enabled:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - lives as the run
+            self._first_process = self._continue()
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Append what :meth:`Timeline.drain` returned, in any process."""
+        if self._file is None:
+            return
+        with self._lock:
+            lines = [line for event in events for line in self._lines(event)]
+            if lines:
+                self._file.write(",\n".join(map(json.dumps, lines)) + ",\n")
+                self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> TimelineFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _continue(self) -> int:
+        """Make the file ready for another line; return the first process number that is free."""
+        events = read_timeline(self.path)
+        whole = self.path.read_bytes().rpartition(b"\n")[0]
+        assert self._file is not None
+        self._file.truncate(len(whole) + 1 if whole else 0)
+        if not whole:
+            self._file.write("[\n")
+            self._file.flush()
+        return 1 + max((event["pid"] for event in events), default=0)
+
+    def _lines(self, event: Event) -> Iterable[Event]:
+        """The event with numbers for its process and thread, after the names of new ones."""
+        process, thread = event["process"], event["thread"]
+        if process not in self._processes:
+            self._processes[process] = self._first_process + len(self._processes)
+            yield self._named("process_name", self._processes[process], 0, process)
+        pid = self._processes[process]
+        if (process, thread) not in self._threads:
+            self._threads[process, thread] = 1 + len(self._threads)
+            yield self._named("thread_name", pid, self._threads[process, thread], thread)
+        yield {
+            "ph": "X",
+            "name": event["name"],
+            "cat": event["cat"],
+            "pid": pid,
+            "tid": self._threads[process, thread],
+            # The format counts in microseconds; fractions of them are allowed.
+            "ts": event["begin_ns"] / 1000,
+            "dur": (event["end_ns"] - event["begin_ns"]) / 1000,
+            "args": event["args"],
+        }
+
+    @staticmethod
+    def _named(kind: str, pid: int, tid: int, name: str) -> Event:
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def read_timeline(path: Path | str) -> list[Event]:
+    """Return the events of a trace, also of one that was not closed or was cut off."""
+    text = Path(path).read_text(encoding="utf-8")
+    lines = text.rpartition("\n")[0].splitlines()[1:]
+    return [json.loads(line.rstrip(",")) for line in lines]

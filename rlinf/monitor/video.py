@@ -1,0 +1,98 @@
+"""Videos of policies: frames of one or several environments to an mp4 file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+def write_video(path: Path | str, frames: Sequence[np.ndarray], fps: float = 30) -> Path:
+    """Write an H.264 mp4 that browsers play.
+
+    Args:
+        path: The file; its directory is made. An existing one is replaced.
+        frames: Pictures, each uint8 [H, W, 3]; :func:`tile` makes one of several environments.
+        fps: Frames per second.
+
+    Returns:
+        The path that was written.
+
+    Raises:
+        ValueError: There is no frame, or one of another shape or type.
+        OSError: The encoder failed or the disk is full.
+    """
+    import imageio_ffmpeg
+
+    pictures = [_even(picture) for picture in _checked(frames)]
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width, _ = pictures[0].shape
+    temporary = path.with_name(f".{path.stem}.writing.mp4")
+    writer = imageio_ffmpeg.write_frames(
+        str(temporary),
+        (width, height),
+        fps=fps,
+        macro_block_size=2,
+        output_params=["-threads", "1", "-movflags", "+faststart"],
+    )
+    try:
+        writer.send(None)
+        for picture in pictures:
+            writer.send(picture)
+    finally:
+        writer.close()
+    temporary.replace(path)
+    return path
+
+
+def tile(videos: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Put the frames of several environments into one picture each, in a near-square grid.
+
+    Those that end early stand still.
+
+    Args:
+        videos: Frames of each environment, uint8 [H, W, 3], all of one size.
+
+    Returns:
+        As many pictures as the longest video has frames.
+    """
+    checked = [_checked(video) for video in videos]
+    shape = checked[0][0].shape
+    if any(video[0].shape != shape for video in checked):
+        raise ValueError("videos that are tiled must have frames of one size")
+    columns = math.ceil(math.sqrt(len(checked)))
+    rows = math.ceil(len(checked) / columns)
+    height, width, channels = shape
+    pictures = []
+    for index in range(max(map(len, checked))):
+        picture = np.zeros((rows * height, columns * width, channels), dtype=np.uint8)
+        for place, video in enumerate(checked):
+            top, left = place // columns * height, place % columns * width
+            frame = video[min(index, len(video) - 1)]
+            picture[top : top + height, left : left + width] = frame
+        pictures.append(picture)
+    return pictures
+
+
+def _checked(frames: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if len(frames) == 0:
+        raise ValueError("a video needs at least one frame")
+    checked = [np.asarray(frame) for frame in frames]
+    for frame in checked:
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            raise ValueError(
+                f"a frame must be uint8 [height, width, 3], not {frame.dtype} {frame.shape}"
+            )
+        if frame.shape != checked[0].shape:
+            raise ValueError(f"frames of different sizes: {checked[0].shape} and {frame.shape}")
+    return checked
+
+
+def _even(picture: np.ndarray) -> np.ndarray:
+    """Repeat the last row or column where needed: the colour format halves both sizes."""
+    height, width, _ = picture.shape
+    padded = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    return np.ascontiguousarray(padded)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rlinf.cli.screen import show_table
+from rlinf.config.explain import first_sentence
 from rlinf.config.load import find_recipe, recipe_names
 
 
@@ -52,7 +53,7 @@ def _rows(kind: Kind) -> Iterator[tuple[str, str]]:
         module_name, names, class_of = REGISTRIES[kind]
         module: Any = importlib.import_module(module_name)
         for name in sorted(getattr(module, names)()):
-            yield name, _first_sentence(getattr(module, class_of)(name).__doc__ or "")
+            yield name, first_sentence(getattr(module, class_of)(name).__doc__ or "")
 
 
 def _opening_comment(recipe: str) -> str:
@@ -62,10 +63,4 @@ def _opening_comment(recipe: str) -> str:
         if not line.startswith("#"):
             break
         lines.append(line.removeprefix("#").strip())
-    return _first_sentence("\n".join(lines))
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
-    sentence, dot, _ = paragraph.partition(". ")
-    return sentence + dot.strip()
+    return first_sentence("\n".join(lines))

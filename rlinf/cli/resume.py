@@ -8,9 +8,8 @@ import typer
 
 from rlinf.cli.failure import Debug, log_to
 from rlinf.cli.interrupt import stop_on_interrupt
-from rlinf.cli.run_paths import CONFIG_FILE, LOG_FILE, check_writable, find_run
-from rlinf.cli.screen import say
-from rlinf.cli.train import Overrides, end_of_run, print_batches
+from rlinf.cli.run_paths import CONFIG_FILE, check_writable, find_run
+from rlinf.cli.train import Overrides, end_of_run, start
 
 
 def resume(
@@ -31,12 +30,11 @@ def resume(
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory
 
-    directory = RunDirectory.open(path)
-    (path / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
-    log_to(path / LOG_FILE)
-    print_batches(config)
-    say(f"\nrun directory: {path}")
-    runner = task.runner_module()
-    with stop_on_interrupt() as stop:
-        runner.resume(config, directory, stop)
+    with RunDirectory.reopen(path) as directory:
+        directory.write_config(to_yaml(config))
+        log_to(directory.log)
+        start(config, path)
+        runner = task.runner_module()
+        with stop_on_interrupt() as stop:
+            runner.resume(config, directory, stop)
     end_of_run(path, interrupted=stop.is_set())

@@ -10,7 +10,6 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.yaml"
-LOG_FILE = "run.log"
 _MANIFEST = "manifest.json"
 _RUNS = Path("runs")
 

@@ -21,11 +21,21 @@ def complain(text: str, *, label: str = "error") -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a table to standard output; full width where the output is no terminal."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    """Write a table to standard output; wide where the output is no terminal.
+
+    Args:
+        title: Line above the table, empty for none.
+        columns: Heads of the columns; no head line if all are empty.
+        rows: Cells, as many per row as there are columns.
+    """
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    console.print(table, width=None if console.is_terminal else 200)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(table)

@@ -24,7 +24,7 @@ class RunConfig(Dumpable, Protocol):
         """Rows of what is counted and how much it is."""
 
     def placement_table(self) -> list[tuple[str, ...]]:
-        """The column names, then a row per component."""
+        """Component, devices, processes, residency when idle, pipeline stages, reason; a row each."""
 
     def check(self) -> None:
         """Refuse, within a second, what cannot run here: a missing package, a missing file."""
@@ -60,7 +60,14 @@ TASKS = {
     "embodied": Task(
         config="rlinf.runners.embodied_config:EmbodiedConfig",
         runner="rlinf.runners.embodied",
-        changeable=("runner", "evaluation.interval", "evaluation.video", "checkpoint", "logger"),
+        changeable=(
+            "runner",
+            "evaluation.interval",
+            "evaluation.stop_at_success",
+            "evaluation.video_episodes",
+            "checkpoint",
+            "logger",
+        ),
     ),
 }
 

@@ -9,7 +9,7 @@ import typer
 
 from rlinf.cli.failure import Debug, log_to
 from rlinf.cli.interrupt import INTERRUPTED, stop_on_interrupt
-from rlinf.cli.run_paths import CONFIG_FILE, LOG_FILE, check_new, check_writable
+from rlinf.cli.run_paths import check_new, check_writable
 from rlinf.cli.screen import say, show_table
 
 if TYPE_CHECKING:
@@ -53,15 +53,24 @@ def train(
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory
 
-    directory = RunDirectory.create(config.runner.output_dir, loaded.short_name, path=run_dir)
-    (directory.path / CONFIG_FILE).write_text(to_yaml(config), encoding="utf-8")
-    log_to(directory.path / LOG_FILE)
-    print_batches(config)
-    say(f"\nrun directory: {directory.path}")
-    runner = task.runner_module()
-    with stop_on_interrupt() as stop:
-        runner.train(config, directory, stop)
+    with (
+        RunDirectory.at(run_dir)
+        if run_dir is not None
+        else RunDirectory.create(config.runner.output_dir, loaded.short_name)
+    ) as directory:
+        directory.write_config(to_yaml(config))
+        log_to(directory.log)
+        start(config, directory.path)
+        runner = task.runner_module()
+        with stop_on_interrupt() as stop:
+            runner.train(config, directory, stop)
     end_of_run(directory.path, interrupted=stop.is_set())
+
+
+def start(config: RunConfig, directory: Path) -> None:
+    """Say what begins and where it is written."""
+    print_batches(config)
+    say(f"\nrun directory: {directory}")
 
 
 def end_of_run(directory: Path, *, interrupted: bool) -> None:
@@ -78,8 +87,8 @@ def print_dry_run(config: RunConfig) -> None:
     say(to_yaml(config))
     print_batches(config)
     say()
-    header, *rows = config.placement_table()
-    show_table("placement", header, rows)
+    columns = ("component", "devices", "processes", "when idle", "stages", "reason")
+    show_table("placement", columns, config.placement_table())
     say(f"\nconfig {config_hash(config)[:12]}: nothing was started")
 
 

@@ -37,6 +37,20 @@ class StrictModel(BaseModel):
         field = cls.model_fields.get(info.field_name or "")
         return value if field is None else _from_yaml(value, field.annotation)
 
+    def check(self) -> None:
+        """Refuse what is legal but cannot run on this machine, within a second.
+
+        A section overrides this to look for a package, a file or an interpreter; all others pass
+        the question on to their own sections.
+
+        Raises:
+            UserError: Says what is missing and how to get it.
+        """
+        for name in type(self).model_fields:
+            section = getattr(self, name)
+            if isinstance(section, StrictModel):
+                section.check()
+
 
 def _from_yaml(value: Any, annotation: Any) -> Any:
     """Return ``value`` in the Python form that ``annotation`` asks for, unchanged if in doubt."""

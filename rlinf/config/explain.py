@@ -29,7 +29,7 @@ class Explanation:
         default: Its default as written in a recipe; ``required`` if there is none.
         legal: Range or choices, empty if the type says all.
         description: The attribute's docstring.
-        children: Keys of the section with the first line of their descriptions.
+        children: Keys of the section with the first sentence of their descriptions.
         settings: Ready recipes that set the key, with the value.
     """
 
@@ -123,8 +123,14 @@ def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tupl
         for name, field in section.model_fields.items():
             if name == "type" and tagged:
                 continue
-            lines = (field.description or "").splitlines()
-            yield f"{field.alias or name}{tag}", lines[0] if lines else ""
+            yield f"{field.alias or name}{tag}", first_sentence(field.description or "")
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring or comment, in one line."""
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    sentence, dot, _ = paragraph.partition(". ")
+    return sentence + dot.strip()
 
 
 def _settings(key: str, owner: str, recipes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -164,6 +170,8 @@ def kind_of(annotation: Any) -> str:
     if origin in (tuple, list):
         kinds = dict.fromkeys(kind_of(item) for item in arguments if item is not Ellipsis)
         return f"list of {' and '.join(kinds)}"
+    if origin is dict and len(arguments) == 2:
+        return f"section of any keys, each {kind_of(arguments[1])}"
     return "section"
 
 

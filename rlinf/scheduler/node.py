@@ -38,7 +38,7 @@ class NodeInfo:
     python_interpreter_path: str
     """Interpreter that runs its workers."""
 
-    default_env_vars: dict[str, str] = field(default_factory=dict)
+    default_env_vars: dict[str, str] = field(default_factory=dict, repr=False)
     """Environment of the node before any worker."""
 
     env_vars: dict[str, str] = field(default_factory=dict)

@@ -9,6 +9,8 @@ from rlinf.scheduler.errors import PlacementError, PlacementSyntaxError
 
 ALL = "all"
 
+LARGEST_RANK = 1_000_000
+
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?\Z")
 
 
@@ -34,6 +36,11 @@ def parse_range(text: str, kind: str) -> range:
         raise PlacementSyntaxError(
             f"Start rank {first} must be less than or equal to end rank {last} in '{text}' of "
             f"{kind} ranks. Nearest legal: '{last}-{first}'."
+        )
+    if last > LARGEST_RANK:
+        raise PlacementSyntaxError(
+            f"{kind} rank {last} in '{text}' is larger than any cluster. Ranks end at "
+            f"{LARGEST_RANK}."
         )
     return range(first, last + 1)
 

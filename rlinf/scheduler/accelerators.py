@@ -1,7 +1,8 @@
 """Accelerators by vendor: one table row each, and the questions that the rest asks of a row.
 
-The rows of NVIDIA and of CPU slots are run. The others (AMD, Intel, Ascend, MUSA, Kunlun) are
-written from their vendors' documentation and have **not been run** for lack of the hardware.
+CPU slots are run by every test, the row of NVIDIA by the tests marked ``gpu``. The other rows (AMD,
+Intel, Ascend, MUSA, Kunlun) are written from their vendors' documentation and have **not been run**
+for lack of the hardware.
 """
 
 from __future__ import annotations

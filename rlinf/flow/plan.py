@@ -58,15 +58,19 @@ class Plan(StrictModel):
         return "hybrid"
 
     def table(self) -> list[tuple[str, ...]]:
-        """Rows of component, devices, processes, residency, pipeline stages and reason."""
+        """Column names, then one row per component."""
+        header = ("component", "devices", "processes", "residency", "stages", "reason")
         return [
-            (
-                name,
-                ",".join(map(str, plan.devices)),
-                str(plan.processes),
-                plan.residency,
-                str(plan.pipeline_stages),
-                plan.reason,
-            )
-            for name, plan in self.components.items()
+            header,
+            *(
+                (
+                    name,
+                    ",".join(map(str, plan.devices)),
+                    str(plan.processes),
+                    plan.residency,
+                    str(plan.pipeline_stages),
+                    plan.reason,
+                )
+                for name, plan in self.components.items()
+            ),
         ]

@@ -1,0 +1,154 @@
+"""Streams: how a stage sees its inputs and names its outputs.
+
+A stage method is a generator. It iterates over :class:`InputStream` objects and yields
+:class:`Emit`; whether the items come from the same thread, another process or another machine is
+not visible to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.errors import RLinfError
+from rlinf.flow.graph import Route
+from rlinf.scheduler import Channel
+
+
+@dataclass(frozen=True)
+class Emit:
+    """One item that a stage yields.
+
+    Args:
+        edge: Output edge of the stage.
+        source: Number of the sub-batch that the item belongs to; items of one source keep their
+            order and always reach the same worker.
+        payload: Anything that a channel carries.
+    """
+
+    edge: str
+    source: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item as it travels.
+
+    ``end`` closes the stream of one producer; ``aborted`` tells why the step cannot go on.
+    """
+
+    step: int
+    source: int
+    payload: Any = None
+    end: bool = False
+    aborted: str | None = None
+
+
+class StepAborted(RLinfError):  # noqa: N818 - the consequence of a failure elsewhere, not the failure
+    """Another worker failed, so the items that this stage waits for will not come."""
+
+
+@dataclass(frozen=True)
+class InputPort:
+    """Where one worker reads an edge: its own channel and how many producers close it."""
+
+    edge: str
+    channel: Channel
+    producers: int
+
+
+@dataclass(frozen=True)
+class OutputPort:
+    """Where a worker writes an edge: one channel per consumer.
+
+    Args:
+        edge: Name of the edge.
+        channels: One per worker of the consuming stage.
+        route: ``shard`` sends an item to the consumer that owns its source, ``replicate`` to all.
+        sources: How many sources there are, for ``shard``.
+    """
+
+    edge: str
+    channels: tuple[Channel, ...]
+    route: Route
+    sources: int
+
+    def put(self, item: Item) -> None:
+        """Hand an item over; blocks while the channel is full."""
+        for channel in self._targets(item):
+            channel.put(item)
+
+    def _targets(self, item: Item) -> tuple[Channel, ...]:
+        if item.end or self.route == "replicate":
+            return self.channels
+        return (self.channels[item.source * len(self.channels) // self.sources],)
+
+
+class InputStream:
+    """The items of one edge, for one worker and one step.
+
+    Iterating blocks until an item arrives and stops when every producer has closed the edge.
+    """
+
+    def __init__(self, port: InputPort, step: int) -> None:
+        self._port = port
+        self._step = step
+        self._open = port.producers
+        self._pending: Any = None
+        self._arrived: list[Item] = []
+        self.seconds_waiting = 0.0
+        self.items = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        if self._arrived:
+            return self._arrived.pop()
+        begin = time.perf_counter()
+        while self._open:
+            item = self._take()
+            if item is not None:
+                self.seconds_waiting += time.perf_counter() - begin
+                self.items += 1
+                return item
+        raise StopIteration
+
+    def ready(self) -> bool:
+        """Whether the next item has arrived, so that taking it will not block."""
+        while not self._arrived and self._open:
+            if self._pending is None:
+                self._pending = self._port.channel.get(async_op=True)
+            if not self._pending.done():
+                return False
+            item = self._take()
+            if item is not None:
+                self.items += 1
+                self._arrived.append(item)
+        return bool(self._arrived)
+
+    def drain(self) -> None:
+        """Read to the end, so that nothing is left for the next step."""
+        self._arrived.clear()
+        for _ in self:
+            pass
+
+    def _take(self) -> Item | None:
+        """The next item, or None where a producer closed its side."""
+        if self._pending is None:
+            item: Item = self._port.channel.get()
+        else:
+            item, self._pending = self._pending.wait(), None
+        if item.aborted is not None:
+            raise StepAborted(f"edge '{self._port.edge}' was closed: {item.aborted}")
+        if item.step != self._step:
+            raise RuntimeError(
+                f"edge '{self._port.edge}' delivered an item of step {item.step} in step {self._step}"
+            )
+        if item.end:
+            self._open -= 1
+            return None
+        return item

@@ -1,0 +1,317 @@
+"""The recipe of an embodied run: policy, environments, batches, and where they run.
+
+Batch vocabulary: *environments* × chunk steps of a rollout → *samples* → *global batch* (one
+optimizer step) → *micro batch* (one forward and backward pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlinf.algorithms import registry as algorithms
+from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import Component, illegal
+from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.envs.config import EnvConfig
+from rlinf.errors import MissingPackageError
+from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.models import registry as models
+from rlinf.models.config import ModelConfig
+from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.registry import logger_class
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.trainers.config import ActorConfig
+
+COMPONENTS = ("env", "rollout", "actor")
+
+ModelSection = Annotated[ModelConfig, Component("model", models.names, models.config_class)]
+AlgorithmSection = Annotated[
+    AlgorithmConfig, Component("algorithm", algorithms.names, algorithms.config_class)
+]
+
+
+class RunnerConfig(StrictModel):
+    """How long the run lasts and where it is written."""
+
+    total_env_steps: int = Field(ge=1)
+    """Environment steps of the run, over all environments; rounded up to whole rollouts."""
+    output_dir: Path = Path("runs")
+    """Directory that holds the run directories."""
+    timeline: bool = False
+    """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
+
+
+class TrainingEnvironments(StrictModel):
+    """The environments of the run."""
+
+    num_envs: int = Field(ge=1)
+    """Training environments, over all env workers."""
+    train: EnvConfig
+    """The simulator and its task."""
+
+
+class EvaluationConfig(StrictModel):
+    """Evaluation on fixed episodes that training never sees."""
+
+    interval: int = Field(default=0, ge=0)
+    """Training steps between two evaluations; 0: at the end of the run only."""
+    periodic_episodes: int = Field(default=20, ge=1)
+    """Episodes of an evaluation during training."""
+    episodes: int = Field(default=100, ge=1)
+    """Episodes of the evaluation at the end, disjoint from those during training."""
+    num_envs: int = Field(default=10, ge=1)
+    """Evaluation environments, over all env workers."""
+    seed: int = Field(default=10_000, ge=0)
+    """Seed of the episode list."""
+    success: Literal["success_once", "success_at_end"] = "success_once"
+    """What counts as success of an episode."""
+    stop_at_success: float | None = Field(default=None, gt=0, le=1)
+    """End training once an evaluation reaches this success rate; null: never."""
+    video_episodes: int = Field(default=4, ge=0)
+    """Held-out episodes that the video of the trained policy shows side by side; 0: no video."""
+
+    def environments(self, train: EnvConfig) -> EnvConfig:
+        """The training environments as they are evaluated in: true rewards, one reset each."""
+        return train.model_copy(
+            update={"group_size": 1, "use_fixed_reset_states": False, "reward_scale": 1.0}
+        )
+
+
+class RolloutConfig(StrictModel):
+    """How experience is collected."""
+
+    steps: int = Field(ge=1)
+    """Environment steps of each environment in one rollout."""
+    pipeline_stage_num: int = Field(default=1, ge=1)
+    """Sub-batches of each env worker that are in flight at once, so that simulators step while the
+    policy answers the others."""
+    block_size: int | None = Field(default=None, ge=1)
+    """Rows per forward pass of the policy. A fixed size gives bitwise equal results under any
+    split of the environments; null: whatever arrives, the fastest."""
+
+
+class EmbodiedConfig(StrictModel):
+    """A run that trains a policy in simulators."""
+
+    task: Literal["embodied"]
+    """Which runner executes the recipe."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of weights, exploration noise, sample order and episodes."""
+    runner: RunnerConfig
+    cluster: ClusterConfig = ClusterConfig(runtime="local")
+    env: TrainingEnvironments
+    rollout: RolloutConfig
+    model: ModelSection
+    algorithm: AlgorithmSection
+    actor: ActorConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logger: LoggerConfig = LoggerConfig()
+
+    # -- derived sizes --------------------------------------------------------------------------
+
+    @property
+    def chunk_steps(self) -> int:
+        """T, policy queries per environment and rollout."""
+        return self.rollout.steps // self.model.num_action_chunks
+
+    @property
+    def samples(self) -> int:
+        """Samples that one rollout trains on: one per environment and chunk step."""
+        return self.env.num_envs * self.chunk_steps
+
+    @property
+    def env_steps_per_rollout(self) -> int:
+        """Environment steps of one rollout."""
+        return self.env.num_envs * self.rollout.steps
+
+    @property
+    def training_steps(self) -> int:
+        """Rollouts of the run, each followed by one training phase."""
+        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
+
+    @property
+    def group_size(self) -> int:
+        """Environments that share their reset states."""
+        return self.env.train.group_size
+
+    def placement(self) -> dict[str, Any]:
+        """Placement of each component; without one, every component is one process on node 0."""
+        given = self.cluster.component_placement
+        return dict(given) if given else {",".join(COMPONENTS): "0"}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The hand-written placement as a plan."""
+        stages = self.rollout.pipeline_stage_num
+        components: dict[str, ComponentPlan] = {}
+        for entry in parse_component_placement(self.placement()):
+            assigned: dict[int, tuple[int, ...]] = {}
+            for segment in entry.segments(self._resources()):
+                assigned |= segment.assignment()
+            for name in entry.components:
+                components[name] = ComponentPlan(
+                    devices=tuple(sorted({d for devices in assigned.values() for d in devices})),
+                    processes=len(assigned),
+                    pipeline_stages=1 if name == "actor" else stages,
+                )
+        return Plan(components=components)
+
+    def _resources(self) -> int:
+        """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
+        cluster = self.cluster
+        per_node = cluster.cpu_devices_per_node or _nvidia_devices() or 1
+        return per_node * cluster.num_nodes
+
+    def world_size(self, component: str) -> int:
+        """Processes of a component."""
+        return self.plan.components[component].processes
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show how environments become samples, batches and updates."""
+        batch, micro = self.actor.global_batch_size, self.micro_batch_size
+        updates = self.samples // batch * self.actor.update_epoch
+        groups = self.env.num_envs // self.group_size
+        return [
+            ("environments", f"{groups} groups × {self.group_size} = {self.env.num_envs}"),
+            ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
+            ("samples per rollout", f"{self.env.num_envs} × {self.chunk_steps} = {self.samples}"),
+            ("global batch", f"{batch} samples, {self.samples // batch} per epoch"),
+            ("micro batch", f"{micro} samples, {batch // micro} per global batch"),
+            (
+                "updates per step",
+                f"{self.actor.update_epoch} epochs × {self.samples // batch} = {updates}",
+            ),
+            ("training steps", f"{self.training_steps} ({self.runner.total_env_steps} env steps)"),
+        ]
+
+    def placement_table(self) -> list[tuple[str, ...]]:
+        """Column names, then a row of the plan per component."""
+        return self.plan.table()
+
+    def check(self) -> None:
+        """Refuse, before anything starts, what cannot run on this machine.
+
+        Raises:
+            ConfigError: The simulator has no such task, or its interpreter is missing.
+            MissingPackageError: A package of the simulator, a logger or the runtime is missing.
+        """
+        self.env.train.check()
+        for name in self.logger.backends:
+            logger_class(name).check_packages()
+        if self.cluster.runtime == "ray" and find_spec("ray") is None:
+            raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one forward and backward pass."""
+        actor = self.actor
+        return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
+
+    # -- rules between sections -----------------------------------------------------------------
+
+    @model_validator(mode="after")
+    def _rules(self) -> EmbodiedConfig:
+        self._check_components()
+        for problem in (*self._env_problems(), *self._batch_problems(), *self._data_problems()):
+            raise problem
+        return self
+
+    def _check_components(self) -> None:
+        placed = {name.strip() for key in self.placement() for name in key.split(",")}
+        missing, unknown = set(COMPONENTS) - placed, placed - set(COMPONENTS)
+        if missing or unknown:
+            found = ", ".join(sorted(unknown or missing))
+            raise illegal(
+                "cluster.component_placement",
+                f"{'does not know' if unknown else 'does not place'} {found}",
+                hint=f"the components of this task are {', '.join(COMPONENTS)}",
+            )
+
+    def _env_problems(self) -> Iterator[PydanticCustomError]:
+        workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
+        unit = workers * stages * self.group_size
+        if self.env.num_envs % unit:
+            yield illegal(
+                "env.num_envs",
+                f"does not divide into {workers} env workers × {stages} pipeline stages × groups "
+                f"of {self.group_size}",
+                hint=f"nearest: {join_choices(nearest_multiples(unit, self.env.num_envs))}",
+            )
+        if self.evaluation.num_envs % (workers * stages):
+            unit = workers * stages
+            yield illegal(
+                "evaluation.num_envs",
+                f"does not divide into {workers} env workers × {stages} pipeline stages",
+                hint=f"nearest: {join_choices(nearest_multiples(unit, self.evaluation.num_envs))}",
+            )
+        chunk = self.model.num_action_chunks
+        if self.rollout.steps % chunk:
+            yield illegal(
+                "rollout.steps",
+                f"is not a multiple of the {chunk} actions of a chunk (model.num_action_chunks)",
+                hint=f"nearest: {join_choices(nearest_multiples(chunk, self.rollout.steps))}",
+            )
+        if self.world_size("rollout") > workers * stages:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('rollout')} rollout workers, but there are only "
+                f"{workers * stages} sub-batches of environments (env workers × pipeline stages)",
+                hint=f"at most {workers * stages} rollout processes, or a larger "
+                "rollout.pipeline_stage_num",
+            )
+        per_stage = self.env.num_envs // (workers * stages)
+        block = self.rollout.block_size
+        if block is not None and per_stage % block:
+            yield illegal(
+                "rollout.block_size",
+                f"does not divide the {per_stage} environments of a sub-batch",
+                hint=f"nearest: {join_choices(nearest_divisors(per_stage, block))}",
+            )
+
+    def _batch_problems(self) -> Iterator[PydanticCustomError]:
+        batch, ranks = self.actor.global_batch_size, self.world_size("actor")
+        if self.samples % batch:
+            yield illegal(
+                "actor.global_batch_size",
+                f"does not divide {self.samples} samples "
+                f"({self.env.num_envs} environments × {self.chunk_steps} chunk steps)",
+                hint=f"nearest: {join_choices(nearest_divisors(self.samples, batch))}",
+            )
+        if batch % ranks:
+            yield illegal(
+                "actor.global_batch_size",
+                f"does not divide over {ranks} actor ranks",
+                hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
+            )
+        micro = self.actor.micro_batch_size
+        if micro is not None and (batch // ranks) % micro:
+            yield illegal(
+                "actor.micro_batch_size",
+                f"does not divide the {batch // ranks} samples of a rank",
+                hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
+            )
+
+    def _data_problems(self) -> Iterator[PydanticCustomError]:
+        if self.algorithm.needs_groups and self.group_size < 2:
+            yield illegal(
+                "env.train.group_size",
+                f"is {self.group_size}, but {self.algorithm.type} compares environments that start "
+                "from equal states",
+                hint="at least 2",
+            )
+
+
+def _nvidia_devices() -> int:
+    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

@@ -1,0 +1,200 @@
+"""The worker groups of an embodied run and the flows that they execute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rlinf.algorithms.registry import build_algorithm
+from rlinf.envs.spec import EnvSpec
+from rlinf.flow.executor import Executor, StepReport
+from rlinf.flow.graph import Flow, Stage
+from rlinf.runners.embodied_config import COMPONENTS, EmbodiedConfig
+from rlinf.scheduler import Cluster, ComponentPlacement
+from rlinf.scheduler.worker_group import WorkerGroup
+from rlinf.workers.actor import ActorSetup, ActorWorker
+from rlinf.workers.env import EnvSetup, EnvWorker, EvaluationReport
+from rlinf.workers.rollout import RolloutSetup, RolloutWorker
+
+
+def training_flow() -> Flow:
+    """One training step: environments and policy answer each other, then the actor trains."""
+    flow = Flow("train")
+    flow.loop(
+        "rollout",
+        Stage("env", "interact", inputs=("actions",), outputs=("observations", "trajectories")),
+        Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+    )
+    flow.stage(
+        "train",
+        Stage("actor", "train", inputs=("trajectories",), replicated=("trajectories",)),
+    )
+    return flow
+
+
+def evaluation_flow() -> Flow:
+    """One evaluation: environments and policy answer each other until every episode has ended."""
+    flow = Flow("evaluate")
+    flow.loop(
+        "evaluation",
+        Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
+        Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+    )
+    return flow
+
+
+class EmbodiedSystem:
+    """Env, rollout and actor workers on a cluster; a context manager that ends them.
+
+    Args:
+        config: The run's configuration.
+        training: Whether an actor is needed; evaluation goes without.
+    """
+
+    def __init__(self, config: EmbodiedConfig, *, training: bool = True) -> None:
+        self.config = config
+        self._plan = config.plan
+        self._groups: dict[str, WorkerGroup] = {}
+        self._executors: list[Executor] = []
+        self._components = COMPONENTS if training else ("env", "rollout")
+        self._training = training
+        self.env_spec: EnvSpec
+
+    def __enter__(self) -> EmbodiedSystem:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._cluster = Cluster(cluster_cfg=self.config.cluster)
+        placement = ComponentPlacement.from_mapping(self.config.placement(), self._cluster)
+        setups = {"env": EnvWorker, "rollout": RolloutWorker, "actor": ActorWorker}
+        for name in self._components:
+            self._groups[name] = (
+                setups[name]
+                .create_group(self._setup(name))
+                .launch(self._cluster, placement_strategy=placement.get_strategy(name), name=name)
+            )
+        # Simulators and torch start at the same time; the policy is built once both are there.
+        self.env_spec = self._groups["env"].start().wait()[0]
+        models = [self._groups[n].start(self.env_spec) for n in self._components if n != "env"]
+        for handle in models:
+            handle.wait()
+        sources = self._plan.components["env"].processes * self.config.rollout.pipeline_stage_num
+        flows = (training_flow(), evaluation_flow()) if self._training else (evaluation_flow(),)
+        self._executors = [
+            Executor(
+                flow,
+                self._plan,
+                self._groups,
+                self._cluster,
+                sources=sources,
+                timeline=self.config.runner.timeline,
+            )
+            for flow in flows
+        ]
+
+    def _setup(self, component: str) -> EnvSetup | RolloutSetup | ActorSetup:
+        config = self.config
+        if component == "env":
+            return EnvSetup(
+                train=config.env.train,
+                evaluation=config.evaluation.environments(config.env.train),
+                train_envs=config.env.num_envs,
+                evaluation_envs=config.evaluation.num_envs,
+                seed=config.seed,
+                chunk_steps=config.chunk_steps,
+                chunk=config.model.num_action_chunks,
+                stages=config.rollout.pipeline_stage_num,
+            )
+        if component == "rollout":
+            return RolloutSetup(
+                model=config.model,
+                value_dim=build_algorithm(config.algorithm, group_size=config.group_size).value_dim(
+                    config.model.num_action_chunks
+                ),
+                seed=config.seed,
+                block_size=config.rollout.block_size,
+                total_envs=config.env.num_envs,
+            )
+        return ActorSetup(
+            model=config.model,
+            algorithm=config.algorithm,
+            actor=config.actor,
+            seed=config.seed,
+            samples=config.samples,
+            total_steps=config.training_steps,
+            group_size=config.group_size,
+        )
+
+    # -- what a runner does with it -------------------------------------------------------------
+
+    def sync_weights(self) -> int:
+        """Bring the actor's weights to every rollout worker; returns their version."""
+        receivers = self._plan.components["rollout"].processes
+        received = self._groups["rollout"].receive_weights("actor", receivers)
+        self._groups["actor"].send_weights("rollout", receivers).wait()
+        return int(received.wait()[0])
+
+    def train_step(self, step: int) -> StepReport:
+        """One rollout and the training phase on it."""
+        return self._executors[0].run(step, {"rollout": {"step": step}, "actor": {"step": step}})
+
+    def evaluate(self, episodes: Sequence[tuple[int, int]], *, frames: int = 0) -> EvaluationReport:
+        """Play the given (episode id, seed) pairs with the policy's most likely actions.
+
+        Args:
+            episodes: What to play.
+            frames: Environments, of all, to take pictures of.
+        """
+        report = self._executors[-1].run(
+            0,
+            {
+                "env": {"episodes": list(episodes), "frames": frames},
+                "rollout": {"step": 0, "deterministic": True},
+            },
+        )
+        whole = EvaluationReport()
+        for part in report.results("env"):
+            whole.episodes.extend(part.episodes)
+            whole.frames.extend(part.frames)
+        whole.episodes.sort(key=lambda record: record.episode_id)
+        return whole
+
+    def state(self) -> dict[str, Any]:
+        """State of every worker, for a checkpoint."""
+        envs, actor = self._groups["env"].state(), self._groups["actor"].state()
+        return {"env": envs.wait(), "actor": actor.wait()[0]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        handles = [
+            self._groups["env"].load_state(state["env"]),
+            self._groups["actor"].load_state(state["actor"]),
+        ]
+        for handle in handles:
+            handle.wait()
+
+    def load_policy(self, weights: dict[str, Any], version: int) -> None:
+        """Give the rollout workers weights without an actor, for evaluation."""
+        self._groups["rollout"].load_weights(weights, version).wait()
+
+    def close(self) -> None:
+        """End env processes, worker groups and the cluster."""
+        for executor in self._executors:
+            executor.close()
+        if "env" in self._groups:
+            self._groups["env"].close().wait()
+        Cluster.shutdown()

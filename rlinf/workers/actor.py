@@ -1,0 +1,119 @@
+"""Actor worker: trains the policy on what the environments and the rollout policy produced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlinf.algorithms.registry import AlgorithmConfig, build_algorithm
+from rlinf.data.trajectory import Trajectory, concatenate
+from rlinf.envs.spec import EnvSpec
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit, InputStream
+from rlinf.models.registry import ModelConfig, build_policy
+from rlinf.trainers.policy_trainer import ActorConfig, PolicyTrainer
+from rlinf.trainers.reduction import sum_ranks
+
+
+@dataclass(frozen=True)
+class ActorSetup:
+    """What an actor worker needs to build its trainer.
+
+    Args:
+        model: Configuration of the policy.
+        algorithm: Configuration of the algorithm.
+        actor: Batch sizes and optimizer.
+        seed: Seed of the initial weights and of the order of samples.
+        samples: Valid samples that one rollout trains on.
+        total_steps: Training phases of the run.
+        group_size: Consecutive environments that share their reset states.
+    """
+
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    actor: ActorConfig
+    seed: int
+    samples: int
+    total_steps: int
+    group_size: int
+
+
+class ActorWorker(StageWorker):
+    """One data-parallel rank of the trainer."""
+
+    def __init__(self, setup: ActorSetup) -> None:
+        super().__init__()
+        self._setup = setup
+        self._version = 0
+        self._trainer: PolicyTrainer
+
+    def start(self, env_spec: EnvSpec) -> dict[str, int]:
+        """Build policy and trainer; returns the number of parameters."""
+        setup = self._setup
+        algorithm = build_algorithm(setup.algorithm, group_size=setup.group_size)
+        policy = build_policy(
+            setup.model,
+            env_spec,
+            value_dim=algorithm.value_dim(setup.model.num_action_chunks),
+            seed=setup.seed,
+        )
+        self._trainer = PolicyTrainer(
+            policy,
+            algorithm,
+            setup.actor,
+            samples=setup.samples,
+            total_steps=setup.total_steps,
+            seed=setup.seed,
+            rank=self._rank,
+            world_size=self._world_size,
+            all_reduce=self._all_reduce if self._world_size > 1 else None,
+        )
+        return {"parameters": sum(p.numel() for p in policy.parameters())}
+
+    def train(self, trajectories: InputStream, *, step: int) -> Iterator[Emit]:
+        """Stage: train on the trajectories of one rollout; returns the phase's metrics.
+
+        Args:
+            trajectories: Stream of :class:`Trajectory`, one per sub-batch of environments.
+            step: Number of the training phase.
+        """
+        parts: list[Trajectory] = [item.payload for item in trajectories]
+        metrics = self._trainer.train(concatenate(parts), step)
+        self._version = step + 1
+        return metrics
+        yield  # a stage is a generator, also one that yields nothing
+
+    def send_weights(self, receiver: str, receivers: int) -> int:
+        """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
+        if self._rank == 0:
+            weights = {k: v.detach().clone() for k, v in self._trainer.policy.state_dict().items()}
+            self.broadcast(
+                (weights, self._version),
+                groups=[(self._group_name, 0), (receiver, list(range(receivers)))],
+            )
+        return self._version
+
+    def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks in rank order: gathered and summed on rank 0, then broadcast."""
+        everyone = [(self._group_name, list(range(self._world_size)))]
+        if self._rank > 0:
+            self.send(part, self._group_name, 0)
+            return self.broadcast(None, groups=everyone).clone()
+        parts = [part, *(self.recv(self._group_name, r) for r in range(1, self._world_size))]
+        total = sum_ranks(parts)
+        self.broadcast(total, groups=everyone)
+        return total
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything that training needs to continue; the ranks are equal, so rank 0 gives it."""
+        if self._rank > 0:
+            return None
+        return {"version": self._version, "trainer": self._trainer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        self._version = state["version"]
+        self._trainer.load_state_dict(state["trainer"])

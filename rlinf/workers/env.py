@@ -1,0 +1,268 @@
+"""Env worker: the simulators' side of an embodied rollout."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.exchange import ObservationBatch, PolicyBatch
+from rlinf.data.trajectory_builder import TrajectoryBuilder
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.records import EpisodeRecord
+from rlinf.envs.results import VectorStep
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.errors import RunFailure
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit, InputStream
+
+
+@dataclass(frozen=True)
+class EnvSetup:
+    """What an env worker needs to build its simulators.
+
+    Args:
+        train: Environments to train in.
+        evaluation: Environments to evaluate in; they are started at the first evaluation.
+        train_envs: Training environments of the whole run.
+        evaluation_envs: Evaluation environments of the whole run.
+        seed: Run seed; episode seeds are derived from it and the global environment number.
+        chunk_steps: T, chunk steps of one rollout.
+        chunk: C, primitive actions per chunk.
+        stages: Sub-batches in flight.
+    """
+
+    train: EnvConfig
+    evaluation: EnvConfig
+    train_envs: int
+    evaluation_envs: int
+    seed: int
+    chunk_steps: int
+    chunk: int
+    stages: int
+
+
+@dataclass
+class RolloutReport:
+    """What happened in the environments during one rollout of one worker."""
+
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    env_steps: int = 0
+    extra_rows: int = 0
+
+    def add(self, step: VectorStep) -> None:
+        """Count one exchange."""
+        self.episodes.extend(step.episodes)
+        self.faults.update(fault.reason.value for fault in step.faults)
+        self.env_steps += step.rewards.size
+
+
+@dataclass
+class EvaluationReport:
+    """What happened in one worker's share of an evaluation.
+
+    Args:
+        episodes: Records of the episodes that ended.
+        frames: Pictures [H, W, 3] of each environment, by chunk step, where they were asked for.
+    """
+
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    frames: list[list[np.ndarray]] = field(default_factory=list)
+
+
+class EnvWorker(StageWorker):
+    """Steps a share of the run's environments; sub-batches overlap with the policy."""
+
+    def __init__(self, setup: EnvSetup) -> None:
+        super().__init__()
+        self._setup = setup
+        self._train: SupervisedVectorEnv
+        self._evaluation: SupervisedVectorEnv | None = None
+        self._was_reset = False
+
+    def start(self) -> EnvSpec:
+        """Start the training environments."""
+        self._train = self._build(self._setup.train, self._setup.train_envs, "train")
+        return self._train.env_spec
+
+    def _build(
+        self,
+        config: EnvConfig,
+        total: int,
+        purpose: str,
+        episodes: Sequence[tuple[int, int]] | None = None,
+    ) -> SupervisedVectorEnv:
+        count = total // self._world_size
+        return SupervisedVectorEnv(
+            config,
+            num_envs=count,
+            first_env=self._rank * count,
+            total_envs=total,
+            seed=self._setup.seed,
+            stages=self._setup.stages,
+            purpose=purpose,
+            episode_seeds=episodes,
+            max_chunk=self._setup.chunk,
+        )
+
+    # -- stages ---------------------------------------------------------------------------------
+
+    def interact(self, actions: InputStream) -> Iterator[Emit]:
+        """Stage: one rollout of every sub-batch; returns a :class:`RolloutReport`.
+
+        Yields observations to the policy and, at the end, one trajectory per sub-batch.
+        """
+        env, setup = self._train, self._setup
+        report = RolloutReport()
+        builders = [
+            TrajectoryBuilder(self._env_ids(env, stage), setup.chunk_steps)
+            for stage in range(setup.stages)
+        ]
+        sent: list[ObservationBatch] = []
+        for stage in range(setup.stages):
+            # Episodes go on across rollouts where environments reset themselves.
+            fresh = not self._was_reset or not setup.train.auto_reset
+            observations = env.reset(stage) if fresh else env.observations(stage)
+            sent.append(self._batch(env, stage, observations))
+            yield self._emit("observations", stage, sent[stage])
+        self._was_reset = True
+        for stage, answer, step in self._exchanges(env, actions):
+            builder = builders[stage]
+            if step is None:
+                yield self._emit("trajectories", stage, builder.build(answer))
+                continue
+            builder.add(sent[stage], answer, step)
+            report.add(step)
+            if builder.exhausted and not builder.complete:
+                raise RunFailure(
+                    f"{dict(report.faults)} faults left too few valid transitions: "
+                    f"{builder.time} chunk steps did not fill a rollout of {setup.chunk_steps}"
+                )
+            sent[stage] = self._batch(
+                env, stage, step.observations, builder.time, step, act=not builder.complete
+            )
+            yield self._emit("observations", stage, sent[stage])
+        report.extra_rows = sum(builder.time - setup.chunk_steps for builder in builders)
+        return report
+
+    def evaluate(
+        self, actions: InputStream, *, episodes: Sequence[tuple[int, int]], frames: int = 0
+    ) -> Iterator[Emit]:
+        """Stage: play given episodes to their end; returns an :class:`EvaluationReport`.
+
+        Args:
+            actions: Stream of :class:`PolicyBatch`.
+            episodes: (episode id, reset seed) of the whole evaluation, walked once over all
+                evaluation environments.
+            frames: Environments of the whole evaluation to take pictures of, from the first on.
+        """
+        env = self._evaluation_env(episodes)
+        filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
+        report = EvaluationReport(frames=[[] for _ in filmed])
+        times = [0] * self._setup.stages
+        for stage in range(self._setup.stages):
+            observations = env.reset(stage)
+            yield self._emit("observations", stage, self._batch(env, stage, observations))
+        # A picture can be taken only while no simulator is at work.
+        for stage, _, step in self._exchanges(env, actions, ahead=not frames):
+            if step is None:
+                continue
+            times[stage] += 1
+            report.episodes.extend(step.episodes)
+            batch = self._batch(
+                env,
+                stage,
+                step.observations,
+                time=times[stage],
+                act=not env.exhausted(stage),
+            )
+            for number in filmed:
+                report.frames[number].append(env.render(number))
+            yield self._emit("observations", stage, batch)
+        return report
+
+    def _exchanges(
+        self, env: SupervisedVectorEnv, actions: InputStream, *, ahead: bool = True
+    ) -> Iterator[tuple[int, PolicyBatch, VectorStep | None]]:
+        """Step sub-batches as their actions arrive, until the policy was asked for its last value.
+
+        With ``ahead``, actions that are there are handed to the simulators before waiting for any
+        result, so that the simulators have work while the policy thinks.
+        """
+        in_flight: deque[tuple[int, PolicyBatch]] = deque()
+        unfinished = self._setup.stages
+        while unfinished:
+            if not in_flight or (ahead and actions.ready()):
+                item = next(actions)
+                stage = item.source % self._setup.stages
+                answer: PolicyBatch = item.payload
+                if answer.actions.size == 0:
+                    unfinished -= 1
+                    yield stage, answer, None
+                else:
+                    env.send(answer.actions, stage)
+                    in_flight.append((stage, answer))
+                continue
+            stage, answer = in_flight.popleft()
+            yield stage, answer, env.receive(stage)
+
+    def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> SupervisedVectorEnv:
+        """The evaluation environments, about to walk a list of episodes."""
+        if self._evaluation is not None:
+            self._evaluation.close()
+        self._evaluation = self._build(
+            self._setup.evaluation, self._setup.evaluation_envs, "eval", episodes
+        )
+        return self._evaluation
+
+    def _env_ids(self, env: SupervisedVectorEnv, stage: int) -> np.ndarray:
+        """[n] int64 global numbers of a sub-batch's environments."""
+        size = env.num_envs // env.stages
+        first = env.first_env + stage * size
+        return np.arange(first, first + size, dtype=np.int64)
+
+    def _batch(
+        self,
+        env: SupervisedVectorEnv,
+        stage: int,
+        observations: dict[str, np.ndarray],
+        time: int = 0,
+        step: VectorStep | None = None,
+        *,
+        act: bool = True,
+    ) -> ObservationBatch:
+        ids = self._env_ids(env, stage)
+        return ObservationBatch(
+            observations=observations,
+            env_ids=ids,
+            time=time,
+            final_observations=None if step is None else step.final_observations,
+            final_mask=np.zeros(len(ids), dtype=bool) if step is None else step.final_mask,
+            act=act,
+        )
+
+    def _emit(self, edge: str, stage: int, payload: Any) -> Emit:
+        return Emit(edge, self._rank * self._setup.stages + stage, payload)
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Simulator states, episode counters and the observations that wait for an answer."""
+        return {"envs": self._train.state_dict(), "was_reset": self._was_reset}
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Continue from the :meth:`state` of every rank."""
+        state = states[self._rank]
+        self._train.load_state_dict(state["envs"])
+        self._was_reset = state["was_reset"]
+
+    def close(self) -> None:
+        """End the env processes."""
+        self._train.close()
+        if self._evaluation is not None:
+            self._evaluation.close()

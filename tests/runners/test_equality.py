@@ -1,0 +1,59 @@
+"""One program, any placement: the same metrics and weights, to the bit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import embodied
+from rlinf.scheduler.cpu_slots import available_cores
+
+from .support import assert_equal_runs, small_config
+
+SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2")
+PLACEMENTS = {
+    "collocated": "{'env,rollout,actor': '0-1'}",
+    "one device": "{'env,rollout,actor': '0'}",
+    "disaggregated": "{env: '0', 'rollout,actor': '1'}",
+    "hybrid": "{env: '0', rollout: '1', actor: '0-1'}",
+}
+
+needs_two_cores = pytest.mark.skipif(
+    len(available_cores()) < 2, reason="two CPU slots need two cores"
+)
+
+
+def train(directory: Path, *overrides: str) -> Path:
+    directory.mkdir()
+    config = small_config(directory, "cluster.runtime=local", *overrides)
+    run = RunDirectory.create(config.runner.output_dir, "small", path=directory / "run")
+    with run:
+        embodied.train(config, run, threading.Event())
+    return run.path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    return train(tmp_path_factory.mktemp("reference") / "one", "rollout.block_size=4")
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
+    run = train(
+        tmp_path / "run",
+        *SPLIT,
+        f"cluster.component_placement={PLACEMENTS[placement]}",
+        f"rollout.pipeline_stage_num={stages}",
+    )
+    assert_equal_runs(reference, run)
+
+
+def test_seeds_give_different_runs(reference, tmp_path):
+    run = train(tmp_path / "run", "rollout.block_size=4", "seed=8")
+    with pytest.raises(AssertionError):
+        assert_equal_runs(reference, run)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.errors import UserError
 from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
@@ -51,11 +51,17 @@ class Curve:
 
     def seconds(self) -> list[Point]:
         """(environment steps, training seconds so far); pauses between resumes do not count."""
-        points, total = [], 0.0
+        points: list[Point] = []
+        total = 0.0
         for line in self.lines:
             total += line.get(STEP_TIME, 0.0)
             points.append((line.get(ENV_STEPS, line["step"]), total))
         return points
+
+    def over_seconds(self, points: Sequence[Point]) -> list[Point]:
+        """The same points by training seconds instead of environment steps."""
+        seconds = dict(self.seconds())
+        return [(seconds[steps], value) for steps, value in points]
 
 
 def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) -> Path:
@@ -86,6 +92,7 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
             ],
             fmt="o-",
             capsize=3,
+            clip_on=False,
             color="tab:orange",
             label="evaluation, 95 % interval",
         )
@@ -98,7 +105,11 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
 
 
 def overlay_curves(
-    runs: Mapping[str, Sequence[Path | str]], path: Path | str, *, metric: str = EVAL_SUCCESS
+    runs: Mapping[str, Sequence[Path | str]],
+    path: Path | str,
+    *,
+    metric: str = EVAL_SUCCESS,
+    against: Literal["steps", "seconds"] = "steps",
 ) -> Path:
     """Draw several runs in one picture: per label the median over seeds, and their range.
 
@@ -106,6 +117,7 @@ def overlay_curves(
         runs: Run directories of every seed, by label.
         path: The picture.
         metric: What is drawn; where runs were not evaluated, their training success.
+        against: What runs along the bottom: environment steps, or training seconds.
 
     Returns:
         The path that was written.
@@ -114,9 +126,15 @@ def overlay_curves(
         UserError: A run has no metrics yet.
     """
     figure, (axes,) = _figure(1)
+    if against == "seconds":
+        axes.set_xlabel("training seconds")
     for number, (label, run_dirs) in enumerate(runs.items()):
         curves = [Curve.of(run_dir) for run_dir in run_dirs]
         series = [curve.series(metric) or curve.series(TRAIN_SUCCESS) for curve in curves]
+        if against == "seconds":
+            series = [
+                curve.over_seconds(points) for curve, points in zip(curves, series, strict=True)
+            ]
         _draw_band(axes, series, f"{label} ({len(series)} seeds)", f"C{number}")
     if metric in (EVAL_SUCCESS, TRAIN_SUCCESS):
         _success_axis(axes)
@@ -175,11 +193,11 @@ def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:
     if np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
         return
 
-    def to_time(values: np.ndarray) -> np.ndarray:
-        return np.interp(np.asarray(values), steps, times)
+    def to_time(values: Any) -> Any:
+        return np.interp(values, steps, times)
 
-    def to_steps(values: np.ndarray) -> np.ndarray:
-        return np.interp(np.asarray(values), times, steps)
+    def to_steps(values: Any) -> Any:
+        return np.interp(values, times, steps)
 
     # Time is known between the first and the last step alone.
     axes.set_xlim(0, steps[-1])

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 ROOT = "rlinf"
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
@@ -29,7 +26,7 @@ def logging_to(
         level: Least level that the file takes.
         screen_level: Least level that is shown on the screen.
     """
-    handlers = [_file_handler(path, level), _screen_handler(screen_level)]
+    handlers: list[logging.Handler] = [_file_handler(path, level), _ScreenHandler(screen_level)]
     loggers = [logging.getLogger(ROOT), logging.getLogger("py.warnings")]
     levels = [logger.level for logger in loggers]
     logging.captureWarnings(True)
@@ -56,12 +53,19 @@ def _file_handler(path: Path, level: int) -> logging.Handler:
     return handler
 
 
-def _screen_handler(level: int) -> logging.Handler:
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    handler.setLevel(level)
-    return handler
+class _ScreenHandler(logging.Handler):
+    """Writes to what ``sys.stderr`` is at that moment.
+
+    While a live display is shown that is a stand-in, which puts the line above the display. Rich's
+    own log handler looks behind the stand-in and would write into the display.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record as a line."""
+        try:
+            label = f"{record.levelname.lower()}:"
+            if sys.stderr.isatty():
+                label = f"\x1b[1;33m{label}\x1b[0m"
+            sys.stderr.write(f"{label} {self.format(record)}\n")
+        except OSError:
+            self.handleError(record)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -77,7 +78,7 @@ class Progress:
             self._live = Live(
                 get_renderable=self._display, console=self._console, refresh_per_second=2
             )
-            self._live.start()
+            self._live.start(refresh=True)
 
     def update(self, step: int, metrics: Metrics) -> None:
         """Show that ``step`` training steps are done, with the metrics of the last one."""
@@ -137,11 +138,10 @@ class Progress:
             f"elapsed {_clock_text(self._clock() - self._begin)}",
             f"ETA {self._eta()}",
         )
-        figures = Table.grid(padding=(0, 2))
-        shown = self._shown()
-        if shown:
-            figures.add_row(*(Text(label, style="dim") for label, _ in shown))
-            figures.add_row(*(Text(value, style="bold") for _, value in shown))
+        figures = Columns(
+            [Text.assemble((label, "dim"), " ", (value, "bold")) for label, value in self._shown()],
+            padding=(0, 2),
+        )
         return Group(bar, figures, Text(self._times(), style="dim"))
 
     def __enter__(self) -> Progress:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 Event = dict[str, Any]
 
@@ -127,11 +127,11 @@ class TimelineFile:
         self._lock = threading.Lock()
         self._processes: dict[str, int] = {}
         self._threads: dict[tuple[str, str], int] = {}
-        self._file = None
+        self._file: TextIO | None = None
         if enabled:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - lives as the run
-            self._first_process = self._continue()
+            self._first_process = _make_ready(self.path, self._file)
 
     def write(self, events: Iterable[Event]) -> None:
         """Append what :meth:`Timeline.drain` returned, in any process."""
@@ -160,17 +160,6 @@ class TimelineFile:
     ) -> None:
         self.close()
 
-    def _continue(self) -> int:
-        """Make the file ready for another line; return the first process number that is free."""
-        events = read_timeline(self.path)
-        whole = self.path.read_bytes().rpartition(b"\n")[0]
-        assert self._file is not None
-        self._file.truncate(len(whole) + 1 if whole else 0)
-        if not whole:
-            self._file.write("[\n")
-            self._file.flush()
-        return 1 + max((event["pid"] for event in events), default=0)
-
     def _lines(self, event: Event) -> Iterable[Event]:
         """The event with numbers for its process and thread, after the names of new ones."""
         process, thread = event["process"], event["thread"]
@@ -196,6 +185,17 @@ class TimelineFile:
     @staticmethod
     def _named(kind: str, pid: int, tid: int, name: str) -> Event:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def _make_ready(path: Path, file: TextIO) -> int:
+    """Let the file end where a line may follow; return the first process number that is free."""
+    used = [event["pid"] for event in read_timeline(path)]
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    file.truncate(len(whole) + 1 if whole else 0)
+    if not whole:
+        file.write("[\n")
+        file.flush()
+    return 1 + max(used, default=0)
 
 
 def read_timeline(path: Path | str) -> list[Event]:

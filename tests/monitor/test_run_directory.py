@@ -1,0 +1,104 @@
+"""A run directory belongs to one run and one process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlinf.errors import UserError
+from rlinf.monitor.run_directory import RunDirectory
+
+HOLDER = """
+import sys, time
+from rlinf.monitor.run_directory import RunDirectory
+run = RunDirectory.open(sys.argv[1])
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def a_run(tmp_path, **options):
+    run = RunDirectory.create(tmp_path / "runs", "reach", **options)
+    run.write_config("seed: 1\n")
+    return run
+
+
+def test_layout_and_latest_link(tmp_path):
+    first, second = a_run(tmp_path), a_run(tmp_path)
+    assert first.path != second.path
+    assert first.path.parent == tmp_path / "runs" / "reach"
+    assert (tmp_path / "runs" / "reach" / "latest").resolve() == second.path
+    for directory in (first.checkpoints, first.evaluations, first.videos):
+        assert directory.is_dir()
+        assert directory.parent == first.path
+    assert first.config.read_text() == "seed: 1\n"
+    assert [first.metrics.name, first.log.name, first.timeline.name] == [
+        "metrics.jsonl", "run.log", "timeline.json",
+    ]  # fmt: skip
+    assert first.name == first.path.name
+
+
+def test_a_directory_of_the_users_choice(tmp_path):
+    path = tmp_path / "deep" / "mine"
+    with a_run(tmp_path, path=path) as run:
+        assert run.path == path
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_non_empty_directory_is_not_reused(tmp_path):
+    with a_run(tmp_path, path=tmp_path / "mine"):
+        pass
+    with pytest.raises(UserError, match=r"not empty \(it holds checkpoints.*rlinf resume"):
+        a_run(tmp_path, path=tmp_path / "mine")
+    with RunDirectory.open(tmp_path / "mine") as run:
+        assert run.config.read_text() == "seed: 1\n"
+
+
+def test_only_a_run_can_be_opened(tmp_path):
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_unwritable_places_are_user_errors(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match=r"cannot be written.*--run-dir"):
+        a_run(tmp_path, path=file / "below")
+    with pytest.raises(UserError, match="cannot be written"):
+        a_run(tmp_path, path=file)
+    with pytest.raises(UserError, match="cannot be written"):
+        RunDirectory.create("/proc/runs", "reach")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="Permission denied"):
+        a_run(tmp_path)
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
+    a_run(tmp_path, path=tmp_path / "mine").close()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "mine"], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(UserError, match=f"another process.*{holder.pid}"):
+            RunDirectory.open(tmp_path / "mine")
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    with RunDirectory.open(tmp_path / "mine"):
+        pass
+
+
+def test_the_lock_is_given_up_at_the_end(tmp_path):
+    run = a_run(tmp_path, path=tmp_path / "mine")
+    with run, pytest.raises(UserError, match="another process"):
+        RunDirectory.open(run.path)
+    RunDirectory.open(run.path).close()
+    run.close()

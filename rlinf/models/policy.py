@@ -5,13 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""

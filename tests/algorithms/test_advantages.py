@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from rlinf.algorithms.advantages import (
-    BootstrapType,
     decision_steps,
     episode_length_weights,
     generalized_advantages,
@@ -14,6 +13,7 @@ from rlinf.algorithms.advantages import (
     normalize,
     per_row,
 )
+from rlinf.algorithms.config import BootstrapType
 from rlinf.data.trajectory import Trajectory
 from tests.algorithms.rollouts import flags, random_trajectory
 

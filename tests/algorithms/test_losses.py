@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from rlinf.algorithms.config import AggregationMode
 from rlinf.algorithms.losses import (
-    AggregationMode,
     aggregate,
     aggregation_normalizer,
     at_level,

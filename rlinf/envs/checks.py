@@ -57,8 +57,8 @@ def checked_reward(reward: Any) -> float:
     return value
 
 
-def write_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int) -> None:
-    """Copy one observation into its row of the shared arrays.
+def check_observation(observation: Any, rows: Mapping[str, np.ndarray]) -> None:
+    """Refuse an observation that does not fit a row of the shared arrays.
 
     Raises:
         EnvSideFault: Other keys, shape or type than declared, or a value that is not finite.
@@ -78,7 +78,17 @@ def write_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int
             )
         if dtype.kind == "f" and not np.isfinite(value).all():
             raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
-        target[row] = value
+
+
+def write_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int) -> None:
+    """Copy one observation into its row of the shared arrays.
+
+    Raises:
+        EnvSideFault: It does not fit.
+    """
+    check_observation(observation, rows)
+    for key, target in rows.items():
+        target[row] = observation[key]
 
 
 def same_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int) -> bool:

@@ -12,6 +12,7 @@ from rlinf.envs.base import SimulatorEnv
 from rlinf.envs.block import SharedBlock, Status
 from rlinf.envs.checks import (
     EnvSideFault,
+    check_observation,
     checked_reward,
     guarded,
     same_observation,
@@ -200,6 +201,8 @@ class EnvHost:
             truncated = bool(cut) or steps >= rules.max_episode_steps
             if terminated or truncated:
                 break
+            if observation is not None and column < chunk - 1:
+                check_observation(observation, self._observations)
         if observation is None:
             observation = guarded(env.observe)
         ended_now = terminated or truncated

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections import OrderedDict
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,50 @@ class _Light:
         return observation
 
 
+class QuickRotation:
+    """What tasks use of ``scipy.spatial.transform.Rotation``, for one matrix that is a rotation.
+
+    scipy spends a quarter of a step on proving that; a matrix from MuJoCo is one. The arithmetic is
+    scipy's: F. Landis Markley, "Unit Quaternion from Rotation Matrix", 2008.
+
+    Args:
+        matrix: Rotation matrix [3, 3].
+    """
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix: list[list[float]] = matrix.tolist()
+
+    @classmethod
+    def from_matrix(cls, matrix: np.ndarray) -> QuickRotation:
+        """Return the rotation of ``matrix``."""
+        return cls(matrix)
+
+    def as_quat(self) -> tuple[float, float, float, float]:
+        """Return the unit quaternion (x, y, z, w)."""
+        m = self._matrix
+        trace = m[0][0] + m[1][1] + m[2][2]
+        candidates = (m[0][0], m[1][1], m[2][2], trace)
+        i = candidates.index(max(candidates))
+        if i == 3:
+            q = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
+        else:
+            j, k = (i + 1) % 3, (i + 2) % 3
+            q = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
+            q[i] = 1 - trace + 2 * m[i][i]
+            q[j], q[k] = m[j][i] + m[i][j], m[k][i] + m[i][k]
+        norm = math.sqrt(q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3])
+        return q[0] / norm, q[1] / norm, q[2] / norm, q[3] / norm
+
+
+def _light_class(base: Any) -> Any:
+    """Return the subclass of a MetaWorld env class that is used here; the base stays as it is."""
+    method = base._get_quat_objects
+    names = {**method.__globals__, "Rotation": QuickRotation}
+    quick = FunctionType(method.__code__, names, method.__name__)
+    members = {"__module__": base.__module__, "_get_quat_objects": quick}
+    return type(base.__name__, (_Light, base), members)
+
+
 class MetaWorldTask:
     """One env of a task.
 
@@ -117,8 +162,7 @@ class MetaWorldTask:
     """
 
     def __init__(self, name: str, *, partially_observable: bool) -> None:
-        base = ALL_V3_ENVIRONMENTS[name]
-        self._env: Any = type(base.__name__, (_Light, base), {"__module__": base.__module__})()
+        self._env: Any = _light_class(ALL_V3_ENVIRONMENTS[name])()
         self._env._partially_observable = partially_observable
         self._env.__dict__.pop("sawyer_observation_space", None)
         self._env._set_task_called = True

@@ -47,7 +47,15 @@ class Painter:
         picture = np.empty((size, size, 3), np.uint8)
         mujoco.mjr_render(rectangle, scene, self._context)
         mujoco.mjr_readPixels(picture, None, rectangle, self._context)
-        return picture[::-1].copy()  # OpenGL counts rows from below
+        upright = picture[::-1]  # OpenGL counts rows from below
+        if self._hangs_upside_down(data, view.fixedcamid):
+            upright = upright[::-1, ::-1]
+        return np.ascontiguousarray(upright)
+
+    def _hangs_upside_down(self, data: Any, camera: int) -> bool:
+        """Return whether a camera that stands still has its upper edge below (MetaWorld's do)."""
+        stands_still = self._model.cam_bodyid[camera] == 0
+        return bool(stands_still and data.cam_xmat[camera].reshape(3, 3)[2, 1] < -0.1)
 
     def _prepare(self, size: int) -> None:
         if size <= self._size:

@@ -1,0 +1,315 @@
+"""What every env must do, as checks that a user can run: ``rlinf check env NAME``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import psutil
+
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.results import Observations, VectorStep
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.errors import RunFailure
+
+_ENVS = 4
+_CHUNK = 5
+_HORIZON = 7  # no multiple of the chunk: episodes end inside one
+_ROUNDS = 4
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check.
+
+    Args:
+        name: What was checked.
+        passed: Whether the env does it.
+        detail: What was seen; on failure, what was expected.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class _NotMetError(Exception):
+    """An env does not do what the check asks for."""
+
+
+def check_env(config: EnvConfig) -> list[CheckResult]:
+    """Run the conformance suite on the env of ``config``, with short episodes.
+
+    Works for every adapter, also one of another package. Takes some seconds for a light simulator.
+
+    Raises:
+        ConfigError: The env cannot be built as configured.
+        MissingPackageError: The simulator is not installed.
+    """
+    config.check()
+    evidence = _Evidence(config)
+    return [_outcome(name, check, evidence) for name, check in CHECKS]
+
+
+def _outcome(name: str, check: Callable[[_Evidence], str], evidence: _Evidence) -> CheckResult:
+    try:
+        return CheckResult(name, True, check(evidence))
+    except (_NotMetError, RunFailure) as error:
+        return CheckResult(name, False, str(error))
+
+
+def _require(condition: Any, message: str) -> None:
+    if not condition:
+        raise _NotMetError(message)
+
+
+def _actions(spec: EnvSpec, rounds: int = _ROUNDS) -> np.ndarray:
+    """Return random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
+    generator = np.random.default_rng(_SEED)
+    shape = (rounds, _ENVS, _CHUNK, spec.action_dim)
+    if spec.num_actions is not None:
+        return generator.integers(0, spec.num_actions, shape).astype(np.float32)
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return generator.uniform(low, high, shape).astype(np.float32)
+
+
+def _run(env: SupervisedVectorEnv, actions: np.ndarray) -> list[VectorStep]:
+    return [env.chunk_step(chunk) for chunk in actions]
+
+
+@dataclass
+class _Play:
+    """What the envs did, in two processes."""
+
+    spec: EnvSpec
+    first: Observations
+    steps: list[VectorStep]
+    state: dict[str, Any]
+    picture: np.ndarray | str
+    processes: list[psutil.Process]
+
+
+@dataclass
+class _Replay:
+    """What they did in one process: from the start, from a saved state, after a kill."""
+
+    steps: list[VectorStep]
+    resumed: list[VectorStep]
+    recovered: list[VectorStep]
+
+
+@dataclass
+class _Group:
+    """What they did in groups, with fixed reset states and terminations ignored."""
+
+    first: Observations
+    steps: list[VectorStep]
+    again: Observations
+
+
+class _Evidence:
+    """Runs of the env that several checks look at; each happens when first asked for."""
+
+    def __init__(self, config: EnvConfig) -> None:
+        self._config = config
+
+    def _open(self, processes: int, **changes: Any) -> SupervisedVectorEnv:
+        plain = {
+            "max_episode_steps": _HORIZON,
+            "auto_reset": True,
+            "ignore_terminations": False,
+            "group_size": 1,
+            "use_fixed_reset_states": False,
+            "max_fault_rate": 1.0,
+            "processes": processes,
+        }
+        config = self._config.model_copy(update={**plain, **changes})
+        return SupervisedVectorEnv(config, num_envs=_ENVS, seed=_SEED)
+
+    @cached_property
+    def play(self) -> _Play:
+        with self._open(2) as env:
+            processes = [psutil.Process(number) for number in env.process_ids]
+            first, actions = env.reset(), _actions(env.env_spec)
+            steps = _run(env, actions[:1])
+            state = env.state_dict()
+            steps += _run(env, actions[1:])
+            try:
+                picture: np.ndarray | str = env.render(0)
+            except RunFailure as error:
+                picture = str(error).strip().splitlines()[-1]
+            return _Play(env.env_spec, first, steps, state, picture, processes)
+
+    @cached_property
+    def replay(self) -> _Replay:
+        actions, state = _actions(self.play.spec), self.play.state
+        with self._open(1) as env:
+            env.reset()
+            steps = _run(env, actions)
+            env.load_state_dict(state)
+            resumed = _run(env, actions[1:])
+            env.load_state_dict(state)
+            recovered = _run(env, actions[1:2])
+            os.kill(env.process_ids[0], signal.SIGKILL)
+            recovered += _run(env, actions[2:])
+        return _Replay(steps, resumed, recovered)
+
+    @cached_property
+    def group(self) -> _Group:
+        changes = {"group_size": 2, "use_fixed_reset_states": True, "ignore_terminations": True}
+        with self._open(1, **changes) as env:
+            first = env.reset()
+            steps = _run(env, _actions(env.env_spec))
+            return _Group(first, steps, env.reset())
+
+
+def _difference(left: Sequence[VectorStep], right: Sequence[VectorStep]) -> str:
+    """Return where two runs differ first, or nothing."""
+    names = ("rewards", "terminations", "truncations", "final_mask", "episode_ids", "reset_seeds")
+    for number, (one, other) in enumerate(zip(left, right, strict=True)):
+        for name in names:
+            if not np.array_equal(getattr(one, name), getattr(other, name)):
+                return f"{name} of chunk {number}"
+        for key, value in one.observations.items():
+            if not np.array_equal(value, other.observations[key]):
+                return f"observation '{key}' of chunk {number}"
+    return ""
+
+
+def _spaces(evidence: _Evidence) -> str:
+    spec = evidence.play.spec
+    for key, value in evidence.play.first.items():
+        expected = (_ENVS, *spec.observation_shapes[key])
+        _require(value.shape == expected, f"'{key}' is {value.shape} instead of {expected}")
+    _require(
+        all(low < high for low, high in zip(spec.action_low, spec.action_high, strict=True)),
+        "an action's lower bound is not below its upper bound",
+    )
+    shapes = ", ".join(f"{key} {list(shape)}" for key, shape in spec.observation_shapes.items())
+    return f"observations: {shapes}; actions: {spec.action_kind} [{spec.action_dim}]"
+
+
+def _steps(evidence: _Evidence) -> str:
+    for step in evidence.play.steps:
+        _require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
+        _require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
+    return f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
+
+
+def _determinism(evidence: _Evidence) -> str:
+    difference = _difference(evidence.play.steps, evidence.replay.steps)
+    _require(not difference, f"the same seed in 2 processes and in 1 differs: {difference}")
+    return "the same seed gives the same episodes, in 1 and in 2 processes"
+
+
+def _initial_states(evidence: _Evidence) -> str:
+    first = evidence.play.first.values()
+    same = all(np.array_equal(value[0], value[1]) for value in first)
+    return "every episode starts in the same state" if same else "episodes start in their own state"
+
+
+def _auto_reset(evidence: _Evidence) -> str:
+    steps = evidence.play.steps
+    ended = sum(int(step.final_mask.sum()) for step in steps)
+    _require(ended, f"no episode ended within {_ROUNDS * _CHUNK} steps")
+    for step in steps:
+        for key, value in (step.final_observations or {}).items():
+            expected = (int(step.final_mask.sum()), *step.observations[key].shape[1:])
+            _require(value.shape == expected, f"final '{key}' is {value.shape}, not {expected}")
+    numbers = {record.episode_id for step in steps for record in step.episodes}
+    _require(len(numbers) == ended, f"{ended} episodes ended and {len(numbers)} were recorded")
+    return f"{ended} episodes ended and were followed by another"
+
+
+def _groups(evidence: _Evidence) -> str:
+    for key, value in evidence.group.first.items():
+        same = np.array_equal(value[0::2], value[1::2])
+        _require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
+    return "envs of a group start in the same state"
+
+
+def _fixed_states(evidence: _Evidence) -> str:
+    for key, value in evidence.group.first.items():
+        same = np.array_equal(value, evidence.group.again[key])
+        _require(same, f"'{key}' differs between two epochs")
+    return "fixed reset states are the same in every epoch"
+
+
+def _ignored_terminations(evidence: _Evidence) -> str:
+    terminated = any(step.terminations.any() for step in evidence.group.steps)
+    _require(not terminated, "an episode was terminated")
+    return "only truncation ends an episode"
+
+
+def _chunks(evidence: _Evidence) -> str:
+    for step in evidence.play.steps:
+        flags = step.terminations | step.truncations
+        _require(not flags[:, :-1].any(), "a flag stands before the last column")
+        for record in step.episodes:
+            _require(
+                record.episode_len <= _HORIZON,
+                f"an episode of {record.episode_len} steps instead of at most {_HORIZON}",
+            )
+            executed = (record.episode_len - 1) % _CHUNK + 1
+            rest = step.rewards[record.env, executed:]
+            _require(not rest.any(), "actions after the end of an episode earned a reward")
+    return "flags in the last column; nothing is executed after the end of an episode"
+
+
+def _state(evidence: _Evidence) -> str:
+    difference = _difference(evidence.play.steps[1:], evidence.replay.resumed)
+    _require(not difference, f"going on from a saved state differs: {difference}")
+    given = evidence.play.state["simulator"]["size"].any()
+    how = "the simulator's state" if given else "replaying the actions since the reset"
+    return f"resumed by {how}, bitwise equal to never having stopped"
+
+
+def _recovery(evidence: _Evidence) -> str:
+    difference = _difference(evidence.play.steps[1:], evidence.replay.recovered)
+    _require(not difference, f"after a killed process the envs go on differently: {difference}")
+    return "a killed process is replaced and its envs go on where they were"
+
+
+def _pictures(evidence: _Evidence) -> str:
+    frame = evidence.play.picture
+    if isinstance(frame, str):
+        return f"not offered: {frame}"
+    _require(
+        frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8,
+        f"a picture is {frame.dtype}{frame.shape} instead of uint8 [H, W, 3]",
+    )
+    return f"pictures of {frame.shape[1]} x {frame.shape[0]}"
+
+
+def _close(evidence: _Evidence) -> str:
+    processes = evidence.play.processes
+    left = [process.pid for process in processes if process.is_running()]
+    _require(not left, f"processes are left after close: {left}")
+    return f"{len(processes)} processes ended"
+
+
+CHECKS: tuple[tuple[str, Callable[[_Evidence], str]], ...] = (
+    ("spaces", _spaces),
+    ("steps", _steps),
+    ("same seed, same episodes", _determinism),
+    ("initial states", _initial_states),
+    ("auto-reset", _auto_reset),
+    ("groups", _groups),
+    ("fixed reset states", _fixed_states),
+    ("ignored terminations", _ignored_terminations),
+    ("chunks", _chunks),
+    ("save and resume", _state),
+    ("recovery", _recovery),
+    ("pictures", _pictures),
+    ("close", _close),
+)
+"""The suite: what is checked, and the function that raises when it is not met."""

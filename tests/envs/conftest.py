@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.envs.config import EnvConfig
+
+
+@pytest.fixture
+def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Install the example env as an outside package would, and return a config maker."""
+    source = Path(__file__).with_name("example_env.py").read_text()
+    (tmp_path / "outside_point.py").write_text(source)
+    info = tmp_path / "outside_point-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-point\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlinf.envs]\npoint = outside_point:PointEnv\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(misbehaviour: str = "none", *, one_in: int = 1, at_step: int = 3, **settings):
+        options = {"misbehaviour": misbehaviour, "one_in": one_in, "at_step": at_step}
+        defaults = {"max_episode_steps": 20, "processes": 2, "step_deadline": 20.0}
+        return EnvConfig(type="point", options=options, **{**defaults, **settings})
+
+    return make

@@ -1,0 +1,87 @@
+"""An env in one file: a point that is pushed towards the origin.
+
+Besides the task itself it can misbehave on purpose, so that the supervision is tested for real.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import SimulatorEnv
+
+
+@dataclass(frozen=True)
+class PointOptions:
+    """Options of the ``point`` env type."""
+
+    size: int = 2
+    misbehaviour: str = "none"
+    at_step: int = 3
+    one_in: int = 1
+
+
+class PointEnv(SimulatorEnv):
+    """``states`` [size] moves by a tenth of the action [size]; success within 0.1 of the origin."""
+
+    Options = PointOptions
+    task_description = "go to the origin"
+
+    def __init__(self, options: PointOptions) -> None:
+        super().__init__(options)
+        box = spaces.Box(-np.inf, np.inf, (options.size,), np.float32)
+        self.observation_space = spaces.Dict({"states": box})
+        self.action_space = spaces.Box(-1.0, 1.0, (options.size,), np.float32)
+        self._position = np.zeros(options.size, np.float32)
+        self._steps = 0
+        self._bad = False
+        if options.misbehaviour == "modules":
+            raise RuntimeError(f"modules: {sorted(sys.modules)}")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        generator = np.random.default_rng(seed)
+        self._position = generator.uniform(-1, 1, self.options.size).astype(np.float32)
+        self._steps = 0
+        self._bad = (seed or 0) % self.options.one_in == 0
+        return {"states": self._position.copy()}, {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self._position = self._position + np.float32(0.1) * action
+        self._steps += 1
+        distance = float(np.linalg.norm(self._position))
+        observation, reward = {"states": self._position.copy()}, -distance
+        if self._bad and self._steps == self.options.at_step:
+            observation, reward = self._misbehave(observation, reward)
+        return observation, reward, distance < 0.1, False, {"success": distance < 0.1}
+
+    def render(self) -> Any:
+        picture = np.zeros((32, 32, 3), np.uint8)
+        column, row = np.clip((self._position[:2] + 1) * 16, 0, 31).astype(int)
+        picture[row, column] = 255
+        return picture
+
+    def _misbehave(self, observation: Any, reward: Any) -> Any:
+        kind = self.options.misbehaviour
+        if kind == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hang":
+            time.sleep(3600)
+        if kind == "raise":
+            raise ValueError("the gripper fell off")
+        states = observation["states"]
+        wrong = {
+            "nan": ({"states": states * np.float32(np.nan)}, reward),
+            "nan_reward": (observation, float("nan")),
+            "shape": ({"states": states[:1]}, reward),
+            "dtype": ({"states": states.astype(np.float64)}, reward),
+            "keys": ({"state": states}, reward),
+            "reward": (observation, np.zeros(2)),
+        }
+        return wrong.get(kind, (observation, reward))

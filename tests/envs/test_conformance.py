@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.conformance import CHECKS, check_env
+from rlinf.errors import ConfigError
+
+
+def failures(config: EnvConfig) -> dict[str, str]:
+    results = check_env(config)
+    assert len(results) == len(CHECKS)
+    return {result.name: result.detail for result in results if not result.passed}
+
+
+def test_an_env_of_another_package_conforms(point):
+    assert failures(point()) == {}
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_gymnasium_envs_conform(name):
+    assert failures(EnvConfig(type="gymnasium", options={"id": name}, max_episode_steps=100)) == {}
+
+
+@pytest.mark.slow
+def test_metaworld_conforms():
+    config = EnvConfig(type="metaworld", options={"task": "door-close-v3"}, max_episode_steps=100)
+    assert failures(config) == {}
+
+
+def test_a_bad_env_is_told_what_it_does_wrong(point):
+    assert "'states' holds a NaN" in failures(point("nan"))["steps"]
+
+
+def test_an_env_that_cannot_be_built_is_refused(point):
+    with pytest.raises(ConfigError, match="did you mean"):
+        check_env(EnvConfig(type="metaworld", options={"task": "reech-v3"}, max_episode_steps=9))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers that mean: nothing is broken, there is no room."""
 
 
 def write_durable(path: Path, data: bytes) -> None:

@@ -13,7 +13,6 @@ safetensors.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import re
@@ -31,7 +30,7 @@ import safetensors.torch
 from torch import Tensor
 
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.files import point_link, sync_directory, write_durable
+from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory, write_durable
 from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, read_manifest, record
 from rlinf.checkpoint.reading import TREE, Checkpoint, Refusal, load_checkpoint
 from rlinf.checkpoint.tree import EncodedTree, encode
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d{8,})")
 _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHARD_BYTES = 512 << 20
 
 
@@ -229,7 +227,7 @@ class CheckpointStore:
             f"The checkpoint of step {step} was not written to {self.directory}: {reason}. "
             "The checkpoints before it are unharmed."
         )
-        if error.errno not in _DISK_FULL or self._config.on_full_disk == "stop":
+        if error.errno not in DISK_FULL or self._config.on_full_disk == "stop":
             raise CheckpointError(message) from error
         self.failures.append(SaveFailure(step, reason))
         logger.warning("%s Training goes on; free some space.", message)

@@ -137,6 +137,7 @@ class RunDirectory:
     def close(self) -> None:
         """Give up the lock."""
         if self._lock is not None:
+            _held.discard(self._lock)
             os.close(self._lock)
             self._lock = None
 
@@ -206,4 +207,17 @@ def _lock(path: Path) -> int:
         raise _unwritable(path, error) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
+    _held.add(descriptor)
     return descriptor
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """A child that was forked must not hold the lock of a run whose process is dead."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -10,15 +10,18 @@ Format: "Trace Event Format", complete events (``ph: X``) and metadata events (`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -115,7 +118,8 @@ class TimelineFile:
     """Writes events of any number of processes to one trace.
 
     The file is a JSON array without its end, which the format allows: it opens in Perfetto while
-    the run goes on, and after the run was killed. A context manager that closes it.
+    the run goes on, and after the run was killed. Where it can no longer be written, it ends with
+    a warning. A context manager that closes it.
 
     Args:
         path: The file. An existing one is continued.
@@ -139,15 +143,25 @@ class TimelineFile:
             return
         with self._lock:
             lines = [line for event in events for line in self._lines(event)]
-            if lines:
-                self._file.write(",\n".join(map(json.dumps, lines)) + ",\n")
+            try:
+                self._file.write("".join(json.dumps(line) + ",\n" for line in lines))
                 self._file.flush()
+            except OSError as error:
+                logger.warning("%s is not continued: %s.", self.path, error.strerror)
+                self._drop()
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _drop(self) -> None:
+        """Close without another try to write what could not be written."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
     def __enter__(self) -> TimelineFile:
         return self

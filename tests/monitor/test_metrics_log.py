@@ -4,6 +4,9 @@ import json
 import logging
 import math
 import sqlite3
+import subprocess
+import sys
+import textwrap
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -87,6 +90,44 @@ def test_resume_from_the_beginning_and_after_lost_lines(tmp_path, caplog):
         assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [2]
         with pytest.raises(CheckpointError, match="cursor"):
             metrics.truncate({"offset": 3})
+
+
+ON_A_FULL_DISK = """
+    import resource, sys
+    from rlinf.monitor.config import LoggerConfig
+    from rlinf.monitor.metrics_log import MetricsLog
+    from rlinf.monitor.timeline import Timeline, TimelineFile
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    timeline = TimelineFile(sys.argv[1] + "/timeline.json")
+    with MetricsLog(sys.argv[1], LoggerConfig(backends=())) as metrics:
+        limit(100)
+        for step in range(1, 7):
+            if step == 5:
+                limit(resource.RLIM_INFINITY)
+            metrics.log(step, {"value": step / 3})
+            for _ in range(9):
+                recorder = Timeline()
+                with recorder.span("x"):
+                    pass
+                timeline.write(recorder.drain())
+            print(metrics.cursor()["lines"], metrics.cursor()["bytes"])
+    timeline.close()
+"""
+
+
+def test_a_full_disk_costs_no_line_and_does_not_stop_the_run(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(ON_A_FULL_DISK), str(tmp_path)]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("The disk is full") == 1
+    assert ran.stderr.count("timeline.json is not continued") == 1
+    path = tmp_path / "metrics.jsonl"
+    assert [line["value"] for line in read_metrics(path)] == [step / 3 for step in range(1, 7)]
+    ends = [sum(map(len, path.read_bytes().splitlines(keepends=True)[: i + 1])) for i in range(6)]
+    assert ran.stdout == "".join(f"{i + 1} {end}\n" for i, end in enumerate(ends))
 
 
 class Flaky(MetricLogger):

@@ -1,6 +1,7 @@
 """A run directory belongs to one run and one process."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,10 +11,12 @@ from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
 
 HOLDER = """
-import sys, time
+import os, sys, time
 from rlinf.monitor.run_directory import RunDirectory
 run = RunDirectory.open(sys.argv[1])
-print("locked", flush=True)
+child = os.fork()
+if child:
+    print(child, flush=True)
 time.sleep(60)
 """
 
@@ -85,15 +88,18 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     )
     assert holder.stdout is not None
     try:
-        assert holder.stdout.readline() == "locked\n"
+        orphan = int(holder.stdout.readline())
         with pytest.raises(UserError, match=f"another process.*{holder.pid}"):
             RunDirectory.open(tmp_path / "mine")
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()
-    with RunDirectory.open(tmp_path / "mine"):
-        pass
+    try:
+        with RunDirectory.open(tmp_path / "mine"):
+            pass
+    finally:
+        os.kill(orphan, signal.SIGKILL)
 
 
 def test_the_lock_is_given_up_at_the_end(tmp_path):

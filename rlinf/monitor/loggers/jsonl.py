@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rlinf.checkpoint.files import DISK_FULL
 from rlinf.monitor.loggers.base import LoggerContext, MetricLogger
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,8 @@ METRICS_FILE = "metrics.jsonl"
 class JsonlLogger(MetricLogger):
     """Appends to ``metrics.jsonl``; a line is written when its step ends.
 
-    Values that JSON has no number for are the texts ``"nan"``, ``"inf"`` and ``"-inf"``.
+    Values that JSON has no number for are the texts ``"nan"``, ``"inf"`` and ``"-inf"``. While the
+    disk is full, lines wait in memory for the next step.
     """
 
     title = "metrics.jsonl"
@@ -29,24 +31,31 @@ class JsonlLogger(MetricLogger):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
         self._lines = sum(1 for _ in _whole_lines(self.path))
+        self._waiting = b""
         self._drop_half_line()
 
     def log(self, step: int, metrics: Mapping[str, float], unix_time: float) -> None:
-        """Append one line; it is in the hands of the operating system when this returns."""
+        """Append one line; it is in the hands of the operating system when this returns.
+
+        Raises:
+            OSError: The file cannot be written, for another reason than a full disk.
+        """
         entry = {"step": step, "time": round(unix_time, 3)}
         values = {name: _json_value(value) for name, value in metrics.items()}
-        self._file.write(json.dumps({**entry, **values}, allow_nan=False).encode() + b"\n")
+        self._waiting += json.dumps({**entry, **values}, allow_nan=False).encode() + b"\n"
         self._lines += 1
+        self._write_waiting()
 
     def cursor(self) -> dict[str, int]:
         """Return where the next line begins."""
-        return {"bytes": self._file.tell(), "lines": self._lines}
+        return {"bytes": self._file.tell() + len(self._waiting), "lines": self._lines}
 
     def truncate(self, cursor: Mapping[str, int]) -> int:
         """Remove every line behind a cursor; return the last step that is left, or 0.
 
         A file that is shorter than the cursor (the machine lost power) is kept as it is.
         """
+        self._waiting = b""
         length = self._file.seek(0, os.SEEK_END)
         if length < cursor["bytes"]:
             logger.warning(
@@ -64,8 +73,24 @@ class JsonlLogger(MetricLogger):
         """Nothing: :meth:`truncate` removed the lines."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what waits and close the file."""
+        self._write_waiting()
         self._file.close()
+
+    def _write_waiting(self) -> None:
+        """Write whole lines or none: what follows a half line would be lost with it."""
+        begin, waited = self._file.tell(), self._waiting.count(b"\n")
+        try:
+            if self._file.write(self._waiting) == len(self._waiting):
+                self._waiting = b""
+                return
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+        self._file.truncate(begin)
+        self._file.seek(begin)
+        if waited == 1:
+            logger.warning("The disk is full: %s waits. Free some space.", self.path)
 
     def _drop_half_line(self) -> None:
         """A killed process may have left a line without its end; the next one must not join it."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
 from rlinf.cli.screen import complain
 
@@ -41,23 +38,6 @@ def _switch_on(value: bool) -> bool:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the whole trace of a failure.", callback=_switch_on)
 ]
-
-
-def log_to(path: Path) -> None:
-    """Send the project's log lines to a file, and its warnings to the screen as well."""
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    screen = RichHandler(
-        level=logging.WARNING, console=Console(stderr=True), show_path=False, show_time=False
-    )
-    logger = logging.getLogger("rlinf")
-    logger.setLevel(logging.INFO)
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-        old.close()
-    logger.addHandler(file)
-    logger.addHandler(screen)
-    reporting.log = path
 
 
 def report_failure(error: BaseException) -> None:

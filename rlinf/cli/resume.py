@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rlinf.cli.failure import Debug, log_to
-from rlinf.cli.interrupt import stop_on_interrupt
+from rlinf.cli.failure import Debug
 from rlinf.cli.run_paths import CONFIG_FILE, check_writable, find_run
-from rlinf.cli.train import Overrides, end_of_run, start
+from rlinf.cli.train import Overrides, execute
 
 
 def resume(
@@ -30,11 +29,6 @@ def resume(
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory
 
-    with RunDirectory.reopen(path) as directory:
+    with RunDirectory.open(path) as directory:
         directory.write_config(to_yaml(config))
-        log_to(directory.log)
-        start(config, path)
-        runner = task.runner_module()
-        with stop_on_interrupt() as stop:
-            runner.resume(config, directory, stop)
-    end_of_run(path, interrupted=stop.is_set())
+        execute(task.runner_module, "resume", config, directory)

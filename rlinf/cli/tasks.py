@@ -24,7 +24,7 @@ class RunConfig(Dumpable, Protocol):
         """Rows of what is counted and how much it is."""
 
     def placement_table(self) -> list[tuple[str, ...]]:
-        """Component, devices, processes, residency when idle, pipeline stages, reason; a row each."""
+        """A row per component: devices, processes, residency when idle, stages, reason."""
 
     def check(self) -> None:
         """Refuse, within a second, what cannot run here: a missing package, a missing file."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rlinf.cli.failure import Debug, log_to
+from rlinf.cli.failure import Debug, reporting
 from rlinf.cli.interrupt import INTERRUPTED, stop_on_interrupt
 from rlinf.cli.run_paths import check_new, check_writable
 from rlinf.cli.screen import say, show_table
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import RunConfig
+    from rlinf.monitor.run_directory import RunDirectory
 
 Overrides = Annotated[
     list[str] | None,
@@ -53,30 +56,35 @@ def train(
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory
 
-    with (
-        RunDirectory.at(run_dir)
-        if run_dir is not None
-        else RunDirectory.create(config.runner.output_dir, loaded.short_name)
-    ) as directory:
+    name = loaded.short_name
+    with RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory:
         directory.write_config(to_yaml(config))
-        log_to(directory.log)
-        start(config, directory.path)
-        runner = task.runner_module()
-        with stop_on_interrupt() as stop:
-            runner.train(config, directory, stop)
-    end_of_run(directory.path, interrupted=stop.is_set())
+        execute(task.runner_module, "train", config, directory)
 
 
-def start(config: RunConfig, directory: Path) -> None:
-    """Say what begins and where it is written."""
+def execute(
+    runner_module: Callable[[], ModuleType],
+    verb: Literal["train", "resume"],
+    config: RunConfig,
+    directory: RunDirectory,
+) -> None:
+    """Run a task's runner with log, interruption and the exit code that belongs to its end.
+
+    Args:
+        runner_module: Imports the runner, and with it torch.
+        verb: Function of the runner.
+        config: The validated config.
+        directory: The open run directory.
+    """
+    from rlinf.monitor.log import logging_to
+
+    reporting.log = directory.log
     print_batches(config)
-    say(f"\nrun directory: {directory}")
-
-
-def end_of_run(directory: Path, *, interrupted: bool) -> None:
-    """Say how to go on with an interrupted run, and exit with its code."""
-    if interrupted:
-        say(f"\ninterrupted; continue with: rlinf resume {directory}")
+    say(f"\nrun directory: {directory.path}")
+    with logging_to(directory.log), stop_on_interrupt() as stop:
+        getattr(runner_module(), verb)(config, directory, stop)
+    if stop.is_set():
+        say(f"\ninterrupted; continue with: rlinf resume {directory.path}")
         raise typer.Exit(INTERRUPTED)
 
 

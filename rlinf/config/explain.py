@@ -159,20 +159,19 @@ _WORDS: dict[Any, str] = {
 def kind_of(annotation: Any) -> str:
     """Return a type in words: ``list of whole number``, ``number or null``."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in _WORDS:
-        return _WORDS[annotation]
+    words = _WORDS.get(annotation, "section")
     if origin is Annotated:
-        return kind_of(arguments[0])
-    if origin in (Union, UnionType):
-        return " or ".join(kind_of(argument) for argument in arguments)
-    if origin is Literal:
-        return " | ".join(show(choice).strip("'") for choice in arguments)
-    if origin in (tuple, list):
+        words = kind_of(arguments[0])
+    elif origin in (Union, UnionType):
+        words = " or ".join(kind_of(argument) for argument in arguments)
+    elif origin is Literal:
+        words = " | ".join(show(choice).strip("'") for choice in arguments)
+    elif origin in (tuple, list):
         kinds = dict.fromkeys(kind_of(item) for item in arguments if item is not Ellipsis)
-        return f"list of {' and '.join(kinds)}"
-    if origin is dict and len(arguments) == 2:
-        return f"section of any keys, each {kind_of(arguments[1])}"
-    return "section"
+        words = f"list of {' and '.join(kinds)}"
+    elif origin is dict and len(arguments) == 2:
+        words = f"section of any keys, each {kind_of(arguments[1])}"
+    return words
 
 
 def _legal(field: FieldInfo) -> str:

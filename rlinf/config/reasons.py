@@ -131,17 +131,22 @@ def _out_of_bounds(kind: str, value: Any, context: Mapping[str, Any]) -> str:
 
 def _type_hint(kind: str, value: Any) -> str:
     """Return how the value differs from the type, and how to write it if that can be told."""
+    hint = ""
     if isinstance(value, str):
-        return _text_hint(kind, value)
-    if value is None:
-        return "; it is empty"
-    if isinstance(value, float) and kind in ("int_type", "int_from_float") and math.isfinite(value):
-        return f"; nearest: {round(value)}"
-    if kind in ("list_type", "tuple_type") and not isinstance(value, Mapping):
-        return f", for example [{show(value)}]"
-    if kind == "string_type" and isinstance(value, int | float):
-        return f'; in quotes: "{show(value)}"'
-    return f", not {show(value)}" if isinstance(value, bool) else ""
+        hint = _text_hint(kind, value)
+    elif value is None:
+        hint = "; it is empty"
+    elif isinstance(value, Mapping):
+        hint = f", not a section with the keys {', '.join(map(str, value))}"
+    elif isinstance(value, float) and kind.startswith("int") and math.isfinite(value):
+        hint = f"; nearest: {round(value)}"
+    elif kind in ("list_type", "tuple_type"):
+        hint = f", for example [{show(value)}]"
+    elif kind == "string_type" and isinstance(value, int | float):
+        hint = f'; in quotes: "{show(value)}"'
+    elif isinstance(value, bool):
+        hint = f", not {show(value)}"
+    return hint
 
 
 def _text_hint(kind: str, value: str) -> str:

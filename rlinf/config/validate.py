@@ -46,16 +46,16 @@ def _message(model_class: type[BaseModel], error: ValidationError, recipe: Loade
         text = reason(model_class, key, value, details, recipe.data)
         if text not in reasons.setdefault(key, []):
             reasons[key].append(text)
-    lines = [f"{_head(key, values[key], recipe)}: {', or '.join(reasons[key])}" for key in reasons]
+    lines = [f"{_head(key, values[key], recipe)}{', or '.join(reasons[key])}" for key in reasons]
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return "\n".join([f"{recipe.name}: {count}", *(f"  {line}" for line in lines)])
 
 
 def _head(key: str, value: Any, recipe: LoadedRecipe) -> str:
     if not key:
-        return "the whole config"
+        return ""  # a rule that names no key names its culprits itself
     written = "" if value is _ABSENT or isinstance(value, Mapping) else f" = {show(value)}"
-    return f"{key}{written} ({recipe.source_of(key)})"
+    return f"{key}{written} ({recipe.source_of(key)}): "
 
 
 def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, Any]:

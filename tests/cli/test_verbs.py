@@ -9,7 +9,7 @@ import pytest
 
 import rlinf
 from rlinf.cli import main as main_module
-from rlinf.cli.failure import log_to, report_failure, reporting
+from rlinf.cli.failure import report_failure, reporting
 from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.main import main
 from rlinf.errors import MissingPackageError, RunFailure
@@ -68,7 +68,7 @@ def test_a_failure_shows_its_end_and_logs_the_whole(
         deep(level - 1)
 
     def fail(args: object) -> None:
-        log_to(tmp_path / "run.log")
+        reporting.log = tmp_path / "run.log"
         deep(5)
 
     monkeypatch.setattr(main_module, "app", fail)

@@ -1,0 +1,340 @@
+"""Every mistake ends with exit code 2 and a message that names the key and the way out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.config.dump import to_yaml
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
+from rlinf.envs.metaworld import task_names
+from rlinf.runners.embodied_config import EmbodiedConfig
+
+ALL = "actor,env,rollout"
+
+
+def place(value: Any, components: str = ALL) -> str:
+    """Return the override that places components."""
+    return f"cluster.component_placement={json.dumps({components: value})}"
+
+
+# Words after `rlinf train quickstart --dry-run`, and what the message must contain.
+OVERRIDES: list[tuple[list[str], list[str]]] = [
+    # unknown keys, at every level
+    (["sed=1"], ["sed = 1 (command line)", "did you mean `seed`?"]),
+    (["runer.timeline=true"], ["runer", "did you mean `runner`?"]),
+    (["gae_lambda=0.9"], ["did you mean `algorithm.gae_lambda`?"]),
+    (["env.num_env=3"], ["env.num_env", "did you mean `num_envs`?"]),
+    (["env.train.max_step=3"], ["env.train.max_step", "has no key `max_step`"]),
+    (["env.train.options.tsk=x"], ["env.train.options.tsk", "did you mean `task`?"]),
+    (["rollout.pipeline_stages=2"], ["did you mean `pipeline_stage_num`?"]),
+    (["model.hidden_size=[8]"], ["section `model` of type mlp", "did you mean `hidden_sizes`?"]),
+    (["algorithm.gae_lamda=1"], ["algorithm.gae_lamda", "did you mean `gae_lambda`?"]),
+    (["actor.optim.learning_rate=1"], ["actor.optim.learning_rate", "known: ", " lr,"]),
+    (["checkpoint.keep_lst=1"], ["checkpoint.keep_lst", "did you mean `keep_last`?"]),
+    (["logger.backend=[jsonl]"], ["logger.backend", "did you mean `backends`?"]),
+    (["evaluation.episode=3"], ["evaluation.episode", "did you mean `episodes`?"]),
+    (["cluster.num_node=1"], ["cluster.num_node", "did you mean `num_nodes`?"]),
+    # unknown components and choices
+    (["task=embodid"], ["task = 'embodid'", "did you mean `embodied`?"]),
+    (["~task"], ["`task` is missing", "known: embodied"]),
+    (["model.type=mpl"], ["model.type = 'mpl'", "did you mean `mlp`?"]),
+    (["~model.type"], ["model.type", "does not say which model"]),
+    (["algorithm.type=pppo"], ["algorithm.type", "did you mean `ppo`?"]),
+    (["algorithm.type=grpo"], ["algorithm.gamma", "quickstart.yaml line", "of type grpo"]),
+    (["env.train.type=metawrld"], ["env.train.type", "did you mean `metaworld`?"]),
+    (["env.train.options.task=reach-v9"], ["task", "did you mean `reach-v3`?"]),
+    (["logger.backends=[tensorbord]"], ["logger.backends", "did you mean `tensorboard`?"]),
+    (["cluster.runtime=rai"], ["cluster.runtime", "did you mean `ray`?"]),
+    (["model.activation=tahn"], ["model.activation", "did you mean `tanh`?"]),
+    (["actor.lr_sched.type=cosin"], ["actor.lr_sched.type", "did you mean `cosine`?"]),
+    (["algorithm.loss_agg_func=token_mean"], ["did you mean `token-mean`?"]),
+    # wrong types
+    (["seed=abc"], ["seed = 'abc'", "must be a whole number"]),
+    (["seed=1.5"], ["seed = 1.5", "nearest: 2"]),
+    (["seed=None"], ["seed = 'None'", "write null"]),
+    (["runner=3"], ["runner = 3", "must be a section"]),
+    (["runner.timeline=yes"], ["runner.timeline", "write true"]),
+    (["model.hidden_sizes=8"], ["model.hidden_sizes = 8", "for example [8]"]),
+    (["logger.backends=jsonl"], ["logger.backends", "for example [jsonl]"]),
+    (["actor.optim.lr='1e-3'"], ["actor.optim.lr", "without quotes: 1e-3"]),
+    (["env.train=null"], ["env.train", "must be a section"]),
+    (["~env.train.max_episode_steps"], ["env.train.max_episode_steps", "is required"]),
+    # out of range
+    (["seed=-1"], ["seed = -1", ">= 0", "nearest: 0"]),
+    (["rollout.steps=0"], ["rollout.steps = 0", "nearest: 1"]),
+    (["env.train.processes=0"], ["env.train.processes", "nearest: 1"]),
+    (["algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "nearest: 1"]),
+    (["actor.optim.lr=0"], ["actor.optim.lr = 0", "must be > 0"]),
+    (["evaluation.stop_at_success=2"], ["evaluation.stop_at_success", "nearest: 1"]),
+    (["checkpoint.keep_last=0"], ["checkpoint.keep_last", "nearest: 1"]),
+    (["cluster.num_nodes=0"], ["cluster.num_nodes = 0", "1"]),
+    # impossible batches
+    (
+        ["env.num_envs=16", "rollout.steps=50", "actor.global_batch_size=300"],
+        ["actor.global_batch_size = 300", "does not divide 800 samples", "nearest: 200, 400"],
+    ),
+    (["actor.micro_batch_size=100"], ["actor.micro_batch_size = 100", "nearest: 64, 128"]),
+    (["env.num_envs=7", "env.train.group_size=2"], ["env.num_envs = 7", "nearest: 6, 8"]),
+    (["rollout.pipeline_stage_num=3"], ["env.num_envs = ", "3 pipeline stages"]),
+    (["rollout.block_size=5"], ["rollout.block_size = 5", "nearest: 4, 8"]),
+    (
+        ["model.num_action_chunks=3", "rollout.steps=64"],
+        ["rollout.steps = 64", "model.num_action_chunks", "nearest: 63, 66"],
+    ),
+    (
+        ["~algorithm", "algorithm.type=grpo"],
+        ["env.train.group_size", "grpo", "at least 2"],
+    ),
+    # placement
+    ([place("0,0")], ["component_placement", "Resource ranks must be unique"]),
+    ([place("1-0")], ["component_placement", "Nearest legal: '0-1'"]),
+    ([place("0:1")], ["component_placement", "Process ranks must be in ascending order"]),
+    ([place("0-2:0-1")], ["component_placement", "must be divisible"]),
+    ([place("0:all")], ["component_placement", "cannot be 'all'"]),
+    ([place("x")], ["component_placement", "Invalid rank format 'x'"]),
+    ([place("")], ["component_placement"]),
+    ([place(1.5)], ["component_placement", "1.5"]),
+    ([place("0-")], ["component_placement", "Nearest legal: '0'"]),
+    ([place("0-7")], ["component_placement", "out of range"]),
+    ([place({"node_grup": "a", "placement": "0"})], ["component_placement", "node_grup"]),
+    ([place("0", "actor,env")], ["component_placement", "does not place rollout"]),
+    ([place("0", f"{ALL},reward")], ["component_placement", "does not know reward"]),
+    (
+        [place("0"), "cluster.component_placement.env='0'"],
+        ["component_placement", "'env'", "must be unique"],
+    ),
+    # overrides that are none
+    (["seed"], ["'seed' is not of the form key=value"]),
+    (["rollout.steps.x=1"], ["`rollout.steps` is the value 64", "quickstart.yaml line"]),
+    (["seed=[1"], ["command line: seed", "not a YAML value"]),
+    (["seed.x=1"], ["seed", "not a section with the keys x"]),
+    (["~algorithm.gama"], ["nothing sets `algorithm.gama`", "did you mean `algorithm.gamma`?"]),
+    # what the machine cannot give
+    (["env.train.python=/no/such/python"], ["python", "/no/such/python"]),
+    (["runner.output_dir=/dev/null/runs"], ["runner.output_dir", "/dev/null", "not a directory"]),
+    (["--run-dir", "/dev/null/run"], ["--run-dir", "/dev/null", "not a directory"]),
+    (["--run-dir", "/proc/run"], ["--run-dir", "/proc", "cannot be written"]),
+    (["--sed", "3"], ["No such option", "--sed"]),
+]
+
+# Contents of a recipe file, and what the message must contain.
+FILES: list[tuple[str, list[str]]] = [
+    ("base: quickstart\nseed: 1\nseed: 2\n", ["bad.yaml line 3", "`seed` is given twice"]),
+    ("base: quickstrat\n", ["bad.yaml line 1", "did you mean `quickstart`?"]),
+    ("base: bad.yaml\n", ["form a circle"]),
+    ("base: quickstart\nseed: [1\n", ["bad.yaml", "not readable as YAML"]),
+    ("- seed\n", ["bad.yaml", "must be a mapping"]),
+    ("seed: 3\n", ["`task` is missing"]),
+    ("task: embodied\n", ["bad.yaml: ", "env (bad.yaml): is required", "model (bad.yaml)"]),
+    (
+        "base: quickstart\n\nalgorithm:\n  gae_lambda: 2\n  gama: 1\n",
+        ["2 problems", "gae_lambda = 2 (bad.yaml line 4)", "bad.yaml line 5", "`gamma`?"],
+    ),
+]
+
+# Whole command lines.
+COMMANDS: list[tuple[list[str], list[str]]] = [
+    ([], ["Missing argument"]),
+    (["quikstart"], ["no recipe 'quikstart'", "did you mean `quickstart`?"]),
+    (["no/such/file.yaml"], ["no file or recipe 'no/such/file.yaml'"]),
+]
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """Run the command line; returns the message after checking that it is a user error."""
+    code = main(words)
+    message = capsys.readouterr().err
+    assert code == 2, message
+    assert "Traceback" not in message
+    return message
+
+
+def contains(message: str, parts: list[str]) -> None:
+    flat = " ".join(message.split())
+    for part in parts:
+        assert part in flat
+
+
+def label(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) and len(value) < 3 else ""
+
+
+@pytest.mark.parametrize(("words", "parts"), OVERRIDES, ids=label)
+def test_overrides(capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]) -> None:
+    contains(refused(capsys, ["train", "quickstart", "--dry-run", *words]), parts)
+
+
+@pytest.mark.parametrize(("text", "parts"), FILES)
+def test_files(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    parts: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text(text, encoding="utf-8")
+    contains(refused(capsys, ["train", "bad.yaml", "--dry-run"]), parts)
+
+
+@pytest.mark.parametrize(("words", "parts"), COMMANDS)
+def test_commands(capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]) -> None:
+    contains(refused(capsys, ["train", *words]), parts)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
+        (["list", "robots"], ["robots", "'recipes'"]),
+        (["trian"], ["No such command 'trian'"]),
+        (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
+        (["check", "env", "metaworld"], ["task"]),
+        (["check", "env", "metaworld", "options.taks=reach-v3"], ["did you mean `task`?"]),
+        (["resume", "nowhere"], ["no run 'nowhere'"]),
+        (["eval", "nowhere"], ["no run 'nowhere'"]),
+        (["eval", "nowhere", "--episodes", "0"], ["--episodes"]),
+    ],
+)
+def test_other_verbs(
+    capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]
+) -> None:
+    contains(refused(capsys, words), parts)
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "parts"),
+    [
+        ("metaworld", [], ["'metaworld'", "pip install 'rlinf[metaworld]'"]),
+        ("wandb", ["logger.backends=[wandb]"], ["'wandb'", "pip install 'rlinf[wandb]'"]),
+        ("ray", ["cluster.runtime=ray"], ["'ray'", "pip install 'rlinf[ray]'"]),
+    ],
+)
+def test_missing_packages(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    words: list[str],
+    parts: list[str],
+) -> None:
+    real = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name.partition(".")[0] == missing else real(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr("rlinf.runners.embodied_config.find_spec", find_spec)
+    task_names.cache_clear()
+    try:
+        contains(refused(capsys, ["train", "quickstart", "--dry-run", *words]), parts)
+    finally:
+        task_names.cache_clear()
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    """A run that was begun, as far as its config goes."""
+    path = tmp_path / "run"
+    (path / "checkpoints" / "step_00000010").mkdir(parents=True)
+    recipe = load_recipe("quickstart")
+    config = validate(EmbodiedConfig, recipe.data, recipe)
+    (path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    return path
+
+
+def test_a_resumed_run_keeps_its_model(
+    capsys: pytest.CaptureFixture[str], run_directory: Path
+) -> None:
+    message = refused(
+        capsys, ["resume", str(run_directory), "model.hidden_sizes=[8]", "runner.timeline=true"]
+    )
+    contains(message, ["model.hidden_sizes = [8] (it was [128, 128])", "Changeable: runner"])
+    assert "timeline" not in message
+
+
+def test_runs_and_checkpoints_are_not_mistaken(
+    capsys: pytest.CaptureFixture[str], run_directory: Path, tmp_path: Path
+) -> None:
+    broken = run_directory / "checkpoints" / "step_00000010"
+    contains(refused(capsys, ["eval", str(broken)]), ["no complete checkpoint", "manifest.json"])
+    contains(refused(capsys, ["eval", str(tmp_path)]), ["is no run directory"])
+    contains(refused(capsys, ["resume", str(tmp_path)]), ["is no run directory"])
+    run = str(run_directory)
+    contains(refused(capsys, ["eval", run, "--spec", "no.json"]), ["--spec", "no.json"])
+    both = ["eval", run, "--spec", "no.json", "--episodes", "3"]
+    contains(refused(capsys, both), ["exclude each other"])
+    again = ["train", "quickstart", "--dry-run", "--run-dir", run]
+    contains(refused(capsys, again), ["holds a run already", "rlinf resume"])
+
+
+def test_a_good_config_prints_config_batches_and_placement(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["train", "quickstart", "--dry-run", "--seed", "3", "--run-dir", str(tmp_path / "r")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for part in ("seed: 3", "gae_lambda: ", "global batch", "rollout", "nothing was started"):
+        assert part in out
+    assert not (tmp_path / "r").exists()
+
+
+PROGRAM = """
+import sys
+from rlinf.cli.main import main
+code = main(sys.argv[1:])
+heavy = ("torch", "ray", "mujoco", "metaworld", "tensorboard", "matplotlib")
+print(code, [name for name in heavy if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "quickstart", "--dry-run"],
+        ["train", "quickstart", "algorithm.gae_lamda=1"],
+        ["train", "quickstart", "actor.global_batch_size=300"],
+        ["list", "algorithms"],
+        ["explain", "algorithm"],
+    ],
+)
+def test_nothing_heavy_is_imported_before_a_run(words: list[str]) -> None:
+    root = Path(__file__).resolve().parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        check=True,
+    )
+    expected = 2 if "=" in words[-1] else 0
+    assert result.stdout.splitlines()[-1] == f"{expected} []"
+
+
+def test_the_installed_command_returns_the_exit_code(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("rlinf")
+    result = subprocess.run(
+        [command, "train", "quickstart", "seed=x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: recipes/quickstart.yaml: 1 problem")
+    assert not list(tmp_path.iterdir())
+
+
+def test_there_are_many_different_ones() -> None:
+    assert len(OVERRIDES) + len(FILES) + len(COMMANDS) >= 40

@@ -74,14 +74,13 @@ class EnvHost:
         self._envs = envs
         self._block = block
         self._rules = rules
-        self._schedule = schedule
+        self.schedule = schedule
         self._first_env = first_env
         self._progress = progress
         self._observations = block.group("observation")
         self._finals = block.group("final")
         self._discrete = spec.action_kind == "discrete"
         self._faults: list[dict[str, Any]] = []
-        self._advances = rules.auto_reset or schedule.episodes is not None
 
     def take_faults(self) -> list[dict[str, Any]]:
         """Return the faults since the last call."""
@@ -226,7 +225,7 @@ class EnvHost:
 
     def _end_episode(self, row: int) -> None:
         self._record(row, valid=True)
-        if self._advances:
+        if self._rules.auto_reset or self.schedule.episodes is not None:
             self._block["final"][row] = True
             self._block["index"][row] += 1
             self._block["attempt"][row] = 0
@@ -264,7 +263,7 @@ class EnvHost:
         block = self._block
         env, epoch = self._first_env + row, int(block["epoch"][row])
         index, serial = int(block["index"][row]), int(block["serial"][row])
-        episode = self._schedule.episode(env, epoch, index, serial)
+        episode = self.schedule.episode(env, epoch, index, serial)
         if episode is None:
             block["status"][row] = Status.EXHAUSTED
             return False
@@ -294,7 +293,7 @@ class EnvHost:
             {"row": row, "reason": fault.reason.value, "detail": fault.detail, "episode": episode}
         )
         block["attempt"][row] += 1
-        repeats = self._schedule.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
+        repeats = self.schedule.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
         if not repeats:
             if not block["recorded"][row]:
                 self._record(row, valid=False)

@@ -129,6 +129,14 @@ class EnvPool:
                 except ProcessLostError as lost:
                     self._replace(index, lost)
 
+    def schedule(self, episodes: list[list[int]]) -> None:
+        """Give every process another list of episodes to play."""
+        changed = {**self._settings["schedule"], "episodes": episodes}
+        self._settings = {**self._settings, "schedule": changed}
+        message = Message(Op.SCHEDULE, payload=encode_tree(changed))
+        for index in range(len(self._processes)):
+            self._ask(index, message)
+
     def states(self) -> dict[int, np.ndarray]:
         """Return the encoded simulator state by row, for the rows that have one."""
         answers = [self._ask(index, Message(Op.STATE)) for index in range(len(self._processes))]

@@ -89,6 +89,8 @@ class _Server:
             return self._attach()
         host = self._host
         if host is None:
+            if message.op == Op.CLOSE:
+                return b""
             raise RuntimeError("a command came before ATTACH")
         rows = self._settings["rows"][message.stage] if message.stage >= 0 else list(self._envs)
         if message.op == Op.STEP:
@@ -97,6 +99,8 @@ class _Server:
             host.reset(rows, message.sequence)
         elif message.op == Op.RESTORE:
             host.restore(decode_tree(message.payload))
+        elif message.op == Op.SCHEDULE:
+            host.schedule = EpisodeSchedule(**decode_tree(message.payload))
         elif message.op == Op.STATE:
             return encode_tree(host.states(rows))
         elif message.op == Op.RENDER:

@@ -114,10 +114,17 @@ class SupervisedVectorEnv:
         """The ids of the env processes."""
         return self._pool.pids
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether every env has played its share of the episode list."""
-        return bool((self._block["status"] == Status.EXHAUSTED).all())
+    def exhausted(self, stage: int = 0) -> bool:
+        """Return whether every env of ``stage`` has played its share of the episode list."""
+        return bool((self._block["status"][self._slice(stage)] == Status.EXHAUSTED).all())
+
+    def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
+        """Replace the list of episodes; :meth:`reset` starts to walk it.
+
+        The processes stay, so that evaluating again costs no start.
+        """
+        self._refuse_in_flight(*range(self.stages))
+        self._pool.schedule(_listed(episode_seeds))
 
     def reset(self, stage: int = 0) -> Observations:
         """Start a new epoch in the envs of ``stage`` and return their observations [n, ...].
@@ -337,7 +344,6 @@ def _process_settings(
     total_envs: int,
     episodes: Sequence[tuple[int, int]] | None,
 ) -> dict[str, Any]:
-    listed = None if episodes is None else [[int(number), int(seed)] for number, seed in episodes]
     return {
         "type": config.type,
         "options": dataclasses.asdict(config.adapter_options),
@@ -352,10 +358,14 @@ def _process_settings(
             "purpose": purpose,
             "group_size": config.group_size,
             "fixed": config.use_fixed_reset_states,
-            "episodes": listed,
+            "episodes": None if episodes is None else _listed(episodes),
             "total_envs": total_envs,
         },
     }
+
+
+def _listed(episodes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    return [[int(number), int(seed)] for number, seed in episodes]
 
 
 def _rows_of_processes(num_envs: int, stages: int, processes: int) -> list[list[list[int]]]:

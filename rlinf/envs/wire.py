@@ -26,7 +26,8 @@ class Op(IntEnum):
     RESTORE = 5
     STATE = 6
     RENDER = 7
-    CLOSE = 8
+    SCHEDULE = 8
+    CLOSE = 9
     DONE = 20
     ERROR = 21
 

@@ -1,0 +1,189 @@
+"""Faults on purpose: real crashes, hangs and wrong data in real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from rlinf.envs.records import FaultReason
+from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.errors import ConfigError, RunFailure
+
+CHUNK = 4
+
+
+def actions(rounds: int, envs: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return generator.uniform(-1, 1, (rounds, envs, CHUNK, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "reason", "detail"),
+    [
+        ("raise", FaultReason.EXCEPTION, "the gripper fell off"),
+        ("nan", FaultReason.NOT_FINITE, "NaN"),
+        ("nan_reward", FaultReason.NOT_FINITE, "reward is nan"),
+        ("shape", FaultReason.MALFORMED, r"'states' is float32\(1,\)"),
+        ("dtype", FaultReason.MALFORMED, "'states' is float64"),
+        ("keys", FaultReason.MALFORMED, "'state'"),
+        ("reward", FaultReason.MALFORMED, "not a number"),
+        ("crash", FaultReason.CRASH, "SIGKILL"),
+    ],
+)
+def test_a_faulty_episode_is_invalid_and_replaced(point, misbehaviour, reason, detail):
+    config = point(misbehaviour, max_fault_rate=1.0, processes=1)
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        env.reset()
+        step = env.chunk_step(actions(1, 1)[0])
+        fresh = env.observations()
+    assert not step.valid[0]
+    assert [fault.reason for fault in step.faults] == [reason]
+    assert re.search(detail, step.faults[0].detail)
+    assert step.faults[0].episode_id == step.episode_ids[0]
+    assert not step.rewards.any()
+    assert not (step.terminations | step.truncations).any()
+    assert [record.valid for record in step.episodes] == [False]
+    assert np.isfinite(step.observations["states"]).all()
+    assert np.array_equal(step.observations["states"], fresh["states"])
+
+
+def test_a_hang_is_ended_at_the_deadline_and_shows_where(point):
+    config = point("hang", max_fault_rate=1.0, processes=1, step_deadline=1.0)
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        env.reset()
+        step = env.chunk_step(actions(1, 1)[0])
+        assert [fault.reason for fault in step.faults] == [FaultReason.HANG]
+        assert "_misbehave" in step.faults[0].detail
+        assert not step.valid[0]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_innocent_envs_of_a_crashed_process_go_on_as_if_nothing_had_happened(point, stages):
+    """The episodes of the same envs without the crash are equal, bit for bit."""
+    chunks = actions(6, 8)
+    size = 8 // stages
+
+    def play(misbehaviour: str) -> list:
+        config = point(misbehaviour, one_in=4, at_step=6, max_fault_rate=1.0)
+        with SupervisedVectorEnv(config, num_envs=8, seed=3, stages=stages) as env:
+            for stage in range(stages):
+                env.reset(stage)
+            steps = []
+            for chunk in chunks:
+                for stage in range(stages):
+                    env.send(chunk[stage * size : (stage + 1) * size], stage)
+                steps += [env.receive(stage) for stage in range(stages)]
+            return steps
+
+    crashed, intact = play("crash"), play("none")
+    broken = {fault.env for step in crashed for fault in step.faults}
+    assert 0 < len(broken) < 8
+    for number, (found, expected) in enumerate(zip(crashed, intact, strict=True)):
+        first = (number % stages) * size
+        mine = [row for row in range(size) if first + row not in broken]
+        assert found.valid[mine].all()
+        assert np.array_equal(found.rewards[mine], expected.rewards[mine])
+        assert np.array_equal(
+            found.observations["states"][mine], expected.observations["states"][mine]
+        )
+        assert np.array_equal(found.episode_ids[mine], expected.episode_ids[mine])
+
+
+def test_too_many_faults_stop_the_run_with_the_first_one(point):
+    config = point("raise", max_fault_rate=0.5, fault_window=8, processes=1)
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        env.reset()
+        for chunk in actions(4, 1):
+            env.chunk_step(chunk)
+        with pytest.raises(RunFailure, match=r"(?s)5 of the last .*exception 5.*gripper fell off"):
+            env.chunk_step(actions(1, 1)[0])
+
+
+def test_faults_within_the_legal_rate_are_counted_over_the_window(point):
+    config = point("raise", one_in=10, max_fault_rate=0.9, max_episode_steps=8)
+    with SupervisedVectorEnv(config, num_envs=4, seed=0) as env:
+        env.reset()
+        steps = [env.chunk_step(chunk) for chunk in actions(12, 4)]
+    invalid = sum(int((~step.valid).sum()) for step in steps)
+    assert invalid == sum(len(step.faults) for step in steps) > 0
+
+
+def test_a_start_that_fails_says_why(point):
+    with pytest.raises(RunFailure, match="modules") as caught:
+        SupervisedVectorEnv(point("modules"), num_envs=2, seed=0)
+    loaded = str(caught.value)
+    assert "numpy" in loaded
+    for heavy in ("torch", "pydantic", "ray"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_another_interpreter_is_used(point, tmp_path, monkeypatch):
+    marker = tmp_path / "used"
+    wrapper = tmp_path / "other-python"
+    wrapper.write_text(f'#!/bin/sh\ntouch "{marker}"\nexec "{sys.executable}" "$@"\n')
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where that interpreter finds the adapter
+    with SupervisedVectorEnv(point(python=str(wrapper)), num_envs=2, seed=0) as env:
+        env.reset()
+        assert env.chunk_step(actions(1, 2)[0]).valid.all()
+    assert marker.exists()
+
+
+def test_an_interpreter_that_does_not_exist_is_refused(point):
+    with pytest.raises(ConfigError, match="no executable file"):
+        SupervisedVectorEnv(point(python="/no/such/python"), num_envs=2, seed=0)
+
+
+def test_processes_and_memory_end_with_a_killed_parent(point, tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, time
+        sys.path.insert(0, sys.argv[1])
+        from rlinf.envs.config import EnvConfig
+        from rlinf.envs.vector import SupervisedVectorEnv
+        config = EnvConfig(type="point", options={"misbehaviour": "hang"}, max_episode_steps=9,
+                           processes=2)
+        env = SupervisedVectorEnv(config, num_envs=2, seed=0)
+        env.reset()
+        import numpy as np
+        env.send(np.ones((2, 4, 2)))
+        print(*env.process_ids, flush=True)
+        time.sleep(600)
+        """
+    )
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    children = [psutil.Process(int(number)) for number in parent.stdout.readline().split()]
+    assert len(children) == 2
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    after = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
+    assert not [path for path in after - before if "rlinf-envs" in path.name]
+
+
+def test_close_leaves_no_process_even_of_one_that_hangs(point):
+    env = SupervisedVectorEnv(point("hang"), num_envs=2, seed=0)
+    processes = [psutil.Process(number) for number in env.process_ids]
+    env.reset()
+    env.send(actions(1, 2)[0])
+    time.sleep(0.1)
+    env.close()
+    env.close()
+    assert not any(process.is_running() for process in processes)

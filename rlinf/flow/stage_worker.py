@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,9 @@ class StageWorker(Worker):
     ) -> tuple[Any, int]:
         """Drive the stage's generator and hand over what it yields."""
         ports = {port.edge: port for port in call.outputs}
-        generator: Iterator[Emit] = getattr(self, call.method)(*streams, **call.arguments)
+        generator: Generator[Emit, None, Any] = getattr(self, call.method)(
+            *streams, **call.arguments
+        )
         count = 0
         while True:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf.models.policy import Policy
 
 ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
+Width = Annotated[int, Field(ge=1)]
 ImageKey = Literal["main_images", "wrist_images", "extra_view_images"]
 
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -52,7 +53,7 @@ class ModelConfig(StrictModel):
 class GaussianPolicyConfig(ModelConfig):
     """What every Gaussian policy has."""
 
-    hidden_sizes: tuple[int, ...] = Field(default=(64, 64), min_length=1)
+    hidden_sizes: tuple[Width, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers of the actor trunk and of the critic trunk."""
     activation: ActivationName = "tanh"
     """Non-linearity of the trunks."""

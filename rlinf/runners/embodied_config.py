@@ -30,6 +30,7 @@ from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.loggers.registry import logger_class
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.scheduler.errors import PlacementError
 from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")
@@ -228,7 +229,7 @@ class EmbodiedConfig(StrictModel):
         return self
 
     def _check_components(self) -> None:
-        placed = {name.strip() for key in self.placement() for name in key.split(",")}
+        placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
         missing, unknown = set(COMPONENTS) - placed, placed - set(COMPONENTS)
         if missing or unknown:
             found = ", ".join(sorted(unknown or missing))
@@ -237,6 +238,10 @@ class EmbodiedConfig(StrictModel):
                 f"{'does not know' if unknown else 'does not place'} {found}",
                 hint=f"the components of this task are {', '.join(COMPONENTS)}",
             )
+        try:
+            _ = self.plan
+        except PlacementError as error:
+            raise illegal("cluster.component_placement", str(error)) from error
 
     def _env_problems(self) -> Iterator[PydanticCustomError]:
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num

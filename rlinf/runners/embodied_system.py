@@ -10,6 +10,7 @@ from rlinf.algorithms.registry import build_algorithm
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.executor import Executor, StepReport
 from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.stage_worker import StageWorker
 from rlinf.runners.embodied_config import COMPONENTS, EmbodiedConfig
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.worker_group import WorkerGroup
@@ -80,10 +81,14 @@ class EmbodiedSystem:
     def _start(self) -> None:
         self._cluster = Cluster(cluster_cfg=self.config.cluster)
         placement = ComponentPlacement.from_mapping(self.config.placement(), self._cluster)
-        setups = {"env": EnvWorker, "rollout": RolloutWorker, "actor": ActorWorker}
+        workers: dict[str, type[StageWorker]] = {
+            "env": EnvWorker,
+            "rollout": RolloutWorker,
+            "actor": ActorWorker,
+        }
         for name in self._components:
             self._groups[name] = (
-                setups[name]
+                workers[name]
                 .create_group(self._setup(name))
                 .launch(self._cluster, placement_strategy=placement.get_strategy(name), name=name)
             )

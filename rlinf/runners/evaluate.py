@@ -86,7 +86,7 @@ def evaluate_policy(
 
 
 def film_policy(system: EmbodiedSystem, path: Path) -> Path | None:
-    """Write a video of held-out episodes side by side; None, with a warning, where nothing renders."""
+    """Write a video of held-out episodes side by side; None, with a warning, if nothing renders."""
     config = system.config
     count = min(config.evaluation.video_episodes, config.evaluation.num_envs)
     if count == 0:

@@ -112,7 +112,8 @@ class PolicyTrainer:
     ) -> bool:
         """Pass once over the samples; False ends the phase early."""
         order = self._order(len(batch), step, epoch)
-        for indices in order.split(self._config.global_batch_size):
+        for first in range(0, len(order), self._config.global_batch_size):
+            indices = order[first : first + self._config.global_batch_size]
             update = self._update(batch.select(indices), first=not updates)
             updates.append(update)
             skipped = sum(not u.applied for u in updates)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.registry import ModelConfig, build_policy
-from rlinf.trainers.policy_trainer import ActorConfig, PolicyTrainer
+from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.policy_trainer import PolicyTrainer
 from rlinf.trainers.reduction import sum_ranks
 
 
@@ -73,7 +74,9 @@ class ActorWorker(StageWorker):
         )
         return {"parameters": sum(p.numel() for p in policy.parameters())}
 
-    def train(self, trajectories: InputStream, *, step: int) -> Iterator[Emit]:
+    def train(
+        self, trajectories: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on the trajectories of one rollout; returns the phase's metrics.
 
         Args:
@@ -83,8 +86,8 @@ class ActorWorker(StageWorker):
         parts: list[Trajectory] = [item.payload for item in trajectories]
         metrics = self._trainer.train(concatenate(parts), step)
         self._version = step + 1
+        yield from ()  # a stage is a generator, also one that yields nothing
         return metrics
-        yield  # a stage is a generator, also one that yields nothing
 
     def send_weights(self, receiver: str, receivers: int) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
@@ -101,7 +104,8 @@ class ActorWorker(StageWorker):
         everyone = [(self._group_name, list(range(self._world_size)))]
         if self._rank > 0:
             self.send(part, self._group_name, 0)
-            return self.broadcast(None, groups=everyone).clone()
+            total: torch.Tensor = self.broadcast(None, groups=everyone)
+            return total
         parts = [part, *(self.recv(self._group_name, r) for r in range(1, self._world_size))]
         total = sum_ranks(parts)
         self.broadcast(total, groups=everyone)

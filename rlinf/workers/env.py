@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,7 @@ class EnvWorker(StageWorker):
 
     # -- stages ---------------------------------------------------------------------------------
 
-    def interact(self, actions: InputStream) -> Iterator[Emit]:
+    def interact(self, actions: InputStream) -> Generator[Emit, None, RolloutReport]:
         """Stage: one rollout of every sub-batch; returns a :class:`RolloutReport`.
 
         Yields observations to the policy and, at the end, one trajectory per sub-batch.
@@ -152,7 +152,7 @@ class EnvWorker(StageWorker):
 
     def evaluate(
         self, actions: InputStream, *, episodes: Sequence[tuple[int, int]], frames: int = 0
-    ) -> Iterator[Emit]:
+    ) -> Generator[Emit, None, EvaluationReport]:
         """Stage: play given episodes to their end; returns an :class:`EvaluationReport`.
 
         Args:

@@ -59,6 +59,8 @@ class RolloutWorker(StageWorker):
 
         They are applied between rollouts only, so that no action is taken under half of them.
         """
+        weights: dict[str, torch.Tensor]
+        version: int
         weights, version = self.broadcast(
             None, groups=[(sender, 0), (self._group_name, list(range(receivers)))]
         )

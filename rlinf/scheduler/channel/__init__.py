@@ -1,0 +1,5 @@
+"""Channels: queues between workers."""
+
+from rlinf.scheduler.channel.channel import Channel
+
+__all__ = ["Channel"]

@@ -1,0 +1,314 @@
+"""Channels: named queues through which workers and the driver hand items to each other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Hashable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from rlinf.scheduler.address import WorkerAddress
+from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
+from rlinf.scheduler.process import Process, current_worker, require_process
+from rlinf.scheduler.services.channels import ChannelService
+from rlinf.scheduler.services.registry import ChannelRecord
+from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.transport.endpoint import Endpoint, LocalEndpoint, Reply
+from rlinf.scheduler.transport.payload import Payload
+from rlinf.scheduler.work import AsyncWork
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.worker import Worker
+
+DEFAULT_KEY = "default_queue"
+
+_tickets = itertools.count()
+
+
+class Channel:
+    """A queue with a name; every key of it is a queue of its own.
+
+    Create it with `create`, or `connect` to one that exists. A channel can be pickled, and so be
+    passed to workers as an argument. It is no process: it lives at the driver, at a worker
+    (``host``), or at a small process of another node.
+    """
+
+    def __init__(
+        self, record: ChannelRecord, *, endpoint: Endpoint | None = None, at_worker: bool = False
+    ) -> None:
+        self._record = record
+        self._endpoint = endpoint
+        self._at_worker = at_worker
+        self._pins: dict[Hashable, str] = {}
+        self._current_worker = current_worker()
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        disable_distributed_log: bool = True,
+        host: WorkerAddress | str | None = None,
+    ) -> Channel:
+        """Create a channel, on the driver or in a worker.
+
+        Args:
+            name: Name, unique in the cluster. If it exists, a warning is given and the existing
+                channel returned, with its own maximal size.
+            maxsize: Most items per key; 0 for any number.
+            distributed: Keep a key on the node of the worker that uses it first.
+            node_rank: Node that hosts the channel.
+            local: Only for this process, without a name that others can connect to.
+            disable_distributed_log: Accepted for programs that pass it; channels write no log.
+            host: Worker that hosts the channel: an item that it takes travels once, not twice.
+
+        Raises:
+            SchedulerUsageError: There is no cluster.
+        """
+        if local:
+            endpoint = LocalEndpoint()
+            ChannelService(endpoint)
+            record = ChannelRecord(name, maxsize, {0: endpoint.address}, False)
+            channel = cls(record, endpoint=endpoint)
+            endpoint.request(endpoint.address, "channel.open", name, maxsize).result()
+            return channel
+        process = require_process()
+        hosts = _hosts(process, distributed, node_rank, host)
+        wanted = ChannelRecord(name, maxsize, hosts, distributed)
+        record, new = process.ask_driver("registry.add_channel", wanted)
+        if not new:
+            warnings.warn(
+                f"channel '{name}' exists: connecting to it (its maxsize is {record.maxsize})",
+                stacklevel=2,
+            )
+            return cls(record)
+        for address in set(hosts.values()):
+            opened = process.endpoint.request(address, "channel.open", name, maxsize)
+            process.wait(opened, f"channel '{name}' to open")
+        return cls(record, at_worker=host is not None)
+
+    @classmethod
+    def connect(cls, name: str, current_worker: Worker | None = None) -> Channel:
+        """Connect to a channel that exists.
+
+        Raises:
+            SchedulerValueError: There is no channel of that name.
+        """
+        record = require_process().ask_driver("registry.channel", name)
+        if record is None:
+            raise SchedulerValueError(
+                f"there is no channel '{name}': create it first with Channel.create('{name}')"
+            )
+        return cls(record)
+
+    @property
+    def name(self) -> str:
+        """Name of the channel."""
+        return self._record.name
+
+    @property
+    def maxsize(self) -> int:
+        """Most items per key; 0 for any number."""
+        return self._record.maxsize
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this process can use it."""
+        return self._endpoint is not None
+
+    @property
+    def distributed(self) -> bool:
+        """Whether keys live on the node that uses them first."""
+        return self._record.distributed
+
+    def put(
+        self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
+    ) -> AsyncWork | None:
+        """Add an item; waits while the key's queue is full.
+
+        Args:
+            item: Anything that can be sent.
+            weight: What it counts in `get_batch`.
+            key: Queue to add to.
+            async_op: Return a handle that is done when the item was accepted.
+
+        Raises:
+            WaitTimeout: The queue stayed full for the deadline.
+        """
+        ticket = _ticket()
+        with Tracer.trace_span(f"put {self.name}", cat="channel"):
+            payload = self._encode(item, key)
+            future = self._request("put", key, weight, ticket, payloads=[payload])
+            if not async_op:
+                self._wait(future, f"room in channel '{self.name}'", key, ticket)
+                return None
+        return AsyncWork(future, f"room in channel '{self.name}'", lambda _: None)
+
+    def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
+        """Add an item.
+
+        Raises:
+            asyncio.QueueFull: The key's queue is full.
+        """
+        future = self._request("put_nowait", key, weight, payloads=[self._encode(item, key)])
+        require_process().wait(future, f"channel '{self.name}'")
+
+    def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:
+        """Take the oldest item; waits while there is none.
+
+        Raises:
+            WaitTimeout: No item came within the deadline.
+        """
+        ticket = _ticket()
+        what = f"an item of channel '{self.name}', key {key!r}"
+        future = self._request("get", key, None, ticket)
+        if async_op:
+            return AsyncWork(future, what, self._first)
+        with Tracer.trace_span(f"get {self.name}", cat="channel"):
+            return self._first(self._wait(future, what, key, ticket))
+
+    def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
+        """Take the oldest item.
+
+        Raises:
+            asyncio.QueueEmpty: There is none.
+        """
+        future = self._request("get_nowait", key)
+        return self._first(require_process().wait(future, f"channel '{self.name}'"))
+
+    def get_batch(
+        self, target_weight: int = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
+    ) -> Any:
+        """Take items, oldest first, as long as their weights sum to at most the target.
+
+        Waits for more items until the target is reached or the next item would exceed it; a first
+        item heavier than the target gives ``[]``. Items of weight 0 alone never reach a target, so
+        with only such items it returns as soon as it has some and the queue is empty.
+
+        Returns:
+            The items as a list.
+        """
+        ticket = _ticket()
+        what = f"items of weight {target_weight} of channel '{self.name}', key {key!r}"
+        future = self._request("get", key, target_weight, ticket)
+        if async_op:
+            return AsyncWork(future, what, self._all)
+        with Tracer.trace_span(f"get {self.name}", cat="channel"):
+            return self._all(self._wait(future, what, key, ticket))
+
+    def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
+        """Number of items under a key."""
+        size: int = self._ask("size", key).value[0]
+        return size
+
+    def empty(self, key: Hashable = DEFAULT_KEY) -> bool:
+        """Whether a key has no item."""
+        return self.qsize(key) == 0
+
+    def full(self, key: Hashable = DEFAULT_KEY) -> bool:
+        """Whether a key holds as many items as it may."""
+        size, maxsize = self._ask("size", key).value
+        return bool(0 < maxsize <= size)
+
+    def close(self, reason: str | None = None) -> None:
+        """End the channel: whoever waits on it, or uses it later, gets an error with the reason."""
+        for address in set(self._record.hosts.values()):
+            future = self._endpoint_for().request(address, "channel.close", self.name, reason)
+            require_process().wait(future, f"channel '{self.name}' to close")
+        if not self.is_local:
+            require_process().ask_driver("registry.remove_channel", self.name)
+
+    def __str__(self) -> str:
+        """All items of the default key, without taking them."""
+        from rlinf.scheduler.routing import WeightedItem  # imports torch
+
+        process = require_process()
+        reply = self._ask("items", DEFAULT_KEY)
+        items = [
+            payload.reference if payload.frames is None or process.codec is None
+            else process.codec.decode(payload, peek=True)
+            for payload in reply.payloads
+        ]  # fmt: skip
+        weights = reply.value
+        return str([WeightedItem(w, item) for w, item in zip(weights, items, strict=True)])
+
+    def __reduce__(self) -> Any:
+        if self.is_local:
+            raise SchedulerUsageError(
+                f"channel '{self.name}' was created with local=True, so it cannot leave its process"
+            )
+        return _rebuild, (self._record, self._at_worker)
+
+    def _encode(self, item: Any, key: Hashable) -> Payload:
+        process = require_process()
+        own = self._at_worker and self._host(key) == process.endpoint.address
+        if self.is_local or own:
+            return Payload(reference=item)
+        return process.encode(item)
+
+    def _host(self, key: Hashable) -> str:
+        if not self._record.distributed or len(self._record.hosts) == 1:
+            return self._record.main_host
+        host = self._pins.get(key)
+        if host is None:
+            process = require_process()
+            host = process.ask_driver("registry.pin", self.name, key, process.node_rank)
+            self._pins[key] = host
+        return host
+
+    def _endpoint_for(self) -> Endpoint:
+        return self._endpoint or require_process().endpoint
+
+    def _request(self, kind: str, key: Hashable, *arguments: Any, **kwargs: Any) -> Future[Reply]:
+        return self._endpoint_for().request(
+            self._host(key), f"channel.{kind}", self.name, key, *arguments, **kwargs
+        )
+
+    def _ask(self, kind: str, key: Hashable) -> Reply:
+        reply: Reply = require_process().wait(self._request(kind, key), f"channel '{self.name}'")
+        return reply
+
+    def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Hashable) -> Reply:
+        process = require_process()
+        try:
+            reply: Reply = process.wait(future, what)
+        except WaitTimeout:
+            # Without this a later item would be given to a request that nobody waits for.
+            withdrawn = process.wait(self._request("withdraw", key, ticket), "a withdrawal").value
+            if withdrawn:
+                raise
+            reply = process.wait(future, what)
+        return reply
+
+    def _first(self, reply: Reply) -> Any:
+        return require_process().decode(reply.payloads[0]) if reply.payloads else None
+
+    def _all(self, reply: Reply) -> list[Any]:
+        process = require_process()
+        return [process.decode(payload) for payload in reply.payloads]
+
+
+def _rebuild(record: ChannelRecord, at_worker: bool) -> Channel:
+    return Channel(record, at_worker=at_worker)
+
+
+def _ticket() -> Hashable:
+    return os.getpid(), threading.get_ident(), next(_tickets)
+
+
+def _hosts(
+    process: Process, distributed: bool, node_rank: int, host: WorkerAddress | str | None
+) -> dict[int, str]:
+    """Endpoints that host a new channel, by node."""
+    if host is not None:
+        name = host if isinstance(host, str) else host.get_name()
+        address = process.ask_driver("registry.lookup", name, what=f"worker {name} to start")
+        return {0: address}
+    hosts: dict[int, str] = process.ask_driver("cluster.channel_hosts", distributed, node_rank)
+    return hosts

@@ -1,0 +1,350 @@
+"""The cluster: machines, what they offer, and the services that workers share."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlinf.scheduler.address import WorkerAddress
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError, SchedulerUsageError
+from rlinf.scheduler.node import NodeGroupInfo, NodeInfo, NodeTable
+from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
+from rlinf.scheduler.services.driver import DriverServices
+from rlinf.scheduler.worker.launch import merge_path_variables
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
+    from rlinf.scheduler.services.registry import GroupRecord
+    from rlinf.scheduler.worker.launch import Launch
+
+_DEFAULT_TRACE_FILE = "trace/trace_events.jsonl"
+
+
+class ClusterEnvVar(StrEnum):
+    """Settings that come from the environment, as ``RLINF_<NAME>``."""
+
+    CATCH_FAILURE = "CATCH_FAILURE"
+    LOG_LEVEL = "LOG_LEVEL"
+    TIMEOUT = "TIMEOUT"
+    NODE_RANK = "NODE_RANK"
+    COMM_NET_DEVICES = "COMM_NET_DEVICES"
+    EXT_MODULE = "EXT_MODULE"
+    NET_EMULATION = "NET_EMULATION"
+    PATH_ENV_MERGE_MODE = "PATH_ENV_MERGE_MODE"
+    CODE_WORKING_DIR = "CODE_WORKING_DIR"
+
+
+class Cluster:
+    """The machines of a program and the workers on them; one per process.
+
+    The first call decides; later calls return the same object and ignore their arguments, until
+    `shutdown`. Inside a worker ``Cluster()`` is the cluster that the worker belongs to.
+
+    Args:
+        num_nodes: Machines to use on the ``ray`` runtime; 0 takes all that are connected.
+        cluster_cfg: The ``cluster`` section of a configuration.
+        distributed_log_dir: Directory for one log file per worker.
+
+    Raises:
+        ValueError: ``num_nodes`` contradicts ``cluster_cfg``.
+        RuntimeError: Ray was initialised before.
+    """
+
+    NAMESPACE: ClassVar[str] = "RLinf"
+    SYS_NAME: ClassVar[str] = "RLinf"
+    LOGGING_LEVEL: ClassVar[str] = os.environ.get("RLINF_LOG_LEVEL", "INFO").upper()
+    TIMEOUT_WARN_TIME: ClassVar[int] = 60_000
+    DEFAULT_SYS_ENV_VAR: ClassVar[dict[ClusterEnvVar, str]] = {
+        ClusterEnvVar.CATCH_FAILURE: "0",
+        ClusterEnvVar.LOG_LEVEL: "INFO",
+        ClusterEnvVar.NET_EMULATION: "0",
+        ClusterEnvVar.PATH_ENV_MERGE_MODE: "append",
+        ClusterEnvVar.CODE_WORKING_DIR: "0",
+    }
+
+    _instance: ClassVar[Cluster | None] = None
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Cluster:
+        """The one cluster of this process."""
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+            cls._instance._ready = False
+        return cls._instance
+
+    def __init__(
+        self,
+        num_nodes: int | None = None,
+        cluster_cfg: DictConfig | Mapping[str, Any] | ClusterConfig | None = None,
+        distributed_log_dir: str | None = None,
+    ) -> None:
+        if self._ready:
+            return
+        try:
+            self._start(num_nodes, cluster_cfg, distributed_log_dir)
+        except BaseException:
+            type(self)._instance = None
+            raise
+
+    _ready: bool
+
+    def _start(
+        self,
+        num_nodes: int | None,
+        cluster_cfg: DictConfig | Mapping[str, Any] | ClusterConfig | None,
+        log_directory: str | None,
+    ) -> None:
+        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
+        self.distributed_log_dir = log_directory
+        self._services: DriverServices | None = None
+        if num_nodes is None and cluster_cfg is None:
+            self._attach()
+        else:
+            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
+        self._ready = True
+
+    def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
+        """Start the cluster that this process drives."""
+        deadline = _deadline_seconds(config)
+        if config.runtime == "local":
+            from rlinf.scheduler.runtime.local import LocalRuntime
+
+            self.runtime: Runtime = LocalRuntime(config, deadline)
+        else:
+            from rlinf.scheduler.runtime.ray import RayRuntime
+
+            self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
+        self.config = config
+        self._set_nodes(self.runtime.nodes)
+        tracer = config.tracer
+        self.traced = bool(tracer and tracer.enable)
+        trace_file = (tracer.output_file or _DEFAULT_TRACE_FILE) if tracer and self.traced else None
+        process = self.runtime.process
+        self._services = DriverServices(process, trace_file)
+        process.waits.add_worker("driver")
+        process.endpoint.register("cluster.describe", self._describe)
+        process.endpoint.register("cluster.channel_hosts", self._channel_hosts)
+        self.runtime.watch_deaths(self._services.registry)
+        atexit.register(self.shutdown)
+
+    def _attach(self) -> None:
+        """Join the cluster of this worker, or of the Ray cluster that this process can reach."""
+        if current_process() is None:
+            from rlinf.scheduler.runtime.ray import attach_to_running
+
+            if not attach_to_running():
+                warnings.warn(
+                    "there is no cluster to attach to: starting one with all connected nodes",
+                    stacklevel=4,
+                )
+                self._create(ClusterConfig(runtime="ray"), all_nodes=True)
+                return
+        from rlinf.scheduler.runtime.ray import RayClientRuntime
+
+        process = require_process()
+        description = process.ask_driver("cluster.describe")
+        self.config, nodes, self.traced, self.distributed_log_dir, place = description
+        self._set_nodes(nodes)
+        self.runtime = RayClientRuntime(process, nodes, *place)
+
+    def _set_nodes(self, nodes: list[NodeInfo]) -> None:
+        self._table = NodeTable(nodes, _node_groups(nodes, self.config))
+        self._nodes = nodes
+        self._node_groups = list(self._table.node_groups.values())
+        self._num_nodes = len(nodes)
+
+    def _describe(self) -> Any:
+        runtime = self.runtime
+        place = (runtime.token, runtime.namespace, runtime.network_ips)
+        return self.config, self._nodes, self.traced, self.distributed_log_dir, place
+
+    def _channel_hosts(self, distributed: bool, node_rank: int) -> Any:
+        self.get_node_info(node_rank)
+        nodes = range(self.num_nodes) if distributed else [node_rank]
+        return self.runtime.channel_hosts(self, nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self._table.num_nodes
+
+    @property
+    def num_accelerators(self) -> int:
+        """Number of devices on all nodes."""
+        return self._table.num_accelerators
+
+    @property
+    def accelerator_ranks(self) -> list[list[int]]:
+        """Cluster-wide ranks of each node's devices."""
+        return self._table.accelerator_ranks
+
+    def get_node_group(self, label: str | None = None) -> NodeGroupInfo | None:
+        """Group of a label, the whole cluster for None; None for an unknown label."""
+        return self._table.get_node_group(label)
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """Node of a rank.
+
+        Raises:
+            ValueError: There is no such node.
+        """
+        return self._table.get_node_info(node_rank)
+
+    def get_node_ip(self, node_rank: int) -> str:
+        """Address of a node."""
+        return self.get_node_info(node_rank).node_ip
+
+    def reserve_lease(self, holder: WorkerAddress | str, devices: Iterable[int]) -> LeaseTicket:
+        """Queue a request for devices now, to be redeemed later by ``ticket.acquire()``.
+
+        Leases are granted in the order in which they were reserved, so a driver that reserves in
+        topological order decides who goes first. A ticket can be passed to a worker. If the holder
+        is the name of a worker, its death frees the devices.
+
+        Args:
+            holder: Who will hold them.
+            devices: Cluster-wide ranks of devices; an empty set is granted at once.
+        """
+        name = holder if isinstance(holder, str) else holder.get_name()
+        wanted = tuple(devices)
+        return LeaseTicket(require_process().ask_driver("lease.reserve", name, wanted), wanted)
+
+    def register_group(self, record: GroupRecord, launches: list[Launch]) -> None:
+        """Announce a group whose workers are about to start."""
+        process = require_process()
+        infos = [launch.info for launch in launches]
+        process.ask_driver("registry.add_group", record, infos)
+        process.ask_driver("cluster.remember", launches)
+
+    def close_group(self, name: str, handles: list[WorkerHandle]) -> None:
+        """End the workers of a group and free its name."""
+        process = current_process()
+        if process is not None and self._ready:
+            process.ask_driver("registry.remove_group", name)
+            for handle in handles:
+                handle.kill()
+
+    def shutdown(self) -> None:
+        """End every worker, remove every file of the cluster, and allow a new one.
+
+        Ray is stopped only if this cluster started it. Called at the end of the process.
+        """
+        if not self._ready:
+            return
+        self._ready = False
+        if type(self)._instance is self:
+            type(self)._instance = None
+        if self._services is not None:
+            atexit.unregister(self.shutdown)
+            self.runtime.flush_traces(self._services.registry)
+            self.runtime.shutdown()
+            self._services.close()
+        if current_worker() is None:
+            set_process(None)
+
+    @staticmethod
+    def has_initialized() -> bool:
+        """Whether this process is in a cluster."""
+        return current_process() is not None
+
+    @staticmethod
+    def get_full_env_var_name(env_var: ClusterEnvVar) -> str:
+        """Name of a setting's environment variable."""
+        return f"RLINF_{ClusterEnvVar(env_var).value}"
+
+    @classmethod
+    def get_sys_env_var(cls, env_var: ClusterEnvVar, default: str | None = None) -> str | None:
+        """Value of a setting: from the environment, else ``default``, else the built-in one."""
+        name = cls.get_full_env_var_name(env_var)
+        fallback = default if default is not None else cls.DEFAULT_SYS_ENV_VAR.get(env_var)
+        return os.environ.get(name, fallback)
+
+    @staticmethod
+    def find_free_port(max_port_num: int | None = None) -> int:
+        """A port of this machine that nothing listens on.
+
+        Raises:
+            SchedulerError: None is free up to ``max_port_num``.
+        """
+        candidates = [0] if max_port_num is None else range(max_port_num, 1023, -1)
+        for port in candidates:
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("", port))
+                except OSError:
+                    continue
+                free: int = probe.getsockname()[1]
+                return free
+        raise SchedulerError(f"no free port up to {max_port_num}")
+
+    @staticmethod
+    def merge_worker_env_vars(*environments: Mapping[str, str]) -> dict[str, str]:
+        """Merge environments of a worker, later ones over earlier ones; paths are joined."""
+        merged: dict[str, str] = {}
+        for environment in environments:
+            merged.update(merge_path_variables(environment))
+        return merged
+
+
+def _read_config(
+    num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
+) -> ClusterConfig:
+    if given is None:
+        return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
+    if isinstance(given, ClusterConfig):
+        config = given
+    else:
+        required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
+        config = ClusterConfig.from_dict_cfg({**required, **dict(given)})
+    if num_nodes is not None and num_nodes != config.num_nodes:
+        raise ClusterConfigValueError(
+            f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "
+            "of them, or the same number."
+        )
+    return config
+
+
+def _deadline_seconds(config: ClusterConfig) -> float:
+    text = os.environ.get("RLINF_TIMEOUT")
+    if text is None:
+        return config.timeout_minutes * 60
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if minutes <= 0:
+        raise SchedulerUsageError(
+            f"RLINF_TIMEOUT is the number of minutes that a wait may take, got {text!r}; for "
+            "example RLINF_TIMEOUT=30"
+        )
+    return minutes * 60
+
+
+def _node_groups(nodes: list[NodeInfo], config: ClusterConfig) -> dict[str, NodeGroupInfo]:
+    default = NodeGroupInfo(NodeGroupInfo.DEFAULT_GROUP_LABEL, nodes)
+    by_node = NodeGroupInfo(NodeGroupInfo.NODE_PLACEMENT_GROUP_LABEL, nodes, ignore_hardware=True)
+    groups = {default.label: default, by_node.label: by_node}
+    for group in config.node_groups or []:
+        members = [node for node in nodes if node.node_rank in group.node_ranks]
+        if len(members) < len(group.node_ranks):
+            raise ClusterConfigValueError(
+                f"node group '{group.label}' names nodes {group.node_ranks}, but the cluster has "
+                f"{len(nodes)} (ranks 0-{len(nodes) - 1})"
+            )
+        groups[group.label] = NodeGroupInfo(
+            group.label,
+            members,
+            hardware_type=group.hardware_type,
+            ignore_hardware=group.ignore_hardware,
+            env_configs=group.env_configs,
+        )
+    return groups

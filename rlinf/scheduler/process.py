@@ -1,0 +1,183 @@
+"""What this process is in a cluster: its endpoint, its workers, and how it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout
+from rlinf.scheduler.services.channels import ChannelService
+from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
+from rlinf.scheduler.services.mailbox import MailboxService
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply
+from rlinf.scheduler.transport.payload import Codec, Payload
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.worker import Worker
+
+_REPORT_SECONDS = 10.0
+
+
+class Process:
+    """The services that every process of a cluster has, and the blocking calls.
+
+    Args:
+        runtime: ``local`` or ``ray``.
+        endpoint: Mailbox of this process.
+        codec: Encodes what leaves this process; None on the local runtime, which passes references.
+        driver: Endpoint address of the driver.
+        node_rank: Node of this process.
+        deadline_seconds: How long a wait may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: Literal["local", "ray"],
+        endpoint: Endpoint,
+        codec: Codec | None,
+        driver: str,
+        node_rank: int,
+        deadline_seconds: float,
+    ) -> None:
+        self.runtime = runtime
+        self.endpoint = endpoint
+        self.codec = codec
+        self.driver = driver
+        self.node_rank = node_rank
+        self.deadline_seconds = deadline_seconds
+        self.mailbox = MailboxService(endpoint)
+        self.waits = WaitTable(endpoint)
+        self.channels = ChannelService(endpoint)
+
+    def encode(self, value: Any, receivers: int = 1, *, inline: bool = False) -> Payload:
+        """Make a value ready to travel."""
+        if self.codec is None:
+            return Payload(reference=value)
+        return self.codec.encode(value, receivers=receivers, inline=inline)
+
+    def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:
+        """The value that travelled."""
+        if self.codec is None:
+            return payload.reference
+        return self.codec.decode(payload, receiver=receiver, receivers=receivers)
+
+    def ask_driver(self, kind: str, *arguments: Any, what: str | None = None) -> Any:
+        """Request something small from the driver and wait for it."""
+        future = self.endpoint.request(self.driver, kind, *arguments)
+        return self.wait(future, what or f"the driver's answer to {kind}").value
+
+    def wait(self, future: Future[Any], what: str) -> Any:
+        """Block until a future is done.
+
+        Raises:
+            WaitTimeout: The deadline passed; the message lists who waits for whom.
+        """
+        if future.done():
+            return future.result()
+        with self.waits.waiting(current_worker_name(), what, future):
+            try:
+                return future.result(self.deadline_seconds)
+            except FutureTimeoutError:
+                if future.done():
+                    return future.result()
+                report = self._report()
+                raise self._timed_out(what, report) from None
+
+    async def wait_async(self, future: Future[Any], what: str) -> Any:
+        """Wait on the event loop until a future is done; raises like `wait`."""
+        if future.done():
+            return future.result()
+        with self.waits.waiting(current_worker_name(), what, future):
+            waiting = asyncio.wrap_future(future)
+            done, _ = await asyncio.wait([waiting], timeout=self.deadline_seconds)
+            if done:
+                return waiting.result()
+            report = await asyncio.to_thread(self._report)
+            raise self._timed_out(what, report)
+
+    def _report(self) -> list[Row]:
+        try:
+            answer: Reply = self.endpoint.request(self.driver, "diagnosis.report").result(
+                _REPORT_SECONDS
+            )
+        except (FutureTimeoutError, SchedulerError):
+            return self.waits.rows()
+        rows: list[Row] = answer.value
+        return rows
+
+    def _timed_out(self, what: str, rows: list[Row]) -> WaitTimeout:
+        minutes = self.deadline_seconds / 60
+        return WaitTimeout(
+            f"{current_worker_name()} waited longer than {minutes:g} minutes for {what}. Raise "
+            f"RLINF_TIMEOUT (minutes) if that is expected.\n{render(rows)}"
+        )
+
+
+class _ThreadContext(threading.local):
+    worker: Worker | None = None
+    launching: Any = None
+
+
+_process: Process | None = None
+_process_worker: Worker | None = None
+_thread = _ThreadContext()
+
+
+def current_process() -> Process | None:
+    """The process's part in a cluster, None outside one."""
+    return _process
+
+
+def require_process() -> Process:
+    """The process's part in a cluster.
+
+    Raises:
+        SchedulerUsageError: There is no cluster yet.
+    """
+    if _process is None:
+        raise SchedulerUsageError(
+            "there is no cluster in this process: create one with Cluster(...) before launching "
+            "worker groups or creating channels"
+        )
+    return _process
+
+
+def set_process(process: Process | None) -> None:
+    """Enter or leave a cluster."""
+    global _process  # noqa: PLW0603 - one cluster per process is the interface
+    _process = process
+
+
+def current_worker() -> Worker | None:
+    """The worker that this thread runs; None in the driver."""
+    return _thread.worker or _process_worker
+
+
+def set_current_worker(worker: Worker | None, *, whole_process: bool) -> None:
+    """Say which worker this thread, or the whole process, runs."""
+    global _process_worker  # noqa: PLW0603 - a worker's process has one worker
+    if whole_process:
+        _process_worker = worker
+    else:
+        _thread.worker = worker
+
+
+def current_worker_name() -> str:
+    """Name of the current worker, or ``driver``."""
+    worker = current_worker()
+    return "driver" if worker is None else worker.worker_address.get_name()
+
+
+def set_launching(launch: Any) -> None:
+    """Leave the launch parameters where `Worker.__init__` on this thread finds them."""
+    _thread.launching = launch
+
+
+def take_launching() -> Any:
+    """The launch parameters that were left for this thread, once."""
+    launch, _thread.launching = _thread.launching, None
+    return launch

@@ -1,0 +1,1 @@
+"""The two runtimes: threads of one process, and Ray actors."""

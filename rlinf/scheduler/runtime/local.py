@@ -1,0 +1,293 @@
+"""The local runtime: every worker is a thread of this process, and messages are references."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import queue
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.cpu_slots import available_cores, divide_cores
+from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
+from rlinf.scheduler.hardware import enumerate_hardware
+from rlinf.scheduler.node import NodeInfo
+from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
+from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
+from rlinf.scheduler.transport.endpoint import LocalEndpoint, try_fail
+from rlinf.scheduler.transport.payload import Payload
+from rlinf.scheduler.worker.execution import (
+    Outcome,
+    failure_of,
+    result_of,
+    run_async_method,
+    run_method,
+)
+from rlinf.scheduler.worker.launch import Launch, pin_thread
+
+_STOP = None
+
+_Call = tuple[str, Payload, "Future[Outcome]"]
+
+
+class LocalRuntime(Runtime):
+    """Runs workers as threads.
+
+    Args:
+        config: The ``cluster`` section.
+        deadline_seconds: How long a wait may take.
+    """
+
+    def __init__(self, config: ClusterConfig, deadline_seconds: float) -> None:
+        if config.num_nodes > 1:
+            raise SchedulerValueError(
+                f"the local runtime is one process, so cluster.num_nodes must be 1, got "
+                f"{config.num_nodes}. Use cluster.runtime: ray for several machines."
+            )
+        self.token = "local"
+        self.namespace = "local"
+        self.network_ips = {}
+        endpoint = LocalEndpoint()
+        self.process = Process(
+            runtime="local",
+            endpoint=endpoint,
+            codec=None,
+            driver=endpoint.address,
+            node_rank=0,
+            deadline_seconds=deadline_seconds,
+        )
+        set_process(self.process)
+        self.nodes = [local_node(config, 0, "")]
+        self._workers: dict[str, LocalWorker] = {}
+
+    def start(
+        self,
+        launch: Launch,
+        worker_class: type,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        max_concurrency: int | None,
+    ) -> WorkerHandle:
+        """Start one worker thread."""
+        worker = LocalWorker(self.process, launch, worker_class, arguments, max_concurrency)
+        self._workers[launch.name] = worker
+        return worker
+
+    def find(self, worker_name: str) -> WorkerHandle:
+        """A running worker by name."""
+        worker = self._workers.get(worker_name)
+        if worker is None or worker.killed:
+            raise SchedulerValueError(f"there is no running worker '{worker_name}'")
+        return worker
+
+    def wait_any(self, calls: Sequence[PendingCall], timeout: float | None) -> None:
+        """Wait until at least one of several calls is done."""
+        futures = [call.future for call in calls if isinstance(call, _LocalCall)]
+        wait(futures, timeout=timeout, return_when=FIRST_COMPLETED)
+
+    def shutdown(self) -> None:
+        """End every worker thread; one that computes ends after its current method."""
+        for worker in self._workers.values():
+            worker.kill()
+        for worker in self._workers.values():
+            worker.join(timeout=2.0)
+
+
+def local_node(config: ClusterConfig, node_rank: int, ray_id: str) -> NodeInfo:
+    """This machine as a node."""
+    slots = config.cpu_devices_per_node
+    return NodeInfo(
+        node_labels=config.get_node_labels_by_rank(node_rank),
+        node_rank=node_rank,
+        ray_id=ray_id,
+        node_ip="127.0.0.1",
+        num_cpus=os.cpu_count() or 1,
+        python_interpreter_path=sys.executable,
+        default_env_vars={},
+        hardware_resources=enumerate_hardware(config.get_node_hw_configs_by_rank(node_rank), slots),
+        cpu_slots=divide_cores(available_cores(), slots) if slots else (),
+    )
+
+
+class LocalWorker(WorkerHandle):
+    """One worker thread, or several where calls may overlap."""
+
+    def __init__(
+        self,
+        process: Process,
+        launch: Launch,
+        worker_class: type,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        max_concurrency: int | None,
+    ) -> None:
+        self._process = process
+        self._launch = launch
+        self._class = worker_class
+        self._arguments = arguments
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._open: set[Future[Outcome]] = set()
+        self._worker: Any = None
+        self._start_error: BaseException | None = None
+        self._built = threading.Event()
+        self.killed = False
+        self.actor = _LocalActor(self)
+        is_async = has_async_methods(worker_class)
+        count = 1 if is_async or max_concurrency is None else max_concurrency
+        target = self._run_loop if is_async else self._run_calls
+        self._concurrency = max_concurrency or 1000
+        self._threads = [
+            threading.Thread(target=target, args=(rank == 0,), name=launch.name, daemon=True)
+            for rank in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def name(self) -> str:
+        """Name of the worker."""
+        return self._launch.name
+
+    def call(self, method: str, arguments: Payload) -> _LocalCall:
+        """Queue a method call."""
+        future: Future[Outcome] = Future()
+        if self.killed:
+            future.set_exception(self._ended())
+        else:
+            self._open.add(future)
+            future.add_done_callback(self._open.discard)
+            self._calls.put((method, arguments, future))
+        return _LocalCall(future)
+
+    def kill(self) -> None:
+        """Fail every open call and let the threads end."""
+        if self.killed:
+            return
+        self.killed = True
+        for _ in self._threads:
+            self._calls.put(_STOP)
+        self._process.waits.remove_worker(self._launch.name, self._ended())
+        for future in list(self._open):
+            try_fail(future, self._ended())
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads to end."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _ended(self) -> WorkerDiedError:
+        return WorkerDiedError(f"worker '{self._launch.name}' died: its group was closed")
+
+    def _enter(self, first: bool) -> None:
+        """Prepare this thread; the first one builds the worker."""
+        if self._launch.cores:
+            pin_thread(self._launch.cores)
+            import torch
+
+            torch.set_num_threads(len(self._launch.cores))
+        if not first:
+            self._built.wait()
+            set_current_worker(self._worker, whole_process=False)
+            return
+        args, kwargs = self._arguments
+        set_launching(self._launch)
+        try:
+            self._worker = self._class(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
+            self._start_error = error
+        self._built.set()
+
+    def _run_calls(self, first: bool) -> None:
+        self._enter(first)
+        while (call := self._calls.get()) is not _STOP:
+            method, arguments, future = call
+            if future.set_running_or_notify_cancel() and not future.done():
+                _settle(
+                    future, self._start_failure() or run_method(self._worker, method, arguments)
+                )
+
+    def _run_loop(self, first: bool) -> None:
+        self._enter(first)
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        limit = asyncio.Semaphore(self._concurrency)
+        tasks: set[asyncio.Task[None]] = set()
+        while (call := await asyncio.to_thread(self._calls.get)) is not _STOP:
+            task = asyncio.create_task(self._serve_call(call, limit))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()
+
+    async def _serve_call(self, call: _Call, limit: asyncio.Semaphore) -> None:
+        method, arguments, future = call
+        async with limit:
+            failed = self._start_failure()
+            _settle(future, failed or await run_async_method(self._worker, method, arguments))
+
+    def _start_failure(self) -> Outcome | None:
+        if self._start_error is None:
+            return None
+        failure = failure_of(self._start_error, "__init__")
+        return Outcome(Payload(reference=failure), True, 0.0)
+
+
+def has_async_methods(worker_class: type) -> bool:
+    """Whether any public method of a class is a coroutine function."""
+    methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
+    return any(not name.startswith("_") for name, _ in methods)
+
+
+def _settle(future: Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+class _LocalCall(PendingCall):
+    def __init__(self, future: Future[Outcome]) -> None:
+        self.future = future
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def outcome(self) -> Outcome:
+        return self.future.result()
+
+    async def outcome_async(self) -> Outcome:
+        return await asyncio.wrap_future(self.future)
+
+
+class _LocalActor:
+    """Stands where the ``ray`` runtime has an actor handle: ``actor.method.remote(...)``."""
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self._worker = worker
+
+    def __getattr__(self, method: str) -> _LocalMethod:
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return _LocalMethod(self._worker, method)
+
+
+class _LocalMethod:
+    def __init__(self, worker: LocalWorker, method: str) -> None:
+        self._worker = worker
+        self._method = method
+
+    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start the call; the future holds the result."""
+        call = self._worker.call(self._method, Payload(reference=(args, kwargs)))
+        outer: Future[Any] = Future()
+        call.future.add_done_callback(lambda done: self._finish(done, outer))
+        return outer
+
+    def _finish(self, done: Future[Outcome], outer: Future[Any]) -> None:
+        try:
+            outer.set_result(result_of(done.result(), self._worker.name, self._method))
+        except Exception as error:  # noqa: BLE001 - raised where the future is asked
+            outer.set_exception(error)

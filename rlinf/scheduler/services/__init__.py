@@ -1,0 +1,1 @@
+"""What answers messages: registry, channels, mailboxes, leases, ports, diagnosis, trace."""

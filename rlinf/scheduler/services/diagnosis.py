@@ -1,0 +1,181 @@
+"""Who waits for what: the wait-for list that a deadline's error message holds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+
+_STACK_LINES = 3
+_ANSWER_SECONDS = 2.0
+_OWN_FILES = ("/rlinf/scheduler/", "/threading.py", "/concurrent/futures/", "/asyncio/")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the wait-for list.
+
+    Args:
+        worker: Who.
+        doing: What it waits for, or which method it runs.
+        seconds: Since when.
+        stack: Innermost lines of user code.
+    """
+
+    worker: str
+    doing: str
+    seconds: float
+    stack: tuple[str, ...]
+
+
+@dataclass
+class _Doing:
+    thread: int
+    what: str
+    since: float
+    future: Future[Any] | None = None
+
+
+class WaitTable:
+    """What the workers of this process do at the moment."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._running: dict[tuple[str, int], _Doing] = {}
+        self._waiting: dict[tuple[str, int], _Doing] = {}
+        self._idle: dict[str, float] = {}
+        self._lock = threading.Lock()
+        endpoint.register("diagnosis.rows", self.rows)
+
+    def add_worker(self, worker: str) -> None:
+        """List a worker from now on, idle at first."""
+        self._idle[worker] = time.monotonic()
+
+    def remove_worker(self, worker: str, error: Exception) -> None:
+        """Forget a worker and fail whatever it waits for."""
+        self._idle.pop(worker, None)
+        with self._lock:
+            waits = [doing for (name, _), doing in self._waiting.items() if name == worker]
+        for doing in waits:
+            if doing.future is not None:
+                try_fail(doing.future, error)
+
+    @contextmanager
+    def running(self, worker: str, method: str) -> Iterator[None]:
+        """Note that a worker runs a method on this thread."""
+        key = (worker, threading.get_ident())
+        before = self._running.get(key)
+        self._running[key] = _Doing(key[1], f"running {method}", time.monotonic())
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._running[key]
+                self._idle[worker] = time.monotonic()
+            else:
+                self._running[key] = before
+
+    @contextmanager
+    def waiting(self, worker: str, what: str, future: Future[Any]) -> Iterator[None]:
+        """Note that a worker waits on this thread."""
+        key = (worker, threading.get_ident())
+        with self._lock:
+            self._waiting[key] = _Doing(key[1], f"waiting for {what}", time.monotonic(), future)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waiting[key]
+
+    def rows(self) -> list[Row]:
+        """One row per worker and thread of this process."""
+        now = time.monotonic()
+        frames = sys._current_frames()
+        with self._lock:
+            doing = {**self._running, **self._waiting}
+        rows = [
+            Row(worker, item.what, now - item.since, _stack(frames.get(item.thread)))
+            for (worker, _), item in doing.items()
+        ]
+        busy = {row.worker for row in rows}
+        rows += [
+            Row(worker, "idle", now - since, ())
+            for worker, since in self._idle.items()
+            if worker not in busy
+        ]
+        return rows
+
+
+class DiagnosisService:
+    """Collects the rows of every process of the cluster; lives beside the registry."""
+
+    def __init__(self, endpoint: Endpoint, endpoints: Callable[[], dict[str, list[str]]]) -> None:
+        self._endpoint = endpoint
+        self._endpoints = endpoints
+        endpoint.register("diagnosis.report", self.report)
+
+    def report(self) -> Future[Reply]:
+        """Ask everyone; who does not answer soon is listed as silent."""
+        gathering = _Gathering(self._endpoints())
+        for address in list(gathering.silent):
+            answer = self._endpoint.request(address, "diagnosis.rows")
+            answer.add_done_callback(lambda done, address=address: gathering.add(address, done))  # type: ignore[misc]
+        timer = threading.Timer(_ANSWER_SECONDS, gathering.finish)
+        timer.daemon = True
+        timer.start()
+        return gathering.result
+
+
+class _Gathering:
+    def __init__(self, endpoints: dict[str, list[str]]) -> None:
+        self.silent = dict(endpoints)
+        self.result: Future[Reply] = Future()
+        self._rows: list[Row] = []
+        self._lock = threading.Lock()
+
+    def add(self, address: str, answer: Future[Reply]) -> None:
+        with self._lock:
+            if answer.cancelled() or answer.exception() is not None:
+                return
+            self._rows.extend(answer.result().value)
+            del self.silent[address]
+        if not self.silent:
+            self.finish()
+
+    def finish(self) -> None:
+        with self._lock:
+            if not self.result.done():
+                silent = [
+                    Row(name, "not answering", 0.0, ())
+                    for names in self.silent.values()
+                    for name in names
+                ]
+                try_resolve(self.result, Reply([*self._rows, *silent]))
+
+
+def render(rows: list[Row]) -> str:
+    """The wait-for list as text."""
+    lines = ["Who waits for whom:"]
+    for row in sorted(rows, key=lambda row: row.worker):
+        since = f" for {row.seconds:.1f} s" if row.seconds else ""
+        lines.append(f"  {row.worker}: {row.doing}{since}")
+        lines.extend(f"      {line}" for line in row.stack)
+    return "\n".join(lines)
+
+
+def _stack(frame: Any) -> tuple[str, ...]:
+    if frame is None:
+        return ()
+    summary = traceback.extract_stack(frame)
+    outside = [s for s in summary if not any(part in s.filename for part in _OWN_FILES)]
+    return tuple(
+        f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line}"
+        for entry in outside[-_STACK_LINES:]
+    )

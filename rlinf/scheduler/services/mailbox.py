@@ -1,0 +1,85 @@
+"""Messages from worker to worker, kept at the receiver until it asks for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rlinf.scheduler.errors import WorkerDiedError
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.payload import Payload
+
+Stream = tuple[str, str, Hashable]
+"""Receiver, sender, and which of their streams."""
+
+_Message = tuple[Any, Sequence[Payload], Future[Reply] | None]
+
+
+class MailboxService:
+    """Mailboxes of the workers that live in this process."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._lock = endpoint.lock
+        self._messages: dict[Stream, deque[_Message]] = {}
+        self._waiting: dict[Stream, deque[Future[Reply]]] = {}
+        self._dead: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}
+        endpoint.register("mail.deliver", self._deliver)
+        endpoint.register("mail.dead", self.mark_dead)
+        endpoint.register("mail.forget", self._forget)
+
+    def receive(self, stream: Stream) -> Future[Reply]:
+        """The next message of a stream, now or when it comes."""
+        with self._lock:
+            queue = self._messages.get(stream)
+            future: Future[Reply] = Future()
+            if queue:
+                head, payloads, acknowledge = queue.popleft()
+                future.set_result(Reply(head, payloads))
+                if acknowledge is not None:
+                    try_resolve(acknowledge, Reply())
+            elif stream[1] in self._dead:
+                future.set_exception(_died(stream[1], self._dead[stream[1]]))
+            else:
+                self._waiting.setdefault(stream, deque()).append(future)
+            return future
+
+    def check_alive(self, worker: str) -> None:
+        """Raise if a worker is known to be dead."""
+        if worker in self._dead:
+            raise _died(worker, self._dead[worker])
+
+    def mark_dead(self, worker: str, cause: str) -> None:
+        """Fail everyone here who waits for a worker that died."""
+        self._dead[worker] = cause
+        self.addresses.pop(worker, None)
+        for stream, waiting in self._waiting.items():
+            if stream[1] == worker:
+                while waiting:
+                    try_fail(waiting.popleft(), _died(worker, cause))
+
+    def _forget(self, worker: str) -> None:
+        """A worker of this name starts afresh."""
+        self._dead.pop(worker, None)
+        self.addresses.pop(worker, None)
+        for table in (self._messages, self._waiting):
+            for stream in [stream for stream in table if worker in stream[:2]]:
+                del table[stream]
+
+    def _deliver(
+        self, stream: Stream, head: Any, acknowledged: bool, *, payloads: Sequence[Payload] = ()
+    ) -> Future[Reply] | None:
+        """Keep a message; with ``acknowledged`` the answer comes when it is received."""
+        waiting = self._waiting.get(stream)
+        while waiting:
+            if try_resolve(waiting.popleft(), Reply(head, payloads)):
+                return None
+        acknowledge: Future[Reply] | None = Future() if acknowledged else None
+        self._messages.setdefault(stream, deque()).append((head, payloads, acknowledge))
+        return acknowledge
+
+
+def _died(worker: str, cause: str) -> WorkerDiedError:
+    return WorkerDiedError(f"worker '{worker}' died: {cause}")

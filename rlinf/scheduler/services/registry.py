@@ -1,0 +1,191 @@
+"""Names of the cluster: workers, groups and channels, and who is alive. Lives in the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf.scheduler.address import WorkerInfo
+from rlinf.scheduler.errors import NameTakenError, SchedulerError, WorkerDiedError
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+
+
+@dataclass
+class _WorkerRecord:
+    info: WorkerInfo
+    address: str | None = None
+    waiting: list[Future[Reply]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """A worker group that is alive."""
+
+    name: str
+    class_name: str
+    worker_names: tuple[str, ...]
+    is_async: bool = False
+
+
+@dataclass(frozen=True)
+class ChannelRecord:
+    """A channel that exists.
+
+    Args:
+        name: Name of the channel.
+        maxsize: Most items per key, 0 for any number.
+        hosts: Endpoint that hosts it, by node; the one of the lowest node hosts what others do not.
+        distributed: Whether a key lives on the node of the worker that uses it first.
+    """
+
+    name: str
+    maxsize: int
+    hosts: dict[int, str]
+    distributed: bool
+
+    @property
+    def main_host(self) -> str:
+        """Host of every key of a channel that is not distributed."""
+        return self.hosts[min(self.hosts)]
+
+
+class RegistryService:
+    """The one table of names.
+
+    Args:
+        endpoint: Where it answers.
+        on_death: Called with worker and cause when a worker is gone for good.
+    """
+
+    def __init__(self, endpoint: Endpoint, on_death: Callable[[str], None]) -> None:
+        self._endpoint = endpoint
+        self._on_death = on_death
+        self._workers: dict[str, _WorkerRecord] = {}
+        self._unknown: dict[str, list[Future[Reply]]] = {}
+        self._dead: dict[str, str] = {}
+        self._groups: dict[str, GroupRecord] = {}
+        self._channels: dict[str, ChannelRecord] = {}
+        self._pins: dict[tuple[str, Hashable], str] = {}
+        for name in (
+            "add_group", "remove_group", "group", "register", "lookup", "info", "alive", "started",
+            "add_channel", "channel", "remove_channel", "pin", "died",
+        ):  # fmt: skip
+            endpoint.register(f"registry.{name}", getattr(self, name))
+
+    def add_group(self, group: GroupRecord, infos: list[WorkerInfo]) -> None:
+        """Announce a group before its processes are up.
+
+        Raises:
+            NameTakenError: A group of that name is alive.
+        """
+        if group.name in self._groups:
+            other = self._groups[group.name]
+            raise NameTakenError(
+                f"worker group name '{group.name}' is taken by a running group of "
+                f"{len(other.worker_names)} {other.class_name} worker(s). Close that group first "
+                "or launch with another name."
+            )
+        self._groups[group.name] = group
+        for info in infos:
+            name = info.address.get_name()
+            if self._dead.pop(name, None) is not None:
+                self._tell_everyone("mail.forget", name)
+            self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
+
+    def remove_group(self, name: str) -> None:
+        """Forget a group that was closed; whoever waits for its workers gets an error."""
+        group = self._groups.pop(name, None)
+        for worker in group.worker_names if group else ():
+            self.died(worker, f"its group '{name}' was closed")
+
+    def group(self, name: str) -> GroupRecord | None:
+        """A group that is alive."""
+        return self._groups.get(name)
+
+    def register(self, name: str, address: str, info: WorkerInfo | None = None) -> dict[str, str]:
+        """A worker's process is up and reachable; returns the workers that died before."""
+        record = self._workers.get(name)
+        if record is None:
+            if info is None:
+                raise SchedulerError(f"worker '{name}' was never launched")
+            record = self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
+        record.address = address
+        for future in record.waiting:
+            try_resolve(future, Reply(address))
+        record.waiting.clear()
+        return dict(self._dead)
+
+    def lookup(self, name: str) -> Future[Reply] | str:
+        """Endpoint of a worker, as soon as it is up."""
+        if name in self._dead:
+            raise WorkerDiedError(f"worker '{name}' died: {self._dead[name]}")
+        record = self._workers.get(name)
+        if record is not None and record.address is not None:
+            return record.address
+        future: Future[Reply] = Future()
+        waiting = record.waiting if record else self._unknown.setdefault(name, [])
+        waiting.append(future)
+        return future
+
+    def info(self, name: str) -> WorkerInfo | None:
+        """What is known of a worker, None for an unknown one."""
+        record = self._workers.get(name)
+        return record.info if record else None
+
+    def alive(self, name: str) -> bool:
+        """Whether a worker was launched and did not die."""
+        return name in self._workers
+
+    def started(self, name: str) -> bool:
+        """Whether a worker's process is up."""
+        record = self._workers.get(name)
+        return record is not None and record.address is not None
+
+    def died(self, name: str, cause: str) -> str | None:
+        """A worker is gone: free what it held and tell everyone. Returns its endpoint."""
+        record = self._workers.pop(name, None)
+        if record is None:
+            return None
+        self._dead[name] = cause
+        for future in record.waiting:
+            try_fail(future, WorkerDiedError(f"worker '{name}' died: {cause}"))
+        self._on_death(name)
+        self._tell_everyone("mail.dead", name, cause)
+        return record.address
+
+    def endpoints(self) -> dict[str, list[str]]:
+        """Every endpoint with the workers behind it."""
+        table: dict[str, list[str]] = {self._endpoint.address: []}
+        for name, record in self._workers.items():
+            if record.address is not None:
+                table.setdefault(record.address, []).append(name)
+        return table
+
+    def _tell_everyone(self, kind: str, *arguments: Any) -> None:
+        for address in self.endpoints():
+            self._endpoint.tell(address, kind, *arguments)
+
+    def add_channel(self, record: ChannelRecord) -> tuple[ChannelRecord, bool]:
+        """Announce a channel; an existing one of that name wins. Returns whether it is new."""
+        existing = self._channels.setdefault(record.name, record)
+        return existing, existing is record
+
+    def channel(self, name: str) -> ChannelRecord | None:
+        """A channel by name."""
+        return self._channels.get(name)
+
+    def remove_channel(self, name: str) -> None:
+        """Free the name of a channel."""
+        self._channels.pop(name, None)
+        for pin in [pin for pin in self._pins if pin[0] == name]:
+            del self._pins[pin]
+
+    def pin(self, name: str, key: Hashable, node_rank: int) -> str:
+        """Host of a key of a distributed channel: that of the node which asks first."""
+        record = self._channels.get(name)
+        if record is None:
+            raise SchedulerError(f"there is no channel '{name}'")
+        host = record.hosts.get(node_rank, record.main_host)
+        return self._pins.setdefault((name, key), host)

@@ -1,0 +1,1 @@
+"""How bytes and objects travel: endpoints, payloads, shared memory."""

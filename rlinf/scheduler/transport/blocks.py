@@ -1,0 +1,203 @@
+"""Pooled shared-memory blocks for large CPU buffers on one node.
+
+The sender copies a buffer once into a block of its pool; the receiver maps the block and works on
+that memory directly. The first page of a block is its header: one byte per receiver, 1 while that
+receiver still needs the data. The receiver's finalizer clears the byte, and the sender reuses the
+block as soon as all are clear, without a message. Reuse matters because fresh pages cost more than
+the copy itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.transport.session import Session, shared_memory_directory
+
+HEADER_BYTES = mmap.PAGESIZE
+MOST_RECEIVERS = HEADER_BYTES
+_MOST_FREE_BYTES = 1 << 30
+_MOST_ATTACHED = 256
+_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+class Block:
+    """One shared-memory block of the sender's pool."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.receivers = 0
+        self._path = shared_memory_directory() / name
+        size = HEADER_BYTES + capacity
+        descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            # Reserving the pages makes a full /dev/shm an OSError here instead of a SIGBUS later.
+            os.posix_fallocate(descriptor, 0, size)
+            self._mapping = mmap.mmap(descriptor, size, flags=_MAP_FLAGS)
+        except OSError:
+            self._path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a receiver still needs the data."""
+        return self._mapping.find(b"\x01", 0, self.receivers) != -1
+
+    def claim(self, receivers: int) -> None:
+        """Mark the block as needed by that many receivers."""
+        self.receivers = receivers
+        self._mapping[:receivers] = b"\x01" * receivers
+
+    def data(self, nbytes: int) -> ByteArray:
+        """The first ``nbytes`` of the block's memory."""
+        return np.frombuffer(self._mapping, np.uint8, nbytes, HEADER_BYTES)
+
+    def unlink(self) -> None:
+        """Remove the name; memory stays until the last mapping is gone."""
+        self._path.unlink(missing_ok=True)
+
+
+class BlockPool:
+    """The blocks that this process writes."""
+
+    def __init__(self, session: Session) -> None:
+        self._prefix = f"{session.block_prefix}{os.getpid()}-"
+        self._blocks: list[Block] = []
+        self._count = 0
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def allocate(self, nbytes: int, receivers: int = 1) -> Block | None:
+        """A block of at least ``nbytes``, claimed; None where shared memory is full."""
+        with self._lock:
+            block = self._reusable(nbytes) or self._create(nbytes)
+            if block is not None:
+                block.claim(receivers)
+            return block
+
+    def _reusable(self, nbytes: int) -> Block | None:
+        fitting = [block for block in self._blocks if nbytes <= block.capacity <= 4 * nbytes]
+        free = (block for block in sorted(fitting, key=_capacity) if not block.busy)
+        return next(free, None)
+
+    def _create(self, nbytes: int) -> Block | None:
+        self._trim()
+        self._count += 1
+        try:
+            block = Block(f"{self._prefix}{self._count}", _round_up(nbytes))
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"no shared memory left in {shared_memory_directory()} for {nbytes} bytes "
+                    f"({error.strerror}); large tensors now travel through sockets, which is "
+                    "slower. Give the machine or container more shared memory.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return None
+        self._blocks.append(block)
+        return block
+
+    def _trim(self) -> None:
+        """Give back free blocks, oldest first, beyond a bound."""
+        free = [block for block in self._blocks if not block.busy]
+        excess = sum(block.capacity for block in free) - _MOST_FREE_BYTES
+        for block in free:
+            if excess <= 0:
+                return
+            excess -= block.capacity
+            block.unlink()
+            self._blocks.remove(block)
+
+    @property
+    def count(self) -> int:
+        """Number of blocks in the pool."""
+        return len(self._blocks)
+
+    def close(self) -> None:
+        """Remove every block that nobody needs; the rest goes with the session."""
+        with self._lock:
+            for block in self._blocks:
+                if not block.busy:
+                    block.unlink()
+            self._blocks.clear()
+
+
+class AttachedBlocks:
+    """The blocks of other processes that this process has mapped."""
+
+    def __init__(self) -> None:
+        self._mappings: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def view(self, name: str, nbytes: int, receiver: int) -> ByteArray:
+        """Memory of a block, writable; the block is given back when the last view is gone.
+
+        Raises:
+            SchedulerError: The block is gone, because its cluster was shut down.
+        """
+        mapping = self._attach(name)
+        view = np.frombuffer(mapping, np.uint8, nbytes, HEADER_BYTES)
+        weakref.finalize(view, _release, mapping, receiver).atexit = False
+        return view
+
+    def copy(self, name: str, nbytes: int) -> ByteArray:
+        """A private copy of a block's memory; the block stays claimed."""
+        return np.frombuffer(self._attach(name), np.uint8, nbytes, HEADER_BYTES).copy()
+
+    def release(self, name: str, receiver: int) -> None:
+        """Give a block back without looking at it."""
+        _release(self._attach(name), receiver)
+
+    def _attach(self, name: str) -> mmap.mmap:
+        with self._lock:
+            mapping = self._mappings.get(name)
+            if mapping is None:
+                mapping = self._mappings[name] = _map(name)
+                if len(self._mappings) > _MOST_ATTACHED:
+                    self._mappings.popitem(last=False)  # unmapped once its views are gone
+            else:
+                self._mappings.move_to_end(name)
+            return mapping
+
+
+def _map(name: str) -> mmap.mmap:
+    path = shared_memory_directory() / name
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        raise SchedulerError(
+            f"shared-memory block {path} is gone: the cluster of its sender was shut down"
+        ) from None
+    try:
+        return mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=_MAP_FLAGS)
+    finally:
+        os.close(descriptor)
+
+
+def _release(mapping: mmap.mmap, receiver: int) -> None:
+    mapping[receiver] = 0
+
+
+def _capacity(block: Block) -> int:
+    return block.capacity
+
+
+def _round_up(nbytes: int) -> int:
+    """Round up to a quarter of a power of two, so that sizes repeat and little is wasted."""
+    step = max(HEADER_BYTES, 1 << max(0, (nbytes - 1).bit_length() - 3))
+    return -(-nbytes // step) * step

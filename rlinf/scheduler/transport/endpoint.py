@@ -1,0 +1,158 @@
+"""How services and their clients talk: requests, messages without an answer, deferred answers.
+
+An endpoint is the mailbox of a process. Services register a handler per kind of message; a handler
+runs under the endpoint's lock and must not block: what has to wait returns a ``Future`` and the
+answer is sent when that is done. Everything above this file is the same on both runtimes.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.transport.payload import Payload
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answer to a request.
+
+    Args:
+        value: Small picklable value.
+        payloads: Objects that were only passed on and are still encoded.
+    """
+
+    value: Any = None
+    payloads: Sequence[Payload] = ()
+
+
+Handler = Callable[..., Any]
+"""``handler(*arguments, payloads=...)`` returns a value, a `Reply`, or a `Future` of either."""
+
+
+class Endpoint(ABC):
+    """Mailbox of one process."""
+
+    address: str
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._handlers: dict[str, Handler] = {}
+
+    def register(self, kind: str, handler: Handler) -> None:
+        """Answer messages of one kind; the handler runs under the endpoint's lock."""
+        self._handlers[kind] = handler
+
+    def request(
+        self, address: str, kind: str, *arguments: Any, payloads: Sequence[Payload] = ()
+    ) -> Future[Reply]:
+        """Send a message and get a future of its answer."""
+        if address == self.address:
+            return self._call_own(kind, arguments, payloads)
+        return self._request(address, kind, arguments, payloads)
+
+    def tell(
+        self, address: str, kind: str, *arguments: Any, payloads: Sequence[Payload] = ()
+    ) -> None:
+        """Send a message that has no answer."""
+        if address == self.address:
+            self._dispatch(kind, arguments, payloads)
+        else:
+            self._tell(address, kind, arguments, payloads)
+
+    def _call_own(
+        self, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> Future[Reply]:
+        outer: Future[Reply] = Future()
+        try:
+            result = self._dispatch(kind, arguments, payloads)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+            outer.set_exception(error)
+            return outer
+        self._when_done(result, lambda inner: _copy_outcome(inner, outer))
+        return outer
+
+    def _dispatch(self, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]) -> Any:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise SchedulerError(f"no service answers '{kind}' at {self.address}")
+        with self.lock:
+            return handler(*arguments, payloads=payloads) if payloads else handler(*arguments)
+
+    @staticmethod
+    def _when_done(result: Any, callback: Callable[[Future[Any]], None]) -> None:
+        if not isinstance(result, Future):
+            future: Future[Any] = Future()
+            future.set_result(result)
+            result = future
+        result.add_done_callback(callback)
+
+    @abstractmethod
+    def _request(
+        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> Future[Reply]: ...
+
+    @abstractmethod
+    def _tell(
+        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop answering."""
+
+
+class LocalEndpoint(Endpoint):
+    """The only endpoint of the local runtime: a message is a call."""
+
+    address = "local"
+
+    def _request(
+        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> Future[Reply]:
+        raise SchedulerError(f"no endpoint '{address}' on the local runtime")
+
+    def _tell(
+        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
+    ) -> None:
+        raise SchedulerError(f"no endpoint '{address}' on the local runtime")
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def as_reply(result: Any) -> Reply:
+    """What a handler returned, as a reply."""
+    return result if isinstance(result, Reply) else Reply(result)
+
+
+def try_resolve(future: Future[Any], result: Any) -> bool:
+    """Answer a waiting request; False if it was cancelled meanwhile."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    future.set_result(result)
+    return True
+
+
+def try_fail(future: Future[Any], error: BaseException) -> bool:
+    """Answer a waiting request with an error; False if it was answered or cancelled meanwhile."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return False
+    future.set_exception(error)
+    return True
+
+
+def _copy_outcome(inner: Future[Any], outer: Future[Reply]) -> None:
+    if inner.cancelled():
+        outer.cancel()
+        return
+    error = inner.exception()
+    if error is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(as_reply(inner.result()))

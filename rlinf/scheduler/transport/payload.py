@@ -1,0 +1,281 @@
+"""Turning objects into frames and back.
+
+Pickle protocol 5 does the work. Tensors and arrays on the CPU get their own path: small ones are
+copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or into a
+frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are described
+by :mod:`rlinf.scheduler.transport.cuda`. Classes and functions that the receiver could not import
+(``__main__``, closures) are sent by value with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+from collections.abc import Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from rlinf.scheduler.transport.blocks import MOST_RECEIVERS, AttachedBlocks, Block, BlockPool
+
+if TYPE_CHECKING:
+    import torch
+
+LARGE_BYTES = 64 * 1024
+
+Frame = bytes | bytearray | memoryview
+
+
+class _NotImportableError(Exception):
+    """The object needs cloudpickle."""
+
+
+class Payload:
+    """One object on its way: frames between processes, a reference within one."""
+
+    __slots__ = ("frames", "nbytes", "reference", "uses_blocks")
+
+    def __init__(
+        self,
+        frames: Sequence[Frame] | None = None,
+        *,
+        reference: Any = None,
+        uses_blocks: bool = False,
+        nbytes: int = 0,
+    ) -> None:
+        self.frames = frames
+        self.reference = reference
+        self.uses_blocks = uses_blocks
+        self.nbytes = nbytes
+
+
+class _Decoding(threading.local):
+    """What the rebuild functions of a pickle need to know about the decode in progress."""
+
+    attached: AttachedBlocks
+    receiver: int = 0
+    private: bool = False
+    keep_claimed: bool = False
+
+
+_decoding = _Decoding()
+
+
+class Codec:
+    """Encodes and decodes payloads for one process."""
+
+    def __init__(self, pool: BlockPool, attached: AttachedBlocks) -> None:
+        self._pool = pool
+        self._attached = attached
+
+    def encode(self, value: Any, *, receivers: int = 1, inline: bool = False) -> Payload:
+        """Encode a value.
+
+        Args:
+            value: What to send.
+            receivers: How many processes will decode it.
+            inline: Use no shared memory, because a receiver is on another node.
+        """
+        pool = None if inline or receivers > MOST_RECEIVERS else self._pool
+        state = _Encoding(pool, receivers)
+        try:
+            head = _dump(_FastPickler, value, state)
+        except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
+            state.release()
+            state = _Encoding(pool, receivers)
+            head = _dump(_ByValuePickler, value, state)
+        frames = [head, *(buffer.raw() for buffer in state.buffers)]
+        nbytes = sum(len(frame) for frame in frames) + sum(b.capacity for b in state.blocks)
+        return Payload(frames, uses_blocks=bool(state.blocks), nbytes=nbytes)
+
+    def decode(
+        self, payload: Payload, *, receiver: int = 0, receivers: int = 1, peek: bool = False
+    ) -> Any:
+        """Rebuild the value.
+
+        Args:
+            payload: What arrived.
+            receiver: Which of the receivers this is.
+            receivers: How many there are; several get copies, one gets the memory itself.
+            peek: Look only: shared memory stays claimed for the real receiver.
+        """
+        if payload.frames is None:
+            return payload.reference
+        _decoding.attached = self._attached
+        _decoding.receiver = receiver
+        _decoding.private = receivers > 1 or peek
+        _decoding.keep_claimed = peek
+        head, *buffers = payload.frames
+        return pickle.loads(head, buffers=[_writable(buffer) for buffer in buffers])
+
+    def without_blocks(self, payload: Payload) -> Payload:
+        """The same payload for a receiver on another node."""
+        return self.encode(self.decode(payload), inline=True) if payload.uses_blocks else payload
+
+
+def _writable(buffer: Frame) -> Frame:
+    return buffer if isinstance(buffer, bytearray) else bytearray(buffer)
+
+
+class _Encoding:
+    """What one encode has used so far."""
+
+    def __init__(self, pool: BlockPool | None, receivers: int) -> None:
+        self.pool = pool
+        self.receivers = receivers
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.blocks: list[Block] = []
+
+    def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """Callback of pickle: small buffers stay in the pickle, large ones become frames."""
+        with buffer.raw() as raw:
+            small = raw.nbytes < LARGE_BYTES
+        if not small:
+            self.buffers.append(buffer)
+        return small
+
+    def release(self) -> None:
+        """Give the blocks of an encode that did not finish back."""
+        for block in self.blocks:
+            block.claim(0)
+
+    def reduce(self, value: Any) -> Any:
+        """How to pickle a tensor, an array, a class or a function; NotImplemented for the rest."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return self._reduce_tensor(value)
+        if type(value) is np.ndarray and value.nbytes >= LARGE_BYTES and not value.dtype.hasobject:
+            return self._reduce_array(value)
+        return NotImplemented
+
+    def _reduce_array(self, value: np.ndarray[Any, Any]) -> Any:
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        block = self.pool and self.pool.allocate(value.nbytes, self.receivers)
+        if not block:
+            return NotImplemented
+        self.blocks.append(block)
+        target = block.data(value.nbytes).view(value.dtype).reshape(value.shape, order=order)
+        np.copyto(target, value)
+        return _array_from_block, (block.name, value.nbytes, value.dtype, value.shape, order)
+
+    def _reduce_tensor(self, value: torch.Tensor) -> Any:
+        import torch
+
+        if value.device.type != "cpu":
+            from rlinf.scheduler.transport import cuda
+
+            return cuda.reduce_tensor(value)
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or value.layout is not torch.strided or value.is_quantized:
+            return NotImplemented
+        source = value.detach().resolve_conj().resolve_neg()
+        kind = (
+            value.dtype,
+            tuple(value.shape),
+            value.requires_grad,
+            type(value) is not torch.Tensor,
+        )
+        nbytes = source.numel() * source.element_size()
+        if nbytes < LARGE_BYTES:
+            return _tensor_from_bytes, (_bytes_of(source).tobytes(), *kind)
+        block = self.pool and self.pool.allocate(nbytes, self.receivers)
+        if not block:
+            return _tensor_from_bytes, (pickle.PickleBuffer(_bytes_of(source)), *kind)
+        self.blocks.append(block)
+        target = torch.from_numpy(block.data(nbytes)).view(value.dtype).reshape(value.shape)
+        target.copy_(source)
+        return _tensor_from_block, (block.name, nbytes, *kind)
+
+
+class _FastPickler(pickle.Pickler):
+    """The C pickler; gives up on what the receiver could not import."""
+
+    state: _Encoding
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, FunctionType)):
+            if value.__module__ == "__main__" or "<locals>" in value.__qualname__:
+                raise _NotImportableError
+            return NotImplemented
+        return self.state.reduce(value)
+
+
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle with the same treatment of tensors and arrays."""
+
+    state: _Encoding
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = self.state.reduce(value)
+        return super().reducer_override(value) if reduced is NotImplemented else reduced
+
+
+def _dump(pickler_class: Any, value: Any, state: _Encoding) -> bytes:
+    stream = io.BytesIO()
+    pickler = pickler_class(stream, protocol=5, buffer_callback=state.keep_in_band)
+    pickler.state = state
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle something small, by value where the receiver could not import it."""
+    try:
+        return _dump(_FastPickler, value, _Encoding(None, 1))
+    except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
+        result: bytes = cloudpickle.dumps(value)
+        return result
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    import torch
+
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    array: np.ndarray[Any, Any] = flat.numpy()
+    return array
+
+
+def _block_bytes(name: str, nbytes: int) -> np.ndarray[Any, Any]:
+    if not _decoding.private:
+        return _decoding.attached.view(name, nbytes, _decoding.receiver)
+    data = _decoding.attached.copy(name, nbytes)
+    if not _decoding.keep_claimed:
+        _decoding.attached.release(name, _decoding.receiver)
+    return data
+
+
+def _array_from_block(name: str, nbytes: int, dtype: Any, shape: Any, order: Any) -> Any:
+    return _block_bytes(name, nbytes).view(dtype).reshape(shape, order=order)
+
+
+def _tensor_from_block(
+    name: str, nbytes: int, dtype: Any, shape: Any, requires_grad: bool, parameter: bool
+) -> Any:
+    import torch
+
+    data = torch.from_numpy(_block_bytes(name, nbytes)).view(dtype).reshape(shape)
+    return _finish_tensor(data, requires_grad, parameter)
+
+
+def _tensor_from_bytes(
+    data: Any, dtype: Any, shape: Any, requires_grad: bool, parameter: bool
+) -> Any:
+    import torch
+
+    if len(memoryview(data)) == 0:
+        return _finish_tensor(torch.empty(shape, dtype=dtype), requires_grad, parameter)
+    buffer = data if isinstance(data, bytearray) else bytearray(data)
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    return _finish_tensor(tensor, requires_grad, parameter)
+
+
+def _finish_tensor(data: Any, requires_grad: bool, parameter: bool) -> Any:
+    import torch
+
+    if parameter:
+        return torch.nn.Parameter(data, requires_grad=requires_grad)
+    return data.requires_grad_() if requires_grad else data

@@ -1,0 +1,96 @@
+"""Files of one cluster on one machine: sockets and shared-memory blocks, and their removal.
+
+A cluster owns a token. Its driver holds a lock on ``rlinf-<token>.lock`` for as long as it lives,
+so whoever can take that lock knows that the driver is gone and may remove what it left. (A process
+id would not do: containers may share ``/dev/shm`` and not their process ids.)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_PREFIX = "rlinf-"
+_LONGEST_SOCKET_DIRECTORY = 70  # the path of a Unix socket ends at about 107 characters
+
+
+def shared_memory_directory() -> Path:
+    """Where memory-backed files live: ``/dev/shm``, else the temporary directory."""
+    directory = Path("/dev/shm")
+    return directory if directory.is_dir() else Path(tempfile.gettempdir())
+
+
+def _socket_root() -> Path:
+    root = tempfile.gettempdir()
+    return Path(root) if len(root) <= _LONGEST_SOCKET_DIRECTORY else Path("/tmp")
+
+
+@dataclass(frozen=True)
+class Session:
+    """Names of the files that belong to one cluster."""
+
+    token: str
+
+    @property
+    def block_prefix(self) -> str:
+        """Every shared-memory block of the cluster starts with this."""
+        return f"{_PREFIX}{self.token}-"
+
+    @property
+    def socket_directory(self) -> Path:
+        """Private directory of the cluster's Unix sockets."""
+        return _socket_root() / f"{_PREFIX}{self.token}"
+
+    @property
+    def lock_path(self) -> Path:
+        """File that the driver keeps locked while it lives."""
+        return shared_memory_directory() / f"{_PREFIX}{self.token}.lock"
+
+    def remove_files(self) -> None:
+        """Remove every block and socket of the cluster."""
+        for block in shared_memory_directory().glob(f"{self.block_prefix}*"):
+            block.unlink(missing_ok=True)
+        shutil.rmtree(self.socket_directory, ignore_errors=True)
+        self.lock_path.unlink(missing_ok=True)
+
+
+class OwnedSession:
+    """The driver's hold on a session; removes what dead drivers left when it starts."""
+
+    def __init__(self) -> None:
+        remove_stale_sessions()
+        self.session = Session(secrets.token_hex(4))
+        self._lock: int | None = os.open(self.session.lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.session.socket_directory.mkdir(mode=0o700, parents=True)
+
+    def close(self) -> None:
+        """Remove the session's files and give up the lock."""
+        if self._lock is None:
+            return
+        self.session.remove_files()
+        os.close(self._lock)
+        self._lock = None
+
+
+def remove_stale_sessions() -> None:
+    """Remove the files of every session whose driver is gone."""
+    for path in shared_memory_directory().glob(f"{_PREFIX}*.lock"):
+        token = path.name.removeprefix(_PREFIX).removesuffix(".lock")
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            continue  # removed meanwhile, or another user's
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its driver lives
+        else:
+            Session(token).remove_files()
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,314 @@
+"""The base class of every process of a program."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
+from rlinf.scheduler.address import WorkerAddress, WorkerInfo
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.hardware import HardwareInfo
+from rlinf.scheduler.process import (
+    current_process,
+    current_worker,
+    require_process,
+    take_launching,
+)
+from rlinf.scheduler.worker.messaging import Messaging
+from rlinf.scheduler.worker.routing import RoutedMessaging
+from rlinf.scheduler.worker.timers import WorkerTimers
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.channel import Channel
+    from rlinf.scheduler.device_lock import DeviceLock
+    from rlinf.scheduler.worker.launch import Launch
+    from rlinf.scheduler.worker_group import WorkerGroup
+
+_PORT_ATTEMPTS = 10_000
+
+logger = logging.getLogger("rlinf")
+
+
+class WorkerMeta(type):
+    """Attributes of the class itself, readable on the driver and in workers."""
+
+    @property
+    def current_worker(cls) -> Worker | None:
+        """The worker that this thread or process runs; None on the driver."""
+        return current_worker()
+
+    @property
+    def accelerator_type(cls) -> AcceleratorType:
+        """Kind of the accelerators that this process sees."""
+        worker = current_worker()
+        return worker.hardware_type if worker else AcceleratorUtil.get_accelerator_type()
+
+    @property
+    def torch_platform(cls) -> ModuleType | None:
+        """Module like ``torch.cuda`` for this process's accelerators; None on the CPU."""
+        return AcceleratorUtil.get_torch_platform(cls.accelerator_type)
+
+    @property
+    def torch_device_type(cls) -> str | None:
+        """Device string of torch, such as ``cuda``; None on the CPU."""
+        return AcceleratorUtil.get_device_type(cls.accelerator_type)
+
+
+class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
+    """One process of a worker group (on the ``local`` runtime: one thread).
+
+    Subclass it, call ``super().__init__()``, and launch it with
+    ``W.create_group(...).launch(cluster, ...)``. Every public method is then a method of the group.
+
+    A process that a worker starts itself becomes a worker by giving all three arguments.
+
+    Args:
+        parent_address: Worker that started this process.
+        world_size: Number of such children.
+        rank: Rank of this child.
+
+    Raises:
+        SchedulerUsageError: Built without a launch.
+    """
+
+    logger = logger
+
+    def __init__(
+        self,
+        parent_address: WorkerAddress | None = None,
+        world_size: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        launch: Launch | None = take_launching()
+        if launch is None and parent_address is not None:
+            from rlinf.scheduler.runtime.attach import child_launch
+
+            launch = child_launch(parent_address, world_size or 1, rank or 0)
+        if launch is None:
+            raise SchedulerUsageError(
+                "You may have mistakenly initialized the Worker class directly without "
+                "`create_group` and `launch`. A worker runs in a process of its own: use "
+                f"`{type(self).__name__}.create_group(...).launch(cluster, ...)`."
+            )
+        WorkerTimers.__init__(self)
+        Messaging.__init__(self)
+        placement = launch.placement
+        self._launch = launch
+        self._worker_info = launch.info
+        self._worker_address = launch.info.address
+        self._worker_name = launch.name
+        self._group_name = launch.group_name
+        self._rank = launch.info.rank
+        self._world_size = launch.world_size
+        self._cluster_node_rank = placement.cluster_node_rank
+        self._local_accelerator_rank = placement.local_accelerator_rank
+        self._node_local_rank = placement.local_rank
+        self._node_local_world_size = placement.local_world_size
+        self.global_accelerator_ids = list(launch.info.available_accelerators)
+        from rlinf.scheduler.runtime.attach import adopt
+
+        adopt(self, launch)
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
+        """A group of this class that can be launched; the arguments go to ``__init__``."""
+        from rlinf.scheduler.worker_group import WorkerGroup
+
+        return WorkerGroup(cls, args, kwargs)
+
+    @staticmethod
+    def _load_user_extensions() -> None:
+        """Import the module that ``RLINF_EXT_MODULE`` names and call its ``register()``.
+
+        Raises:
+            SchedulerError: The module has no ``register``.
+        """
+        name = os.environ.get("RLINF_EXT_MODULE")
+        if not name:
+            return
+        module = importlib.import_module(name)
+        register = getattr(module, "register", None)
+        if register is None:
+            raise SchedulerError(
+                f"RLINF_EXT_MODULE names '{name}', which has no function 'register()'. Add one "
+                "that registers your models and environments."
+            )
+        register()
+
+    @property
+    def worker_address(self) -> WorkerAddress:
+        """Address of this worker."""
+        return self._worker_address
+
+    @property
+    def worker_info(self) -> WorkerInfo:
+        """What others are told about this worker."""
+        return self._worker_info
+
+    @property
+    def current_worker(self) -> Worker:
+        """This worker."""
+        return self
+
+    @property
+    def manager_proxy(self) -> WorkerDirectory:
+        """Look-up of other workers."""
+        return WorkerDirectory()
+
+    @property
+    def device_lock(self) -> DeviceLock:
+        """Context manager that leases this worker's devices."""
+        from rlinf.scheduler.device_lock import DeviceLock
+
+        return DeviceLock(self._worker_name, self.global_accelerator_ids)
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether devices are assigned to this worker."""
+        return self._local_accelerator_rank >= 0 and bool(self.global_accelerator_ids)
+
+    @property
+    def hardware_type(self) -> AcceleratorType:
+        """Kind of this worker's devices."""
+        return self._worker_info.accelerator_type
+
+    @property
+    def accelerator_type(self) -> AcceleratorType:
+        """Kind of this worker's devices."""
+        return self._worker_info.accelerator_type
+
+    @property
+    def torch_platform(self) -> ModuleType | None:
+        """Module like ``torch.cuda`` for this worker's devices; None on the CPU."""
+        return AcceleratorUtil.get_torch_platform(self.hardware_type)
+
+    @property
+    def torch_device_type(self) -> str | None:
+        """Device string of torch, such as ``cuda``; None on the CPU."""
+        return AcceleratorUtil.get_device_type(self.hardware_type)
+
+    @property
+    def hardware_infos(self) -> list[HardwareInfo]:
+        """Other hardware that is assigned to this worker, such as robots."""
+        return self._worker_info.hardware_infos
+
+    def get_name(self) -> str:
+        """Name of this worker, ``group:rank``."""
+        return self._worker_name
+
+    def get_parent_rank(self) -> int:
+        """Rank of the worker that started this one, 0 where there is none."""
+        return self._worker_address.get_parent_rank()
+
+    def check_worker_alive(self, worker_name: str) -> bool:
+        """Whether a worker was launched and did not die."""
+        return bool(require_process().ask_driver("registry.alive", worker_name))
+
+    def create_channel(
+        self,
+        channel_name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+    ) -> Channel:
+        """Create a channel, or connect to the one of that name."""
+        from rlinf.scheduler.channel import Channel
+
+        return Channel.create(channel_name, maxsize, distributed, node_rank, local)
+
+    def connect_channel(self, channel_name: str) -> Channel:
+        """Connect to a channel that exists."""
+        from rlinf.scheduler.channel import Channel
+
+        return Channel.connect(channel_name, self)
+
+    def acquire_free_port(self, max_port_num: int | None = None) -> int:
+        """A free port of this node that no other worker of the node was given.
+
+        Args:
+            max_port_num: Highest port to take.
+
+        Raises:
+            SchedulerError: No free port was found.
+        """
+        process = require_process()
+        for _ in range(_PORT_ATTEMPTS):
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port: int = probe.getsockname()[1]
+            if max_port_num is not None and port > max_port_num:
+                port = _free_port_below(max_port_num)
+            if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
+                return port
+        raise SchedulerError(f"no free port on node {process.node_rank}")
+
+    def log_debug(self, message: object) -> None:
+        """Log at level DEBUG."""
+        self._log(logging.DEBUG, message)
+
+    def log_info(self, message: object) -> None:
+        """Log at level INFO."""
+        self._log(logging.INFO, message)
+
+    def log_warning(self, message: object) -> None:
+        """Log at level WARNING."""
+        self._log(logging.WARNING, message)
+
+    def log_error(self, message: object) -> None:
+        """Log at level ERROR."""
+        self._log(logging.ERROR, message)
+
+    def log_on_first_rank(self, message: object) -> None:
+        """Log at level INFO on rank 0 only."""
+        if self._rank == 0:
+            self._log(logging.INFO, message)
+
+    def log_on_last_rank(self, message: object) -> None:
+        """Log at level INFO on the last rank only."""
+        if self._rank == self._world_size - 1:
+            self._log(logging.INFO, message)
+
+    def _log(self, level: int, message: object) -> None:
+        logger.log(level, "%s: %s", self._worker_name, message, stacklevel=3)
+
+    def start_profile(self, step: int | None = None) -> None:
+        """Open the capture window of an external profiler, where the platform has one."""
+        self._profiler_call("start", step)
+
+    def stop_profile(self) -> None:
+        """Close the capture window of an external profiler."""
+        self._profiler_call("stop", None)
+
+    def _profiler_call(self, action: str, step: int | None) -> None:
+        profiler = getattr(self.torch_platform, "profiler", None)
+        if profiler is not None:
+            self.log_debug(f"{action} profile of step {step}")
+            getattr(profiler, action)()
+
+
+class WorkerDirectory:
+    """Look-up of workers by address."""
+
+    def get_worker_info(self, worker_address: WorkerAddress) -> WorkerInfo | None:
+        """Information of a worker, None if there is no such worker."""
+        info: WorkerInfo | None = require_process().ask_driver(
+            "registry.info", worker_address.get_name()
+        )
+        return info
+
+
+def _free_port_below(highest: int) -> int:
+    for port in range(highest, 1023, -1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise SchedulerError(f"no free port up to {highest}")

@@ -1,0 +1,305 @@
+"""Messages from worker to worker: send, receive, broadcast."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from rlinf.scheduler.address import WorkerAddress
+from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
+from rlinf.scheduler.options import CollectiveGroupOptions
+from rlinf.scheduler.process import Process, require_process
+from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.transport.endpoint import Reply
+from rlinf.scheduler.transport.payload import LARGE_BYTES, Payload
+from rlinf.scheduler.work import AsyncWork, finished_work
+
+if TYPE_CHECKING:
+    import torch
+
+_MOST_BYTES_IN_FLIGHT = 256 << 20
+
+Rank = int | Sequence[int]
+
+
+class Messaging:
+    """Point-to-point messages and broadcasts of a worker.
+
+    Messages of a pair arrive in the order in which they were sent. A send does not wait for the
+    receiver, up to a bound on large data in flight. Sends and receives of one worker must come
+    from one thread.
+    """
+
+    _worker_address: WorkerAddress
+
+    def __init__(self) -> None:
+        self._in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
+
+    def send(
+        self,
+        object: Any,  # noqa: A002 - the published name
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        piggyback_payload: Any = None,
+    ) -> AsyncWork | None:
+        """Send an object to a worker.
+
+        Args:
+            object: Tensor, container or dataclass of tensors, or anything picklable.
+            dst_group_name: Group of the receiver.
+            dst_rank: Its rank, or the path of ranks of a child worker.
+            async_op: Return a handle instead of waiting.
+            options: For accelerator tensors: how the pair's first communication sets itself up.
+            piggyback_payload: Something small that `recv` returns beside the object.
+
+        Raises:
+            WorkerDiedError: The receiver is dead.
+            ValueError: An accelerator tensor is not contiguous.
+        """
+        peer = WorkerAddress(dst_group_name, _path(dst_rank)).get_name()
+        return self._send(object, peer, "object", piggyback_payload, async_op, options)
+
+    def recv(
+        self,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+    ) -> Any:
+        """Receive the next object from a worker; ``(object, payload)`` if the sender piggybacked.
+
+        Raises:
+            WorkerDiedError: The sender died.
+            WaitTimeout: Nothing came within the deadline.
+        """
+        peer = WorkerAddress(src_group_name, _path(src_rank)).get_name()
+        return self._receive(peer, "object", async_op, options)
+
+    def send_tensor(
+        self,
+        tensor: torch.Tensor,
+        dst_group_name: str,
+        dst_rank: Rank,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork | None:
+        """Send a tensor to a worker that calls `recv_tensor`."""
+        peer = WorkerAddress(dst_group_name, _path(dst_rank)).get_name()
+        return self._send(tensor, peer, "tensor", None, async_op, options)
+
+    def recv_tensor(
+        self,
+        tensor: torch.Tensor,
+        src_group_name: str,
+        src_rank: Rank,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+    ) -> AsyncWork | None:
+        """Receive into a tensor of the sent shape and dtype.
+
+        Raises:
+            SchedulerValueError: What was sent has another shape or dtype.
+        """
+        peer = WorkerAddress(src_group_name, _path(src_rank)).get_name()
+        work = self._receive(peer, "tensor", True, options)
+
+        def fill() -> None:
+            received = work.wait()
+            if received.shape != tensor.shape or received.dtype != tensor.dtype:
+                raise SchedulerValueError(
+                    f"recv_tensor got a tensor of shape {tuple(received.shape)} and type "
+                    f"{received.dtype} for one of {tuple(tensor.shape)} and {tensor.dtype}"
+                )
+            tensor.copy_(received)
+
+        if async_op:
+            handle: AsyncWork = work.then(fill)
+            return handle
+        fill()
+        return None
+
+    def broadcast(
+        self,
+        object: Any = None,  # noqa: A002 - the published name
+        groups: Sequence[tuple[str, Any]] | None = None,
+        src: tuple[str, Any] | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+    ) -> Any:
+        """Send an object from one member to all others; every member calls this.
+
+        Args:
+            object: The object, on the source.
+            groups: Members as ``(group, rank)``, ``(group, [ranks])``, or with a path of ranks
+                (a tuple) in place of a rank.
+            src: The source; the first member otherwise.
+            async_op: Return a handle instead of waiting.
+            options: For accelerator tensors: how the group's first communication sets itself up.
+
+        Returns:
+            The object, on every member.
+
+        Raises:
+            ValueError: No members, or the caller is not one.
+            TypeError: ``groups`` is no list of pairs.
+        """
+        members = _members(groups)
+        own = self._worker_address.get_name()
+        source = members[0] if src is None else _members([src])[0]
+        if own not in members or source not in members:
+            outsider = own if own not in members else source
+            raise SchedulerValueError(
+                f"worker '{outsider}' is not among the members of the broadcast: {members}"
+            )
+        members = sorted(set(members))
+        receivers = [member for member in members if member != source]
+        stream = ("broadcast", tuple(members))
+        if own == source:
+            return self._broadcast_out(object, receivers, stream, async_op)
+        process = require_process()
+        future = process.mailbox.receive((own, source, stream))
+        position = receivers.index(own)
+
+        def finish(reply: Reply) -> Any:
+            return process.decode(reply.payloads[0], position, len(receivers))
+
+        work = AsyncWork(future, f"the broadcast from {source}", finish)
+        return work if async_op else work.wait()
+
+    def _broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
+        process = require_process()
+        own = self._worker_address.get_name()
+        if receivers:
+            hosts = [self._resolve(process, receiver) for receiver in receivers]
+            with Tracer.trace_span("broadcast", cat="communication"):
+                payload = process.encode(value, len(receivers))
+                for receiver, host in zip(receivers, hosts, strict=True):
+                    process.endpoint.tell(
+                        host, "mail.deliver", (receiver, own, stream), None, False,
+                        payloads=[payload],
+                    )  # fmt: skip
+        return finished_work(value, "a broadcast") if async_op else value
+
+    def _send(  # noqa: PLR0917 - private
+        self,
+        value: Any,
+        peer: str,
+        kind: str,
+        piggyback: Any,
+        async_op: bool,
+        options: CollectiveGroupOptions | None,
+    ) -> AsyncWork | None:
+        process = require_process()
+        host = self._resolve(process, peer)
+        with Tracer.trace_span(f"send to {peer}", cat="communication"):
+            payload = self._encode_for(process, peer, value, options)
+            stream = (peer, self._worker_address.get_name(), "pair")
+            head = (kind, piggyback)
+            if payload.nbytes < LARGE_BYTES:
+                process.endpoint.tell(host, "mail.deliver", stream, head, False, payloads=[payload])
+                sent: Future[Any] = Future()
+                sent.set_result(None)
+            else:
+                sent = self._send_large(process, host, peer, (stream, head), payload)
+        work = AsyncWork(sent, f"{peer} to receive earlier messages", lambda _: None)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _send_large(
+        self, process: Process, host: str, peer: str, message: tuple[Any, Any], payload: Payload
+    ) -> Future[Any]:
+        """Send, and return what to wait for so that data in flight stay bounded."""
+        received = process.endpoint.request(
+            host, "mail.deliver", *message, True, payloads=[payload]
+        )
+        window = self._in_flight.setdefault(peer, deque())
+        window.append((payload.nbytes, received))
+        while window and window[0][1].done() and window[0][1].exception() is None:
+            window.popleft()
+        excess = sum(nbytes for nbytes, _ in window) - _MOST_BYTES_IN_FLIGHT
+        oldest: Future[Any] | None = None
+        for nbytes, future in list(window)[:-1]:
+            if excess <= 0:
+                break
+            excess -= nbytes
+            oldest = future
+        if oldest is None:
+            oldest = Future()
+            oldest.set_result(None)
+        return oldest
+
+    def _encode_for(
+        self, process: Process, peer: str, value: Any, options: CollectiveGroupOptions | None
+    ) -> Payload:
+        return process.encode(value)
+
+    def _receive(
+        self, peer: str, kind: str, async_op: bool, options: CollectiveGroupOptions | None
+    ) -> Any:
+        process = require_process()
+        own = self._worker_address.get_name()
+        future = process.mailbox.receive((own, peer, "pair"))
+
+        def finish(reply: Reply) -> Any:
+            sent_as, piggyback = reply.value
+            if sent_as != kind:
+                used, other = (
+                    ("recv", "send_tensor") if kind == "object" else ("recv_tensor", "send")
+                )
+                raise SchedulerError(
+                    f"{own} called {used} for a message that {peer} sent with {other}; use "
+                    "send with recv, and send_tensor with recv_tensor"
+                )
+            value = process.decode(reply.payloads[0])
+            return value if piggyback is None else (value, piggyback)
+
+        work = AsyncWork(future, f"a message from {peer}", finish)
+        if async_op:
+            return work
+        with Tracer.trace_span(f"receive from {peer}", cat="communication"):
+            return work.wait()
+
+    @staticmethod
+    def _resolve(process: Process, peer: str) -> str:
+        """Endpoint of a worker, asked from the driver on first contact."""
+        process.mailbox.check_alive(peer)
+        host = process.mailbox.addresses.get(peer)
+        if host is None:
+            host = process.ask_driver("registry.lookup", peer, what=f"worker {peer} to start")
+            process.mailbox.addresses[peer] = host
+        return host
+
+
+def _path(rank: Rank) -> int | list[int]:
+    return rank if isinstance(rank, int) else list(rank)
+
+
+def _members(groups: Any) -> list[str]:
+    """Worker names of a broadcast's ``groups`` argument, in the order given."""
+    if groups is None or groups == []:
+        raise SchedulerValueError("broadcast needs its members: groups=[('actor', [0, 1]), …]")
+    if not isinstance(groups, list):
+        raise SchedulerTypeError(f"groups must be a list of (group, ranks), got {groups!r}")
+    names: list[str] = []
+    for entry in groups:
+        if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise SchedulerTypeError(
+                f"each entry of groups must be (group name, rank or ranks), got {entry!r}"
+            )
+        group, ranks = entry
+        paths = ranks if isinstance(ranks, list) else [ranks]
+        for path in paths:
+            whole = isinstance(path, int) and not isinstance(path, bool)
+            inner = isinstance(path, tuple) and path and all(isinstance(r, int) for r in path)
+            if not whole and not inner:
+                raise SchedulerTypeError(f"{path!r} in {entry!r} is neither a rank nor a rank path")
+            names.append(WorkerAddress(group, _path(path)).get_name())
+    if not names:
+        raise SchedulerValueError(f"broadcast has no members: {groups!r}")
+    return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 from typing import Any
@@ -57,6 +58,15 @@ class Painter:
         stands_still = self._model.cam_bodyid[camera] == 0
         return bool(stands_still and data.cam_xmat[camera].reshape(3, 3)[2, 1] < -0.1)
 
+    def close(self) -> None:
+        """Give the graphics context back."""
+        if self._window is not None:
+            atexit.unregister(self.close)
+            if self._context is not None:
+                self._context.free()
+            self._window.free()
+            self._window, self._context, self._size = None, None, 0
+
     def _prepare(self, size: int) -> None:
         if size <= self._size:
             self._window.make_current()
@@ -65,10 +75,10 @@ class Painter:
         model.vis.quality.shadowsize = 0
         model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = size
-        if self._window is not None:
-            self._context.free()
-            self._window.free()
+        self.close()
         self._window = open_window(size)
+        # While the graphics library still works; a destructor would come too late.
+        atexit.register(self.close)
         self._window.make_current()
         self._scene = mujoco.MjvScene(model, _MAX_GEOMS)
         for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX"):

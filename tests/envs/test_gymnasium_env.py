@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.spec import spec_of
+from rlinf.errors import ConfigError
+
+
+class Odd(gymnasium.Env):
+    """Whatever spaces it is given."""
+
+    def __init__(self, observations, actions, render_mode=None):
+        self.observation_space, self.action_space = observations, actions
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 1.0, False, False, {"is_success": True}
+
+
+@pytest.fixture(autouse=True)
+def odd():
+    gymnasium.register("Odd-v0", entry_point=Odd)
+    yield
+    gymnasium.registry.pop("Odd-v0")
+
+
+def build(observations, actions, **options) -> GymnasiumEnv:
+    kwargs = {"observations": observations, "actions": actions}
+    return GymnasiumEnv(GymnasiumOptions(id="Odd-v0", kwargs=kwargs, **options))
+
+
+IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
+PLAIN = spaces.Box(-1, 1, (3,), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("observations", "key", "shape", "dtype"),
+    [
+        (PLAIN, "states", (3,), "float32"),
+        (spaces.Box(-1, 1, (2, 3), np.float32), "states", (6,), "float32"),
+        (spaces.Discrete(5), "states", (5,), "float32"),
+        (spaces.Dict({"a": PLAIN, "b": spaces.Discrete(2)}), "states", (5,), "float32"),
+        (IMAGE, "main_images", (8, 6, 3), "uint8"),
+    ],
+)
+def test_observations(observations, key, shape, dtype):
+    env = build(observations, spaces.Box(-1, 1, (2,), np.float32))
+    spec = spec_of(env, 10)
+    assert spec.observation_shapes == {key: shape}
+    assert spec.observation_dtypes == {key: dtype}
+    for observation in (env.reset(seed=0)[0], env.step(np.zeros(2, np.float32))[0]):
+        assert (observation[key].shape, observation[key].dtype) == (shape, dtype)
+
+
+def test_continuous_actions_of_any_shape_arrive_in_that_shape():
+    env = build(PLAIN, spaces.Box(np.full((2, 2), -3.0), np.full((2, 2), 4.0)))
+    spec = spec_of(env, 10)
+    assert (spec.action_kind, spec.action_dim, spec.num_actions) == ("continuous", 4, None)
+    assert (spec.action_low, spec.action_high) == ((-3.0,) * 4, (4.0,) * 4)
+    env.reset(seed=0)
+    env.step(np.ones(4, np.float32))
+
+
+def test_discrete_actions_arrive_as_their_number():
+    env = build(PLAIN, spaces.Discrete(3, start=5))
+    spec = spec_of(env, 10)
+    assert (spec.action_kind, spec.action_dim, spec.num_actions) == ("discrete", 1, 3)
+    env.reset(seed=0)
+    env.step(2)
+
+
+def test_success_by_info_or_by_return():
+    actions = spaces.Discrete(2)
+    for options, expected in (
+        ({"success_key": "is_success"}, [True, True, True]),
+        ({"success_return": 2.0}, [False, True, True]),
+    ):
+        env = build(PLAIN, actions, **options)
+        for _ in range(2):
+            env.reset(seed=0)
+            assert [env.step(0)[4]["success"] for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "message"),
+    [
+        (PLAIN, spaces.MultiDiscrete([2, 2]), "Box of floats and Discrete"),
+        (spaces.Sequence(PLAIN), spaces.Discrete(2), "varying size"),
+    ],
+)
+def test_what_cannot_be_handled_is_refused(observations, actions, message):
+    with pytest.raises(ConfigError, match=message):
+        build(observations, actions)
+
+
+def test_an_unknown_id_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match=r"(?s)Pendlum-v1.*Did you mean"):
+        GymnasiumEnv.check(GymnasiumOptions(id="Pendlum-v1"), 100)

@@ -1,0 +1,139 @@
+"""Going on from a saved state equals never having stopped, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.results import VectorStep
+from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.errors import CheckpointError
+
+METAWORLD = ["reach-v3", "door-close-v3", "basketball-v3", "push-v3"]
+
+
+def plain(value) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and plain(item) for key, item in value.items())
+    return isinstance(value, int | str) or (
+        isinstance(value, np.ndarray) and not value.dtype.hasobject
+    )
+
+
+def assert_equal(found: VectorStep, expected: VectorStep) -> None:
+    for name in vars(expected):
+        one, other = getattr(found, name), getattr(expected, name)
+        if isinstance(other, np.ndarray):
+            assert np.array_equal(one, other), name
+        elif isinstance(other, dict):
+            assert all(np.array_equal(one[key], other[key]) for key in other), name
+        else:
+            assert one == other, name
+
+
+def resume_equals_going_on(config: EnvConfig, chunk: int, stages: int = 1) -> dict:
+    """Stop in the middle of the second episodes, go on in other processes for two more."""
+    generator = np.random.default_rng(0)
+    with SupervisedVectorEnv(config, num_envs=4, seed=2, stages=stages) as env:
+        spec, size = env.env_spec, 4 // stages
+        low, high = spec.action_low, spec.action_high
+        shape = (24, 4, chunk, spec.action_dim)
+        actions = generator.uniform(low, high, shape).astype(np.float32).round(3)
+        if spec.num_actions:
+            actions = actions.round()
+
+        def play(target: SupervisedVectorEnv, rounds: range) -> list[VectorStep]:
+            steps = []
+            for number in rounds:
+                for stage in range(stages):
+                    rows = slice(stage * size, (stage + 1) * size)
+                    target.send(actions[number, rows], stage)
+                steps += [target.receive(stage) for stage in range(stages)]
+            return steps
+
+        for stage in range(stages):
+            env.reset(stage)
+        play(env, range(9))
+        state = env.state_dict()
+        expected = play(env, range(9, 24))
+    assert plain(state)
+    other_split = config.model_copy(update={"processes": 1 if config.processes == 2 else 2})
+    with SupervisedVectorEnv(other_split, num_envs=4, seed=2, stages=stages) as env:
+        env.load_state_dict(state)
+        for stage in range(stages):
+            rows = slice(stage * size, (stage + 1) * size)
+            saved = {key: value[rows] for key, value in state["observation"].items()}
+            assert all(np.array_equal(saved[k], v) for k, v in env.observations(stage).items())
+        for found, wanted in zip(play(env, range(9, 24)), expected, strict=True):
+            assert_equal(found, wanted)
+    assert any(step.episodes for step in expected)
+    assert all(step.valid.all() for step in expected)
+    return state
+
+
+@pytest.mark.parametrize("task", METAWORLD)
+def test_metaworld_by_the_state_of_the_simulator(task):
+    hidden = task == "push-v3"
+    config = EnvConfig(
+        type="metaworld",
+        options={"task": task, "partially_observable": hidden},
+        max_episode_steps=25,
+        processes=2,
+    )
+    state = resume_equals_going_on(config, chunk=4)
+    assert state["simulator"]["size"].all()
+    goals = state["observation"]["states"][:, -3:]
+    assert goals.any() != hidden
+
+
+@pytest.mark.parametrize(("name", "stages"), [("CartPole-v1", 1), ("Pendulum-v1", 2)])
+def test_gymnasium_by_replaying_actions(name, stages):
+    config = EnvConfig(type="gymnasium", options={"id": name}, max_episode_steps=25, processes=2)
+    state = resume_equals_going_on(config, chunk=3, stages=stages)
+    assert not state["simulator"]["size"].any()
+
+
+def test_an_env_that_had_ended_stays_ended(point):
+    config = point(auto_reset=False, max_episode_steps=4)
+    with SupervisedVectorEnv(config, num_envs=2, seed=0) as env:
+        env.reset()
+        env.chunk_step(np.ones((2, 4, 2)))
+        state = env.state_dict()
+        expected = env.reset()["states"]
+    with SupervisedVectorEnv(config, num_envs=2, seed=0) as env:
+        env.load_state_dict(state)
+        assert not env.chunk_step(np.ones((2, 4, 2))).active.any()
+        assert np.array_equal(env.reset()["states"], expected)
+
+
+def test_a_simulator_that_does_not_repeat_itself_is_noticed():
+    """One logged action is changed, so that the replay leads elsewhere."""
+    config = EnvConfig(type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=25)
+    with SupervisedVectorEnv(config, num_envs=2, seed=0) as env:
+        env.reset()
+        env.chunk_step(np.ones((2, 4, 1)))
+        state = env.state_dict()
+        state["log"][0, 1] += 0.5
+        env.load_state_dict(state)
+        step = env.chunk_step(np.ones((2, 4, 1)))
+        assert step.valid.tolist() == [False, True]
+        assert "could not be rebuilt" in step.faults[0].detail
+        assert env.chunk_step(np.ones((2, 4, 1))).valid.all()
+
+
+def test_the_state_of_other_envs_is_refused(point):
+    with SupervisedVectorEnv(point(), num_envs=4, seed=0) as env:
+        env.reset()
+        state = env.state_dict()
+    with (
+        SupervisedVectorEnv(point(), num_envs=2, seed=0) as env,
+        pytest.raises(CheckpointError, match="state of 4 envs from number 0"),
+    ):
+        env.load_state_dict(state)
+    other = EnvConfig(type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=20)
+    with (
+        SupervisedVectorEnv(other, num_envs=4, seed=0) as env,
+        pytest.raises(CheckpointError, match="'states' has shape"),
+    ):
+        env.load_state_dict(state)

@@ -80,7 +80,9 @@ class EmbodiedSystem:
 
     def _start(self) -> None:
         self._cluster = Cluster(cluster_cfg=self.config.cluster)
-        placement = ComponentPlacement.from_mapping(self.config.placement(), self._cluster)
+        placement = ComponentPlacement(
+            {"cluster": {"component_placement": self.config.placement()}}, self._cluster
+        )
         workers: dict[str, type[StageWorker]] = {
             "env": EnvWorker,
             "rollout": RolloutWorker,
@@ -202,4 +204,5 @@ class EmbodiedSystem:
             executor.close()
         if "env" in self._groups:
             self._groups["env"].close().wait()
-        Cluster.shutdown()
+        if Cluster.has_initialized():
+            self._cluster.shutdown()

@@ -213,11 +213,12 @@ class EnvWorker(StageWorker):
 
     def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> SupervisedVectorEnv:
         """The evaluation environments, about to walk a list of episodes."""
-        if self._evaluation is not None:
-            self._evaluation.close()
-        self._evaluation = self._build(
-            self._setup.evaluation, self._setup.evaluation_envs, "eval", episodes
-        )
+        if self._evaluation is None:
+            self._evaluation = self._build(
+                self._setup.evaluation, self._setup.evaluation_envs, "eval", episodes
+            )
+        else:
+            self._evaluation.assign_episodes(episodes)
         return self._evaluation
 
     def _env_ids(self, env: SupervisedVectorEnv, stage: int) -> np.ndarray:

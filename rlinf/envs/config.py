@@ -94,8 +94,14 @@ class EnvConfig(StrictModel):
 
     def process_count(self, num_envs: int, affinity: int | None = None) -> int:
         """Return how many processes serve ``num_envs`` envs on ``affinity`` cores."""
-        cores = affinity or len(os.sched_getaffinity(0))
+        cores = affinity or _usable_cores()
         return min(self.processes or cores, num_envs)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from rlinf.envs.wire import decode_tree, encode_tree
 from rlinf.errors import RunFailure
 
 _RESET_ATTEMPTS = 3
+_FLAGS = ("terminated", "truncated", "final", "recorded")
 
 
 @dataclass(frozen=True)
@@ -89,27 +90,26 @@ class EnvHost:
 
     def reset(self, rows: Sequence[int], sequence: int) -> None:
         """Start an episode in each row; the counters were set by the vector env."""
-        for row in self._pending(rows, sequence):
+        for row in self._at_work(self._pending(rows, sequence), sequence):
             self._begin_episode(row)
 
     def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
         """Execute one action chunk in each row."""
-        block = self._block
-        for row in self._pending(rows, sequence):
-            for name in ("terminated", "truncated", "final", "recorded"):
-                block[name][row] = False
-            block["rewards"][row, :chunk] = 0.0
-            block["valid"][row] = True
-            active = block["status"][row] == Status.RUNNING
-            block["active"][row] = active
-            block["acted_episode"][row] = block["episode_id"][row]
-            block["acted_seed"][row] = block["seed"][row]
-            if not active:
-                continue
-            try:
-                self._run_chunk(row, chunk)
-            except EnvSideFault as fault:
-                self._replace_episode(row, fault)
+        block, pending = self._block, self._pending(rows, sequence)
+        for name in _FLAGS:
+            block[name][pending] = False
+        block["rewards"][pending, :chunk] = 0.0
+        block["valid"][pending] = True
+        block["active"][pending] = block["status"][pending] == Status.RUNNING
+        block["acted_episode"][pending] = block["episode_id"][pending]
+        block["acted_seed"][pending] = block["seed"][pending]
+        active = block["active"]
+        for row in self._at_work(pending, sequence):
+            if active[row]:
+                try:
+                    self._run_chunk(row, chunk)
+                except EnvSideFault as fault:
+                    self._replace_episode(row, fault)
 
     def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
         """Bring envs that were just built to where the block says they are.
@@ -160,15 +160,19 @@ class EnvHost:
         for env in self._envs.values():
             self._close_env(env)
 
-    def _pending(self, rows: Sequence[int], sequence: int) -> Any:
-        """Yield the rows that have not completed this command; say which one is at work.
+    def _pending(self, rows: Sequence[int], sequence: int) -> np.ndarray:
+        """Return the rows that have not completed this command.
 
         A command is sent again after a crash, and rows that were done before it stay done.
         """
+        candidates = np.array(rows, np.int64)
+        unfinished = self._block["done_sequence"][candidates] != sequence
+        return np.asarray(candidates[unfinished])
+
+    def _at_work(self, rows: np.ndarray, sequence: int) -> Iterator[int]:
+        """Yield the rows one by one, saying which one is at work and then that it is done."""
         done = self._block["done_sequence"]
-        for row in rows:
-            if done[row] == sequence:
-                continue
+        for row in rows.tolist():
             self._progress[0] = row
             yield row
             done[row] = sequence
@@ -281,7 +285,7 @@ class EnvHost:
         block = self._block
         block["rewards"][row] = 0.0
         block["valid"][row] = False
-        for name in ("terminated", "truncated", "final", "recorded"):
+        for name in _FLAGS:
             block[name][row] = False
         self._close_episode(row, fault)
         self._begin_episode(row)
@@ -300,6 +304,7 @@ class EnvHost:
             block["index"][row] += 1
             block["attempt"][row] = 0
         self._close_env(self._envs[row])
+        self._progress[1] += 1
         self._envs[row] = guarded(self._make)
 
     def _record(self, row: int, *, valid: bool) -> None:
@@ -315,6 +320,7 @@ class EnvHost:
     def _rebuild(self, row: int, state: np.ndarray | None) -> None:
         """Bring a new env to where the old one was: by its state, or by replaying its actions."""
         env, block = self._envs[row], self._block
+        self._progress[1] += 1
         observation, _ = guarded(env.reset, seed=int(block["seed"][row]))
         if state is not None:
             guarded(env.set_state, decode_tree(state.tobytes()))

@@ -69,6 +69,9 @@ class EnvPool:
         try:
             self._start()
         except BaseException:
+            # The others are still building; to ask them to close would wait for that.
+            for process in self._processes:
+                process.kill()
             self.close()
             raise
 

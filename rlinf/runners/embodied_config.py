@@ -275,14 +275,6 @@ class EmbodiedConfig(StrictModel):
                 hint=f"at most {workers * stages} rollout processes, or a larger "
                 "rollout.pipeline_stage_num",
             )
-        per_stage = self.env.num_envs // (workers * stages)
-        block = self.rollout.block_size
-        if block is not None and per_stage % block:
-            yield illegal(
-                "rollout.block_size",
-                f"does not divide the {per_stage} environments of a sub-batch",
-                hint=f"nearest: {join_choices(nearest_divisors(per_stage, block))}",
-            )
 
     def _batch_problems(self) -> Iterator[PydanticCustomError]:
         batch, ranks = self.actor.global_batch_size, self.world_size("actor")

@@ -38,6 +38,9 @@ class RolloutSetup:
     total_envs: int
 
 
+_NOISE = "noise"
+
+
 class RolloutWorker(StageWorker):
     """Answers observations with actions under one version of the weights."""
 
@@ -111,19 +114,16 @@ class RolloutWorker(StageWorker):
             )
         noise = None if deterministic else self._noise(step, batch)
         samples = [
-            self._policy.sample(
-                {key: value[block] for key, value in inputs.items()},
-                None if noise is None else noise[block],
-            )
-            for block in self._blocks(rows)
+            self._policy.sample(block, None if noise is None else block.pop(_NOISE))
+            for block in self._blocks(inputs if noise is None else {**inputs, _NOISE: noise})
         ]
         return PolicyBatch(
-            actions=np.concatenate([sample.actions.numpy() for sample in samples]),
-            log_probs=_join([sample.log_probs for sample in samples]),
-            values=_join([sample.values for sample in samples]),
+            actions=_join([sample.actions for sample in samples], rows).numpy(),
+            log_probs=_join([sample.log_probs for sample in samples], rows),
+            values=_join([sample.values for sample in samples], rows),
             final_values=final_values,
             forward_inputs={
-                key: _join([sample.forward_inputs[key] for sample in samples])
+                key: _join([sample.forward_inputs[key] for sample in samples], rows)
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
@@ -132,16 +132,21 @@ class RolloutWorker(StageWorker):
 
     def _values(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         rows = len(next(iter(inputs.values())))
-        return _join(
-            [
-                self._policy.value({k: v[block] for k, v in inputs.items()})
-                for block in self._blocks(rows)
-            ]
-        )
+        return _join([self._policy.value(block) for block in self._blocks(inputs)], rows)
 
-    def _blocks(self, rows: int) -> list[slice]:
+    def _blocks(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        """The rows in blocks of the configured size, the last one filled up with its last row."""
+        rows = len(next(iter(inputs.values())))
         size = self._setup.block_size or rows
-        return [slice(first, first + size) for first in range(0, rows, size)]
+        for first in range(0, rows, size):
+            block = {key: value[first : first + size] for key, value in inputs.items()}
+            if rows - first < size:
+                missing = size - (rows - first)
+                block = {
+                    key: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
+                    for key, value in block.items()
+                }
+            yield block
 
     def _noise(self, step: int, batch: ObservationBatch) -> torch.Tensor:
         """[n, C, A] standard normal noise, a function of seed, step, time and environment alone."""
@@ -157,5 +162,7 @@ def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
 
-def _join(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _join(parts: list[torch.Tensor], rows: int) -> torch.Tensor:
+    """The blocks as one tensor, without the rows that filled up the last one."""
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole if len(whole) == rows else whole[:rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import shlex
 
@@ -131,3 +132,8 @@ def test_every_file_of_the_example_is_shown():
     assert [name for name in files if f'"example_package/{name}"' not in shown] == [
         "rlinf_example/__init__.py"
     ]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=str)
+def test_interactive_examples(page):
+    assert doctest.testfile(str(page), module_relative=False).failed == 0

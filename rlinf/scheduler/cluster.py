@@ -15,7 +15,8 @@ from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError, SchedulerUsageError
-from rlinf.scheduler.node import NodeGroupInfo, NodeInfo, NodeTable
+from rlinf.scheduler.node import NodeGroupInfo, NodeInfo
+from rlinf.scheduler.node_table import build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.services.driver import DriverServices
 from rlinf.scheduler.worker.launch import merge_path_variables
@@ -157,7 +158,7 @@ class Cluster:
         self.runtime = RayClientRuntime(process, nodes, *place)
 
     def _set_nodes(self, nodes: list[NodeInfo]) -> None:
-        self._table = NodeTable(nodes, _node_groups(nodes, self.config))
+        self._table = build_node_table(nodes, self.config)
         self._nodes = nodes
         self._node_groups = list(self._table.node_groups.values())
         self._num_nodes = len(nodes)
@@ -327,24 +328,3 @@ def _deadline_seconds(config: ClusterConfig) -> float:
             "example RLINF_TIMEOUT=30"
         )
     return minutes * 60
-
-
-def _node_groups(nodes: list[NodeInfo], config: ClusterConfig) -> dict[str, NodeGroupInfo]:
-    default = NodeGroupInfo(NodeGroupInfo.DEFAULT_GROUP_LABEL, nodes)
-    by_node = NodeGroupInfo(NodeGroupInfo.NODE_PLACEMENT_GROUP_LABEL, nodes, ignore_hardware=True)
-    groups = {default.label: default, by_node.label: by_node}
-    for group in config.node_groups or []:
-        members = [node for node in nodes if node.node_rank in group.node_ranks]
-        if len(members) < len(group.node_ranks):
-            raise ClusterConfigValueError(
-                f"node group '{group.label}' names nodes {group.node_ranks}, but the cluster has "
-                f"{len(nodes)} (ranks 0-{len(nodes) - 1})"
-            )
-        groups[group.label] = NodeGroupInfo(
-            group.label,
-            members,
-            hardware_type=group.hardware_type,
-            ignore_hardware=group.ignore_hardware,
-            env_configs=group.env_configs,
-        )
-    return groups

@@ -7,10 +7,10 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from rlinf.scheduler.accelerators import AcceleratorType
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator, HardwareInfo
+from rlinf.scheduler.node_table import slot_cores
 from rlinf.scheduler.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
@@ -129,10 +129,6 @@ def _launch(  # noqa: PLR0917 - private
         master=master,
         namespace=runtime.namespace,
     )
-    cores: tuple[int, ...] = ()
-    if placement.accelerator_type == AcceleratorType.CPU_SLOT:
-        slots = _own_devices(cluster, placement)
-        cores = tuple(core for slot in slots for core in node.cpu_slots[slot])
     process = require_process()
     return Launch(
         group_name=group_name,
@@ -144,10 +140,11 @@ def _launch(  # noqa: PLR0917 - private
         token=runtime.token,
         namespace=runtime.namespace,
         deadline_seconds=process.deadline_seconds,
-        cores=cores,
+        cores=slot_cores(node, _own_devices(cluster, placement)),
         environment={**merge_path_variables(configured), **environment},
         network_ip=runtime.network_ips.get(node.node_rank),
         log_directory=None if no_log else cluster.distributed_log_dir,
+        interpreter=group.get_node_python_interpreter_path(node.node_rank) if group else None,
         traced=cluster.traced,
         import_paths=tuple(sys.path),
     )

@@ -16,6 +16,7 @@ from rlinf.scheduler.transport.endpoint import Endpoint, Reply
 from rlinf.scheduler.transport.payload import Codec, Payload
 
 if TYPE_CHECKING:
+    from rlinf.scheduler.transport.accelerator import PairTransfer
     from rlinf.scheduler.worker import Worker
 
 _REPORT_SECONDS = 10.0
@@ -53,11 +54,18 @@ class Process:
         self.waits = WaitTable(endpoint)
         self.channels = ChannelService(endpoint)
 
-    def encode(self, value: Any, receivers: int = 1, *, inline: bool = False) -> Payload:
-        """Make a value ready to travel."""
+    def encode(
+        self,
+        value: Any,
+        receivers: int = 1,
+        *,
+        inline: bool = False,
+        pair: PairTransfer | None = None,
+    ) -> Payload:
+        """Make a value ready to travel, see `Codec.encode`."""
         if self.codec is None:
             return Payload(reference=value)
-        return self.codec.encode(value, receivers=receivers, inline=inline)
+        return self.codec.encode(value, receivers=receivers, inline=inline, pair=pair)
 
     def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:
         """The value that travelled."""

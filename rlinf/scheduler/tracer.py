@@ -1,6 +1,7 @@
 """Timeline of workers in the Chrome trace format, which Perfetto and chrome://tracing load.
 
-Events are kept in each process and written by the driver when they have piled up and at the end. Where no tracer was launched every call returns at once.
+Events are kept in each process and written by the driver when they have piled up and at the end.
+Where no tracer was launched every call returns at once.
 """
 
 from __future__ import annotations

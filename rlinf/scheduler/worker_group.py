@@ -92,7 +92,7 @@ class WorkerGroup:
         """Number of workers."""
         return len(self._handles)
 
-    def launch(
+    def launch(  # noqa: PLR0917 - the published signature
         self,
         cluster: Cluster,
         placement_strategy: PlacementStrategy | None = None,
@@ -215,10 +215,11 @@ class WorkerGroup:
         return WorkerGroupFuncResult(self, method, ranks, names, calls, self._cluster.runtime)
 
     def __getattr__(self, name: str) -> Any:
-        # Group methods are set by `launch`; this keeps type checkers and typos informative.
+        # Group methods are set by `launch`; this tells type checkers so, and explains typos.
+        worker_class = self.__dict__.get("_worker_cls", type(self)).__name__
         raise AttributeError(
-            f"worker group of {self.__dict__.get('_worker_cls', type(self)).__name__} has no method "
-            f"'{name}'; methods of the class are there after launch()"
+            f"worker group of {worker_class} has no method '{name}'; methods of the class are "
+            "there after launch()"
         )
 
     def __reduce__(self) -> Any:

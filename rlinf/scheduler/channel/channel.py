@@ -46,7 +46,7 @@ class Channel:
         self._current_worker = current_worker()
 
     @classmethod
-    def create(
+    def create(  # noqa: PLR0917 - the published signature
         cls,
         name: str,
         maxsize: int = 0,

@@ -90,6 +90,8 @@ def adopt(worker: Any, launch: Launch) -> None:
     process = require_process()
     set_current_worker(worker, whole_process=process.runtime == "ray")
     process.waits.add_worker(launch.name)
+    if process.runtime == "ray":
+        process.endpoint.register("trace.flush", Tracer.flush)
     if launch.traced and process.runtime == "ray":
         Tracer.enable(lambda events: process.endpoint.tell(process.driver, "trace.record", events))
     if launch.log_directory is not None:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import queue
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from rlinf.scheduler.cluster_config import ClusterConfig
-from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.hardware import enumerate_hardware
-from rlinf.scheduler.node import NodeInfo
+from rlinf.scheduler.node_table import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
 from rlinf.scheduler.transport.endpoint import LocalEndpoint, try_fail
 from rlinf.scheduler.transport.payload import Payload
 from rlinf.scheduler.worker.execution import (
     Outcome,
-    failure_of,
+    failed_outcome,
     result_of,
     run_async_method,
     run_method,
@@ -62,7 +58,7 @@ class LocalRuntime(Runtime):
             deadline_seconds=deadline_seconds,
         )
         set_process(self.process)
-        self.nodes = [local_node(config, 0, "")]
+        self.nodes = [probe_node(config)]
         self._workers: dict[str, LocalWorker] = {}
 
     def start(
@@ -95,22 +91,6 @@ class LocalRuntime(Runtime):
             worker.kill()
         for worker in self._workers.values():
             worker.join(timeout=2.0)
-
-
-def local_node(config: ClusterConfig, node_rank: int, ray_id: str) -> NodeInfo:
-    """This machine as a node."""
-    slots = config.cpu_devices_per_node
-    return NodeInfo(
-        node_labels=config.get_node_labels_by_rank(node_rank),
-        node_rank=node_rank,
-        ray_id=ray_id,
-        node_ip="127.0.0.1",
-        num_cpus=os.cpu_count() or 1,
-        python_interpreter_path=sys.executable,
-        default_env_vars={},
-        hardware_resources=enumerate_hardware(config.get_node_hw_configs_by_rank(node_rank), slots),
-        cpu_slots=divide_cores(available_cores(), slots) if slots else (),
-    )
 
 
 class LocalWorker(WorkerHandle):
@@ -233,8 +213,7 @@ class LocalWorker(WorkerHandle):
     def _start_failure(self) -> Outcome | None:
         if self._start_error is None:
             return None
-        failure = failure_of(self._start_error, "__init__")
-        return Outcome(Payload(reference=failure), True, 0.0)
+        return failed_outcome(self._start_error, "__init__")
 
 
 def has_async_methods(worker_class: type) -> bool:

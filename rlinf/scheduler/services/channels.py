@@ -204,6 +204,7 @@ class ChannelService:
         channel = self._find(name)
         channel.closed = reason or f"channel '{name}' was closed"
         for queue in channel.queues.values():
-            for waiting in (*queue.getters, *queue.putters):
-                try_fail(waiting.future, SchedulerError(channel.closed))
+            futures = [g.future for g in queue.getters] + [p.future for p in queue.putters]
+            for future in futures:
+                try_fail(future, SchedulerError(channel.closed))
         channel.queues.clear()

@@ -21,6 +21,7 @@ class MailboxService:
     """Mailboxes of the workers that live in this process."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._lock = endpoint.lock
         self._messages: dict[Stream, deque[_Message]] = {}
         self._waiting: dict[Stream, deque[Future[Reply]]] = {}
@@ -51,8 +52,16 @@ class MailboxService:
         if worker in self._dead:
             raise _died(worker, self._dead[worker])
 
-    def mark_dead(self, worker: str, cause: str) -> None:
-        """Fail everyone here who waits for a worker that died."""
+    def mark_dead(self, worker: str, cause: str, address: str | None = None) -> None:
+        """Fail everyone here who waits for a worker that died.
+
+        Args:
+            worker: Its name.
+            cause: Why it died.
+            address: Its endpoint, if it had one to itself.
+        """
+        if address is not None:
+            self._endpoint.forget(address, _died(worker, cause))
         self._dead[worker] = cause
         self.addresses.pop(worker, None)
         for stream, waiting in self._waiting.items():

@@ -62,6 +62,7 @@ class RegistryService:
     def __init__(self, endpoint: Endpoint, on_death: Callable[[str], None]) -> None:
         self._endpoint = endpoint
         self._on_death = on_death
+        self.on_start: Callable[[str, str], None] = _nothing
         self._workers: dict[str, _WorkerRecord] = {}
         self._unknown: dict[str, list[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
@@ -112,6 +113,7 @@ class RegistryService:
                 raise SchedulerError(f"worker '{name}' was never launched")
             record = self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
         record.address = address
+        self.on_start(name, address)
         for future in record.waiting:
             try_resolve(future, Reply(address))
         record.waiting.clear()
@@ -152,7 +154,7 @@ class RegistryService:
         for future in record.waiting:
             try_fail(future, WorkerDiedError(f"worker '{name}' died: {cause}"))
         self._on_death(name)
-        self._tell_everyone("mail.dead", name, cause)
+        self._tell_everyone("mail.dead", name, cause, record.address)
         return record.address
 
     def endpoints(self) -> dict[str, list[str]]:
@@ -189,3 +191,7 @@ class RegistryService:
             raise SchedulerError(f"there is no channel '{name}'")
         host = record.hosts.get(node_rank, record.main_host)
         return self._pins.setdefault((name, key), host)
+
+
+def _nothing(name: str, address: str) -> None:
+    """A runtime that need not watch its workers."""

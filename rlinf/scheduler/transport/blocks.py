@@ -201,3 +201,15 @@ def _round_up(nbytes: int) -> int:
     """Round up to a quarter of a power of two, so that sizes repeat and little is wasted."""
     step = max(HEADER_BYTES, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
+
+
+def remove_free_blocks(session: Session, pid: int) -> None:
+    """Remove the blocks of a process that ended, except those whose data someone still needs."""
+    for path in shared_memory_directory().glob(f"{session.block_prefix}{pid}-*"):
+        try:
+            with path.open("rb") as file:
+                if b"\x01" in file.read(HEADER_BYTES):
+                    continue
+        except FileNotFoundError:
+            continue
+        path.unlink(missing_ok=True)

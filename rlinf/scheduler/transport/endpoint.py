@@ -65,6 +65,9 @@ class Endpoint(ABC):
         else:
             self._tell(address, kind, arguments, payloads)
 
+    def forget(self, address: str, error: Exception) -> None:
+        """Fail every open request to a peer that is gone."""
+
     def _call_own(
         self, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
     ) -> Future[Reply]:

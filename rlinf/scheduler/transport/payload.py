@@ -1,10 +1,10 @@
 """Turning objects into frames and back.
 
 Pickle protocol 5 does the work. Tensors and arrays on the CPU get their own path: small ones are
-copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or into a
-frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are described
-by :mod:`rlinf.scheduler.transport.cuda`. Classes and functions that the receiver could not import
-(``__main__``, closures) are sent by value with cloudpickle.
+copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or
+into a frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are the
+matter of :mod:`rlinf.scheduler.transport.accelerator`. Classes and functions that the receiver could not
+import (``__main__``, closures) are sent by value with cloudpickle.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rlinf.scheduler.transport.blocks import MOST_RECEIVERS, AttachedBlocks, Blo
 
 if TYPE_CHECKING:
     import torch
+
+    from rlinf.scheduler.transport.accelerator import PairTransfer
 
 LARGE_BYTES = 64 * 1024
 
@@ -72,23 +74,31 @@ class Codec:
         self._pool = pool
         self._attached = attached
 
-    def encode(self, value: Any, *, receivers: int = 1, inline: bool = False) -> Payload:
+    def encode(
+        self,
+        value: Any,
+        *,
+        receivers: int = 1,
+        inline: bool = False,
+        pair: PairTransfer | None = None,
+    ) -> Payload:
         """Encode a value.
 
         Args:
             value: What to send.
             receivers: How many processes will decode it.
             inline: Use no shared memory, because a receiver is on another node.
+            pair: How accelerator tensors go, where the receiver is known.
         """
         pool = None if inline or receivers > MOST_RECEIVERS else self._pool
-        state = _Encoding(pool, receivers)
+        state = _Encoding(pool, receivers, pair)
         try:
             head = _dump(_FastPickler, value, state)
         except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
             state.release()
-            state = _Encoding(pool, receivers)
+            state = _Encoding(pool, receivers, pair)
             head = _dump(_ByValuePickler, value, state)
-        frames = [head, *(buffer.raw() for buffer in state.buffers)]
+        frames: list[Frame] = [head, *(buffer.raw() for buffer in state.buffers)]
         nbytes = sum(len(frame) for frame in frames) + sum(b.capacity for b in state.blocks)
         return Payload(frames, uses_blocks=bool(state.blocks), nbytes=nbytes)
 
@@ -124,8 +134,11 @@ def _writable(buffer: Frame) -> Frame:
 class _Encoding:
     """What one encode has used so far."""
 
-    def __init__(self, pool: BlockPool | None, receivers: int) -> None:
+    def __init__(
+        self, pool: BlockPool | None, receivers: int, pair: PairTransfer | None = None
+    ) -> None:
         self.pool = pool
+        self.pair = pair
         self.receivers = receivers
         self.buffers: list[pickle.PickleBuffer] = []
         self.blocks: list[Block] = []
@@ -166,9 +179,9 @@ class _Encoding:
         import torch
 
         if value.device.type != "cpu":
-            from rlinf.scheduler.transport import cuda
+            from rlinf.scheduler.transport.accelerator import through_host
 
-            return cuda.reduce_tensor(value)
+            return self.pair.reduce(value) if self.pair else through_host(value)
         plain = type(value) in (torch.Tensor, torch.nn.Parameter)
         if not plain or value.layout is not torch.strided or value.is_quantized:
             return NotImplemented
@@ -184,7 +197,7 @@ class _Encoding:
             return _tensor_from_bytes, (_bytes_of(source).tobytes(), *kind)
         block = self.pool and self.pool.allocate(nbytes, self.receivers)
         if not block:
-            return _tensor_from_bytes, (pickle.PickleBuffer(_bytes_of(source)), *kind)
+            return _tensor_from_bytes, (pickle.PickleBuffer(_bytes_of(source).data), *kind)
         self.blocks.append(block)
         target = torch.from_numpy(block.data(nbytes)).view(value.dtype).reshape(value.shape)
         target.copy_(source)
@@ -252,7 +265,7 @@ def _array_from_block(name: str, nbytes: int, dtype: Any, shape: Any, order: Any
     return _block_bytes(name, nbytes).view(dtype).reshape(shape, order=order)
 
 
-def _tensor_from_block(
+def _tensor_from_block(  # noqa: PLR0917 - positional in the pickle
     name: str, nbytes: int, dtype: Any, shape: Any, requires_grad: bool, parameter: bool
 ) -> Any:
     import torch

@@ -24,7 +24,10 @@ from rlinf.scheduler.transport.payload import Codec, Payload, dumps
 from rlinf.scheduler.transport.session import Session
 
 _REQUEST, _TELL, _REPLY, _ERROR, _STOP = range(5)
+_zmq: Any = zmq  # its constants are made at run time, where a type checker does not see them
 _serial = itertools.count()
+
+_Peer = tuple[Any, threading.Lock]  # a ZeroMQ socket and its guard
 
 
 class SocketEndpoint(Endpoint):
@@ -46,8 +49,8 @@ class SocketEndpoint(Endpoint):
         super().__init__()
         self._codec = codec
         self._node = str(node_rank)
-        self._context = zmq.Context()
-        self._inbox = self._context.socket(zmq.PULL)
+        self._context = _zmq.Context()
+        self._inbox = self._context.socket(_zmq.PULL)
         self._inbox.set_hwm(0)
         session.socket_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = f"ipc://{session.socket_directory}/{os.getpid()}.{next(_serial)}"
@@ -56,7 +59,7 @@ class SocketEndpoint(Endpoint):
         if node_ip is not None:
             network = f"tcp://{node_ip}:{self._inbox.bind_to_random_port('tcp://*')}"
         self.address = f"{self._node}|{path}|{network}"
-        self._peers: dict[str, tuple[zmq.Socket[bytes], threading.Lock]] = {}
+        self._peers: dict[str, _Peer] = {}
         self._peers_lock = threading.Lock()
         self._pending: dict[int, tuple[str, Future[Reply]]] = {}
         self._numbers = itertools.count()
@@ -72,7 +75,7 @@ class SocketEndpoint(Endpoint):
             with peer[1]:
                 peer[0].close(linger=0)
         for number, (target, future) in list(self._pending.items()):
-            if target == address and self._pending.pop(number, None):
+            if target == address and self._pending.pop(number, None) is not None:
                 try_fail(future, error)
 
     def close(self) -> None:
@@ -130,14 +133,14 @@ class SocketEndpoint(Endpoint):
                 raise WorkerDiedError(f"the process at {address} is gone")
             socket.send_multipart(frames)
 
-    def _peer(self, address: str) -> tuple[zmq.Socket[bytes], threading.Lock]:
+    def _peer(self, address: str) -> _Peer:
         peer = self._peers.get(address)
         if peer is not None:
             return peer
         with self._peers_lock:
             peer = self._peers.get(address)
             if peer is None:
-                socket = self._context.socket(zmq.PUSH)
+                socket = self._context.socket(_zmq.PUSH)
                 socket.set_hwm(0)
                 node, path, network = address.split("|")
                 socket.connect(path if node == self._node else network)
@@ -160,9 +163,10 @@ class SocketEndpoint(Endpoint):
                 self._answer(form, number, source, content, payloads)
 
     def _finish(self, number: int, form: int, content: Any, payloads: list[Payload]) -> None:
-        _, future = self._pending.pop(number, ("", None))
-        if future is None or not future.set_running_or_notify_cancel():
+        entry = self._pending.pop(number, None)
+        if entry is None or not entry[1].set_running_or_notify_cancel():
             return
+        future = entry[1]
         if form == _ERROR:
             future.set_exception(content)
         else:

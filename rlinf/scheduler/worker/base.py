@@ -14,7 +14,6 @@ from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.process import (
-    current_process,
     current_worker,
     require_process,
     take_launching,

@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rlinf.scheduler.errors import WorkerCallError
 from rlinf.scheduler.process import require_process
@@ -74,6 +74,11 @@ def failure_of(error: BaseException, method: str) -> Failure:
     return Failure(error, last, text)
 
 
+def failed_outcome(error: BaseException, method: str) -> Outcome:
+    """The outcome of a call that could not even begin."""
+    return _failed(error, method, time.perf_counter())
+
+
 def _succeeded(result: Any, begin: float) -> Outcome:
     payload = require_process().encode(result)
     return Outcome(payload, False, time.perf_counter() - begin)
@@ -117,18 +122,19 @@ def _both(
     if original is None or isinstance(original, WorkerCallError):
         return WorkerCallError(message, worker, method, trace)
     try:
-        kind = _dual_class(type(original))
+        kind = _dual_class(cast(Any, type(original)))
         error = kind.__new__(kind)
         error.__dict__.update(original.__dict__)
     except TypeError:  # a class that cannot be subclassed or built without its own arguments
         return WorkerCallError(message, worker, method, trace)
     WorkerCallError.__init__(error, message, worker, method, trace)
     error.original = original
-    return error
+    both: WorkerCallError = error
+    return both
 
 
 @cache
-def _dual_class(kind: type[BaseException]) -> Any:
+def _dual_class(kind: Any) -> Any:
     """A class that is both a WorkerCallError and the exception that the worker raised."""
     namespace = {
         "__init__": WorkerCallError.__init__,

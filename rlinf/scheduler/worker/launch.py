@@ -62,6 +62,9 @@ class Launch:
     log_directory: str | None = None
     """Directory of per-worker log files; None writes none."""
 
+    interpreter: str | None = None
+    """Interpreter of its process, None for the driver's."""
+
     traced: bool = False
     """Whether it records trace events."""
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rlinf.scheduler.address import WorkerAddress
+from rlinf.scheduler.accelerators import AcceleratorUtil
+from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
 from rlinf.scheduler.options import CollectiveGroupOptions
 from rlinf.scheduler.process import Process, require_process
@@ -18,6 +19,8 @@ from rlinf.scheduler.work import AsyncWork, finished_work
 
 if TYPE_CHECKING:
     import torch
+
+    from rlinf.scheduler.transport.accelerator import PairTransfer
 
 _MOST_BYTES_IN_FLIGHT = 256 << 20
 
@@ -33,13 +36,15 @@ class Messaging:
     """
 
     _worker_address: WorkerAddress
+    _worker_info: WorkerInfo
 
     def __init__(self) -> None:
+        self._peer_infos: dict[str, WorkerInfo] = {}
         self._in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
 
-    def send(
+    def send(  # noqa: PLR0917 - the published signature
         self,
-        object: Any,  # noqa: A002 - the published name
+        object: Any,
         dst_group_name: str,
         dst_rank: Rank,
         async_op: bool = False,
@@ -124,7 +129,7 @@ class Messaging:
 
     def broadcast(
         self,
-        object: Any = None,  # noqa: A002 - the published name
+        object: Any = None,
         groups: Sequence[tuple[str, Any]] | None = None,
         src: tuple[str, Any] | None = None,
         async_op: bool = False,
@@ -196,7 +201,8 @@ class Messaging:
         process = require_process()
         host = self._resolve(process, peer)
         with Tracer.trace_span(f"send to {peer}", cat="communication"):
-            payload = self._encode_for(process, peer, value, options)
+            pair = self._pair_transfer(process, peer, options)
+            payload = process.encode(value, pair=pair)
             stream = (peer, self._worker_address.get_name(), "pair")
             head = (kind, piggyback)
             if payload.nbytes < LARGE_BYTES:
@@ -205,6 +211,8 @@ class Messaging:
                 sent.set_result(None)
             else:
                 sent = self._send_large(process, host, peer, (stream, head), payload)
+            if pair is not None:
+                pair.flush()
         work = AsyncWork(sent, f"{peer} to receive earlier messages", lambda _: None)
         if async_op:
             return work
@@ -234,10 +242,18 @@ class Messaging:
             oldest.set_result(None)
         return oldest
 
-    def _encode_for(
-        self, process: Process, peer: str, value: Any, options: CollectiveGroupOptions | None
-    ) -> Payload:
-        return process.encode(value)
+    def _pair_transfer(
+        self, process: Process, peer: str, options: CollectiveGroupOptions | None
+    ) -> PairTransfer | None:
+        """How accelerator tensors go to a worker; None where this process has none."""
+        own = self._worker_info
+        if process.codec is None or AcceleratorUtil.get_device_type(own.accelerator_type) is None:
+            return None
+        from rlinf.scheduler.transport.accelerator import PairTransfer
+
+        if peer not in self._peer_infos:
+            self._peer_infos[peer] = process.ask_driver("registry.info", peer)
+        return PairTransfer(own, self._peer_infos[peer], options)
 
     def _receive(
         self, peer: str, kind: str, async_op: bool, options: CollectiveGroupOptions | None

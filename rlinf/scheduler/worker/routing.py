@@ -29,7 +29,7 @@ class RoutedMessaging:
     send: Any
     recv: Any
 
-    def send_to(
+    def send_to(  # noqa: PLR0917 - the published signature
         self,
         group_name: str,
         channel: Channel | None = None,
@@ -103,9 +103,10 @@ class RoutedMessaging:
             self._send_shard(group_name, channel, entry, shard, enable_p2p)
             for entry, shard in zip(plan.entries, shards, strict=True)
         ]
-        return _together(works, lambda _: None, async_op)
+        sent: AsyncWork | None = _together(works, lambda _: None, async_op)
+        return sent
 
-    def recv_from(
+    def recv_from(  # noqa: PLR0917 - the published signature
         self,
         group_name: str,
         channel: Channel | None = None,

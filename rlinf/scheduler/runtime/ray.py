@@ -1,0 +1,317 @@
+"""The ray runtime: every worker is a Ray actor, on this machine and others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.experimental import internal_kv
+from ray.job_config import JobConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.node import NodeInfo
+from rlinf.scheduler.node_table import probe_node
+from rlinf.scheduler.placement import NodePlacementStrategy
+from rlinf.scheduler.process import Process, set_process
+from rlinf.scheduler.runtime.attach import ATTACH_VARIABLE, enter_cluster, enter_from_environment
+from rlinf.scheduler.runtime.deaths import DeathWatch
+from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
+from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.session import OwnedSession
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.cluster import Cluster
+    from rlinf.scheduler.services.registry import RegistryService
+
+_NAMESPACE = "RLinf"
+_KV_SPACE = b"RLinf"
+_OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
+_FLUSH_SECONDS = 2.0
+_MOST_NAMESPACES = 1000
+
+
+class RayRuntime(RayRuntimeBase):
+    """Starts or joins Ray and runs workers as actors.
+
+    Args:
+        config: The ``cluster`` section.
+        deadline_seconds: How long a wait may take.
+        all_nodes: Use every node that is connected instead of ``config.num_nodes``.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, deadline_seconds: float, *, all_nodes: bool = False
+    ) -> None:
+        super().__init__()
+        if ray.is_initialized():
+            raise SchedulerUsageError(
+                "Ray is initialised already. Create the Cluster before anything calls ray.init(): "
+                "it sets Ray's name space and logging."
+            )
+        self._owns_ray = _connect(config)
+        self._owned: OwnedSession | None = None
+        self._watch: DeathWatch | None = None
+        try:
+            nodes = _find_nodes(config, deadline_seconds, all_nodes)
+            self._owned = OwnedSession()
+            self._enter(nodes, deadline_seconds)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _enter(self, nodes: list[NodeInfo], deadline_seconds: float) -> None:
+        own_id = ray.get_runtime_context().get_node_id()
+        own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
+        several = len(nodes) > 1
+        network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
+        owned = self._owned or OwnedSession()
+        process = enter_cluster(
+            token=owned.session.token,
+            driver="",
+            node_rank=own_rank,
+            network_ip=network_ips.get(own_rank),
+            deadline_seconds=deadline_seconds,
+        )
+        process.driver = process.endpoint.address
+        # The driver itself is no parent of workers in child processes.
+        os.environ.pop(ATTACH_VARIABLE, None)
+        self._use(process, nodes, owned.session.token, _claim_namespace(), network_ips)
+        entry = {
+            "token": self.token,
+            "driver": process.driver,
+            "deadline_seconds": deadline_seconds,
+            "nodes": {node.ray_id: node.node_rank for node in nodes},
+            "network_ips": network_ips,
+        }
+        internal_kv._internal_kv_put(
+            self.namespace.encode(), json.dumps(entry).encode(), namespace=_KV_SPACE
+        )
+
+    def watch_deaths(self, registry: RegistryService) -> None:
+        """Tell the registry when a worker's process ends."""
+        owned = self._owned
+        if owned is not None:
+            self._watch = DeathWatch(self.process, owned.session, registry, self.find)
+            registry.on_start = self._watch.add
+
+    def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
+        """Endpoints that host channels on these nodes; other nodes get a process for it."""
+        hosts = {n: self.process.driver for n in nodes if n == self.process.node_rank}
+        result: Future[Reply] = Future()
+        others = [node for node in nodes if node not in hosts]
+        if not others:
+            return hosts
+
+        def add(node: int, answer: Future[Reply]) -> None:
+            error = answer.exception()
+            if error is not None:
+                try_fail(result, error)
+                return
+            hosts[node] = answer.result().value
+            if len(hosts) == len(nodes):
+                try_resolve(result, Reply(hosts))
+
+        for node in others:
+            worker = self._channel_worker(cluster, node)
+            found = self.process.endpoint.request(self.process.driver, "registry.lookup", worker)
+            found.add_done_callback(lambda answer, node=node: add(node, answer))  # type: ignore[misc]
+        return result
+
+    def _channel_worker(self, cluster: Cluster, node: int) -> str:
+        from rlinf.scheduler.channel.channel_worker import ChannelWorker
+
+        name = f"ChannelWorker_node{node}"
+        if f"{name}:0" not in self._started:
+            strategy = NodePlacementStrategy([node])
+            ChannelWorker.create_group().launch(cluster, strategy, name=name)
+        return f"{name}:0"
+
+    def flush_traces(self, registry: RegistryService) -> None:
+        """Have every process hand over its trace events."""
+        endpoint = self.process.endpoint
+        answers = [
+            endpoint.request(address, "trace.flush")
+            for address in registry.endpoints()
+            if address != endpoint.address
+        ]
+        limit = time.monotonic() + _FLUSH_SECONDS
+        while any(not answer.done() for answer in answers) and time.monotonic() < limit:
+            time.sleep(0.01)
+
+    def shutdown(self) -> None:
+        """End our workers, stop Ray if it is ours, and remove our files."""
+        if self._watch is not None:
+            self._watch.close()
+        if ray.is_initialized():
+            for worker in self._started.values():
+                worker.kill()
+            if hasattr(self, "namespace"):
+                internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
+            ray.shutdown()
+        if hasattr(self, "process"):
+            self.process.endpoint.close()
+        set_process(None)
+        if self._owned is not None:
+            self._owned.close()
+
+
+class RayClientRuntime(RayRuntimeBase):
+    """The runtime in a worker, or in another process that attached to the cluster."""
+
+    def __init__(
+        self,
+        process: Process,
+        nodes: list[NodeInfo],
+        token: str,
+        namespace: str,
+        network_ips: dict[int, str],
+    ) -> None:
+        super().__init__()
+        self._use(process, nodes, token, namespace, network_ips)
+
+
+def attach_to_running() -> bool:
+    """Enter the cluster that this process can reach; False if there is none."""
+    if ATTACH_VARIABLE in os.environ:
+        enter_from_environment()
+        return True
+    if not ray.is_initialized():
+        if not os.environ.get("RAY_ADDRESS"):
+            return False
+        ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    text = internal_kv._internal_kv_get(_NAMESPACE.encode(), namespace=_KV_SPACE)
+    if text is None:
+        return False
+    entry = json.loads(text)
+    node_rank = entry["nodes"][ray.get_runtime_context().get_node_id()]
+    enter_cluster(
+        token=entry["token"],
+        driver=entry["driver"],
+        node_rank=node_rank,
+        network_ip=entry["network_ips"].get(str(node_rank)),
+        deadline_seconds=entry["deadline_seconds"],
+    )
+    return True
+
+
+def _connect(config: ClusterConfig) -> bool:
+    """Join the Ray cluster that was named, else start one; returns whether it was started."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    # What the driver can import its workers can import, too.
+    extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
+    common: dict[str, Any] = {
+        "namespace": _NAMESPACE,
+        "job_config": JobConfig(_py_driver_sys_path=extra),
+        "logging_level": "WARNING",
+    }
+    modules = _shipped_code()
+    if modules is not None:
+        common["runtime_env"] = {"py_modules": [modules]}
+    if address and address != "local":
+        ray.init(address=address, **common)
+        return False
+    if config.num_nodes > 1:
+        raise SchedulerUsageError(
+            f"cluster.num_nodes is {config.num_nodes}, but cluster.address names no running Ray "
+            "cluster. Run `ray start` on every machine and set cluster.address (or RAY_ADDRESS), "
+            "for example to 'auto'."
+        )
+    # Ray warns that it protects a new cluster by a token; that is as it should be.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        **common,
+    )
+    return True
+
+
+def _shipped_code() -> str | None:
+    """Directory of the package to send to other machines, by ``RLINF_CODE_WORKING_DIR``."""
+    setting = os.environ.get("RLINF_CODE_WORKING_DIR", "0")
+    if setting in ("", "0"):
+        return None
+    if setting == "auto":
+        return str(Path(__file__).resolve().parents[2])
+    return str(Path(setting) / "rlinf")
+
+
+def _claim_namespace() -> str:
+    """The first name space that no other program on this Ray cluster has."""
+    for number in range(_MOST_NAMESPACES):
+        name = _NAMESPACE if number == 0 else f"{_NAMESPACE}_{number}"
+        taken = internal_kv._internal_kv_put(
+            name.encode(), b"{}", overwrite=False, namespace=_KV_SPACE
+        )
+        if not taken:
+            return name
+    raise SchedulerError(f"all of {_MOST_NAMESPACES} name spaces of this Ray cluster are taken")
+
+
+def _find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) -> list[NodeInfo]:
+    """Wait for the nodes, look at them, and put them in order."""
+    wanted = 1 if all_nodes else config.num_nodes
+    limit = time.monotonic() + deadline_seconds
+    while len(alive := [node for node in ray.nodes() if node["Alive"]]) < wanted:
+        if time.monotonic() > limit:
+            raise SchedulerError(
+                f"waited {deadline_seconds / 60:g} minutes for {wanted} nodes, but only "
+                f"{len(alive)} joined: {[node['NodeManagerAddress'] for node in alive]}. Run "
+                "`ray start --address=…` on the missing machines, or lower cluster.num_nodes."
+            )
+        time.sleep(0.5)
+    own_id = ray.get_runtime_context().get_node_id()
+    own_rank = os.environ.get("RLINF_NODE_RANK")
+    probed = {
+        node["NodeID"]: _probe_later(node["NodeID"]) for node in alive if node["NodeID"] != own_id
+    }
+    given = {own_id: own_rank, **{key: ray.get(ref) for key, ref in probed.items()}}
+
+    def order(node: dict[str, Any]) -> tuple[int, bool, str]:
+        rank = given[node["NodeID"]]
+        return (
+            int(rank) if rank else len(alive),
+            node["NodeID"] != own_id,
+            node["NodeManagerAddress"],
+        )
+
+    chosen = sorted(alive, key=order)
+    chosen = chosen if all_nodes else chosen[:wanted]
+    infos = []
+    for rank, node in enumerate(chosen):
+        key, ip = node["NodeID"], node["NodeManagerAddress"]
+        place = {"ray_id": key, "node_ip": ip}
+        if key == own_id:
+            infos.append(probe_node(config, rank, **place))
+        else:
+            probe = ray.remote(probe_node).options(**_on_node(key))
+            infos.append(ray.get(probe.remote(config, rank, **place)))
+    return infos
+
+
+def _on_node(node_id: str) -> Any:
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+
+
+def _probe_later(node_id: str) -> Any:
+    return ray.remote(_given_rank).options(**_on_node(node_id)).remote()
+
+
+def _given_rank() -> str | None:
+    return os.environ.get("RLINF_NODE_RANK")

@@ -1,0 +1,87 @@
+"""The Ray actor around a worker: the user's class itself, with a start-up and an entry point."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+from rlinf.scheduler.process import set_launching
+from rlinf.scheduler.runtime.attach import enter_cluster
+from rlinf.scheduler.runtime.local import has_async_methods
+from rlinf.scheduler.transport.payload import Payload
+from rlinf.scheduler.worker.execution import (
+    Outcome,
+    failed_outcome,
+    run_async_method,
+    run_method,
+)
+from rlinf.scheduler.worker.launch import Launch, apply_environment
+
+Wire = tuple[list[bytes], bool]
+"""A payload as Ray carries it."""
+
+
+def to_wire(payload: Payload) -> Wire:
+    """A payload as an argument of a Ray call."""
+    return [bytes(frame) for frame in payload.frames or ()], payload.uses_blocks
+
+
+def from_wire(wire: Wire) -> Payload:
+    """A payload that Ray carried."""
+    return Payload(wire[0], uses_blocks=wire[1])
+
+
+@cache
+def actor_class(worker_class: type) -> Any:
+    """The Ray actor class of a worker class.
+
+    It is a subclass, so that ``handle.method.remote()`` calls the user's methods.
+    """
+    import ray
+
+    members = {
+        "__init__": _build,
+        "__module__": worker_class.__module__,
+        "__qualname__": worker_class.__qualname__,
+        "__doc__": worker_class.__doc__,
+        "_rlinf_user_class": worker_class,
+        "_rlinf_invoke": _invoke_async if has_async_methods(worker_class) else _invoke,
+    }
+    return ray.remote(type(worker_class)(worker_class.__name__, (worker_class,), members))
+
+
+def _build(self: Any, launch: Launch, arguments: Wire) -> None:
+    """Prepare the process, then build the user's worker in it."""
+    apply_environment(launch.environment, launch.cores)
+    sys.path.extend(path for path in launch.import_paths if path not in sys.path)
+    process = enter_cluster(
+        token=launch.token,
+        driver=launch.driver,
+        node_rank=launch.placement.cluster_node_rank,
+        network_ip=launch.network_ip,
+        deadline_seconds=launch.deadline_seconds,
+    )
+    self._rlinf_start_error = None
+    try:
+        args, kwargs = process.decode(from_wire(arguments))
+        set_launching(launch)
+        self._rlinf_user_class.__init__(self, *args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
+        self._rlinf_start_error = error
+
+
+def _invoke(self: Any, method: str, arguments: Wire) -> tuple[Wire, bool, float]:
+    if self._rlinf_start_error is not None:
+        return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
+    return _answer(run_method(self, method, from_wire(arguments)))
+
+
+async def _invoke_async(self: Any, method: str, arguments: Wire) -> tuple[Wire, bool, float]:
+    if self._rlinf_start_error is not None:
+        return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
+    return _answer(await run_async_method(self, method, from_wire(arguments)))
+
+
+def _answer(outcome: Outcome) -> tuple[Wire, bool, float]:
+    return to_wire(outcome.payload), outcome.failed, outcome.seconds

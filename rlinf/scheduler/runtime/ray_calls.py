@@ -1,0 +1,173 @@
+"""Handles of Ray actors and of calls on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
+from rlinf.scheduler.node import NodeInfo
+from rlinf.scheduler.process import Process
+from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
+from rlinf.scheduler.runtime.ray_actor import actor_class, from_wire, to_wire
+from rlinf.scheduler.transport.payload import Payload
+from rlinf.scheduler.worker.execution import Outcome
+from rlinf.scheduler.worker.launch import PATH_VARIABLES, Launch
+
+_CAUSE_SECONDS = 5.0
+
+
+class RayWorker(WorkerHandle):
+    """One worker that is a Ray actor."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self.actor = actor
+
+    def call(self, method: str, arguments: Payload) -> PendingCall:
+        """Start a method call."""
+        return _RayCall(self.name, self.actor._rlinf_invoke.remote(method, to_wire(arguments)))
+
+    def kill(self) -> None:
+        """End the process."""
+        ray.kill(self.actor, no_restart=True)
+
+    def cause_of_death(self) -> str | None:
+        """Why the process ended, in Ray's words; None while Ray does not know of it."""
+        try:
+            ray.get(self.actor.__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
+        except RayActorError as error:
+            return describe_death(error)
+        except GetTimeoutError:
+            return None
+        return None
+
+
+class _RayCall(PendingCall):
+    def __init__(self, worker_name: str, ref: Any) -> None:
+        self._worker_name = worker_name
+        self.ref = ref
+        self._outcome: Outcome | None = None
+
+    def done(self) -> bool:
+        if self._outcome is not None:
+            return True
+        ready, _ = ray.wait([self.ref], timeout=0)
+        return bool(ready)
+
+    def outcome(self) -> Outcome:
+        if self._outcome is None:
+            try:
+                self._outcome = _read(ray.get(self.ref))
+            except RayActorError as error:
+                raise _died(self._worker_name, error) from None
+        return self._outcome
+
+    async def outcome_async(self) -> Outcome:
+        if self._outcome is None:
+            try:
+                self._outcome = _read(await asyncio.wrap_future(self.ref.future()))
+            except RayActorError as error:
+                raise _died(self._worker_name, error) from None
+        return self._outcome
+
+
+def _read(answer: Any) -> Outcome:
+    wire, failed, seconds = answer
+    return Outcome(from_wire(wire), failed, seconds)
+
+
+def _died(worker: str, error: RayActorError) -> WorkerDiedError:
+    return WorkerDiedError(f"worker '{worker}' died: {describe_death(error)}")
+
+
+def describe_death(error: RayActorError) -> str:
+    """Ray's account of an actor's end, on one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [
+        line for line in lines if line and "class_name:" not in line and "actor_id:" not in line
+    ]
+    return " ".join(told)
+
+
+class RayRuntimeBase(Runtime):
+    """What a driver and an attached process can do: start, find and wait for actors."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, RayWorker] = {}
+
+    def _use(
+        self,
+        process: Process,
+        nodes: list[NodeInfo],
+        token: str,
+        namespace: str,
+        network_ips: dict[int, str],
+    ) -> None:
+        self.process = process
+        self.nodes = nodes
+        self.token = token
+        self.namespace = namespace
+        self.network_ips = network_ips
+
+    def start(
+        self,
+        launch: Launch,
+        worker_class: type,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        max_concurrency: int | None,
+    ) -> WorkerHandle:
+        """Start one actor without waiting for it."""
+        node = self.nodes[launch.placement.cluster_node_rank]
+        options: dict[str, Any] = {
+            "name": launch.name,
+            "namespace": self.namespace,
+            "num_cpus": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
+        }
+        if max_concurrency is not None:
+            options["max_concurrency"] = max_concurrency
+        runtime_env = _runtime_env(launch)
+        if runtime_env:
+            options["runtime_env"] = runtime_env
+        inline = node.node_rank != self.process.node_rank
+        encoded = to_wire(self.process.encode(arguments, inline=inline))
+        actor = actor_class(worker_class).options(**options).remote(launch, encoded)
+        worker = RayWorker(launch.name, actor)
+        self._started[launch.name] = worker
+        return worker
+
+    def find(self, worker_name: str) -> RayWorker:
+        """A running worker by name."""
+        if worker_name in self._started:
+            return self._started[worker_name]
+        try:
+            return RayWorker(worker_name, ray.get_actor(worker_name, namespace=self.namespace))
+        except (ValueError, RayError):
+            raise SchedulerValueError(f"there is no running worker '{worker_name}'") from None
+
+    def wait_any(self, calls: Sequence[PendingCall], timeout: float | None) -> None:
+        """Wait until at least one of several calls is done."""
+        refs = [call.ref for call in calls if isinstance(call, _RayCall)]
+        ray.wait(refs, num_returns=1, timeout=timeout)
+
+    def shutdown(self) -> None:
+        """Nothing here is this process's to stop."""
+
+
+def _runtime_env(launch: Launch) -> dict[str, Any]:
+    """Ray's environment of a process; only what must be in place before it starts.
+
+    Everything else is set when the worker is built: an environment of its own would cost the
+    process Ray's pre-started interpreters.
+    """
+    early = {k: v for k, v in launch.environment.items() if k in PATH_VARIABLES}
+    environment: dict[str, Any] = {"env_vars": early} if early else {}
+    if launch.interpreter is not None:
+        environment["py_executable"] = launch.interpreter
+    return environment

@@ -1,0 +1,184 @@
+"""Tensors on accelerators: shared on one device, by the vendor's library between two devices.
+
+Transport is chosen per pair of workers: both on the same single device, a handle to the memory
+(CUDA IPC); devices of one vendor with a collective library of the NCCL interface, that library;
+otherwise, and for channels and broadcasts, whose receivers are not known when the data are encoded,
+through host memory.
+
+**Not run**: written without an accelerator at hand. Its tests carry the marker ``gpu``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlinf.scheduler.accelerators import AcceleratorUtil
+from rlinf.scheduler.address import WorkerInfo
+from rlinf.scheduler.errors import SchedulerError, SchedulerValueError
+from rlinf.scheduler.options import CollectiveGroupOptions
+
+if TYPE_CHECKING:
+    import torch
+
+Mode = Literal["shared", "library", "host"]
+
+_STORAGE_DEVICE = 6  # position of the device number in torch's arguments of rebuild_cuda_tensor
+_DEVICE_HANDLES = ("cuda",)
+
+
+class PairTransfer:
+    """How the accelerator tensors of one message go to one worker.
+
+    Args:
+        own: The sender.
+        peer: The receiver.
+        options: Settings of the pair's communicator; only those of the first message count.
+    """
+
+    def __init__(
+        self, own: WorkerInfo, peer: WorkerInfo, options: CollectiveGroupOptions | None
+    ) -> None:
+        self._own = own
+        self._peer = peer
+        self._options = options
+        self._mode = transfer_mode(own, peer)
+        self._queued: list[torch.Tensor] = []
+
+    def reduce(self, tensor: torch.Tensor) -> Any:
+        """How to pickle a tensor.
+
+        Raises:
+            SchedulerValueError: It is not contiguous.
+        """
+        if not tensor.is_contiguous():
+            raise SchedulerValueError(
+                f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} must be contiguous "
+                "when using P2P communication: call .contiguous() before sending"
+            )
+        if self._mode == "shared" and tensor.device.type in _DEVICE_HANDLES:
+            return _shared(tensor)
+        if self._mode == "library":
+            self._queued.append(tensor)
+            place = self._communicator().place
+            kind = self._own.accelerator_type
+            return _receive, (place, kind, self._options, tensor.dtype, tuple(tensor.shape))
+        return through_host(tensor)
+
+    def flush(self) -> None:
+        """Send what was announced in the message, after the message."""
+        for tensor in self._queued:
+            self._communicator().send(tensor)
+
+    def _communicator(self) -> Communicator:
+        names = (self._own.address.get_name(), self._peer.address.get_name())
+        if names not in _communicators:
+            from rlinf.scheduler.cluster import Cluster
+
+            place = (self._own.node_ip, Cluster.find_free_port())
+            kind = self._own.accelerator_type
+            _communicators[names] = Communicator(place, 0, kind, self._options)
+        return _communicators[names]
+
+
+def transfer_mode(own: WorkerInfo, peer: WorkerInfo) -> Mode:
+    """How accelerator tensors go between two workers."""
+    same = own.available_accelerators == peer.available_accelerators
+    if same and len(own.available_accelerators) == 1:
+        return "shared"
+    alike = (own.accelerator_type, own.accelerator_model) == (
+        peer.accelerator_type,
+        peer.accelerator_model,
+    )
+    backend = AcceleratorUtil.get_ccl_backend(own.accelerator_type)
+    apart = not set(own.available_accelerators) & set(peer.available_accelerators)
+    supported = own.accelerator_type in AcceleratorUtil.CCL_SUPPORT_LIST and backend == "nccl"
+    return "library" if alike and apart and supported and own.available_accelerators else "host"
+
+
+def through_host(tensor: torch.Tensor) -> Any:
+    """Pickle an accelerator tensor by way of the CPU; it lands on the receiver's device."""
+    return _to_device, (tensor.detach().cpu(), tensor.device.type, tensor.requires_grad)
+
+
+def _to_device(data: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
+    return data.to(device).requires_grad_(requires_grad)
+
+
+def _shared(tensor: torch.Tensor) -> Any:
+    """A handle to a copy on the device: the sender may go on changing its own tensor."""
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
+    rebuild, arguments = reduce_tensor(  # type: ignore[no-untyped-call]
+        tensor.detach().clone()
+    )
+    return _open_shared, (uuid, rebuild, arguments, tensor.requires_grad)
+
+
+def _open_shared(uuid: str, rebuild: Any, arguments: Any, requires_grad: bool) -> Any:
+    own = list(arguments)
+    own[_STORAGE_DEVICE] = _device_number(uuid)
+    return rebuild(*own).requires_grad_(requires_grad)
+
+
+@cache
+def _device_number(uuid: str) -> int:
+    """The number that this process has for a device; processes may see different sets."""
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(number).uuid) == uuid:
+            return number
+    raise SchedulerError(f"this process does not see the device {uuid} of the sender")
+
+
+class Communicator:
+    """A process group of two, one direction each.
+
+    Args:
+        place: Where the two meet: address and port of the sender.
+        rank: 0 for the sender, 1 for the receiver.
+        kind: Accelerator type.
+        options: Settings of the library.
+    """
+
+    def __init__(
+        self, place: tuple[str, int], rank: int, kind: Any, options: CollectiveGroupOptions | None
+    ) -> None:
+        import torch.distributed
+
+        library: Any = torch.distributed
+        self.place = place
+        self._rank = rank
+        store = library.TCPStore(*place, 2, rank == 0, wait_for_workers=False)
+        settings = (
+            AcceleratorUtil.get_accel_pg_options(kind, options)
+            or library.ProcessGroupNCCL.Options()
+        )
+        self._group: Any = library.ProcessGroupNCCL(store, rank, 2, settings)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send on the current stream."""
+        self._group.send([tensor.detach()], 1, 0).wait()
+
+    def receive(self, tensor: torch.Tensor) -> None:
+        """Receive on the current stream."""
+        self._group.recv([tensor], 0, 0).wait()
+
+
+_communicators: dict[Any, Communicator] = {}
+"""Communicators of this process, by pair for sending and by meeting place for receiving."""
+
+
+def _receive(
+    place: tuple[str, int], kind: Any, options: Any, dtype: Any, shape: tuple[int, ...]
+) -> Any:
+    import torch
+
+    tensor = torch.empty(shape, dtype=dtype, device=AcceleratorUtil.get_device_type(kind))
+    if place not in _communicators:
+        _communicators[place] = Communicator(place, 1, kind, options)
+    _communicators[place].receive(tensor)
+    return tensor

@@ -35,11 +35,13 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 
 $(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c requirements.lock -e '.[metaworld]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c requirements.lock -e '.[metaworld]'
+	$(BIN)/python -m compileall -q rlinf
 	touch $@
 
 $(VENV)/.dev: pyproject.toml requirements.lock | $(BIN)/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c requirements.lock -e '.[metaworld,ray,dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c requirements.lock -e '.[metaworld,ray,dev]'
+	$(BIN)/python -m compileall -q rlinf
 	touch $@ $(VENV)/.run
 
 clean:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -132,6 +134,17 @@ def test_every_file_of_the_example_is_shown():
     assert [name for name in files if f'"example_package/{name}"' not in shown] == [
         "rlinf_example/__init__.py"
     ]
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in blocks() if block.info == "python checked"], ids=str
+)
+def test_programs_run(block: Block, tmp_path):
+    (tmp_path / "program.py").write_text(block.text)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=str)

@@ -132,6 +132,19 @@ def test_model_and_algorithm_learn_in_the_env():
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
 
 
+def test_recipe_trains_with_all_of_them(tmp_path: Path, capsys):
+    run = tmp_path / "run"
+    small = ("runner.total_env_steps=1200", "env.train.processes=1", "env.num_envs=4",
+             "actor.global_batch_size=100", "evaluation.episodes=4", "evaluation.num_envs=2",
+             "evaluation.video_episodes=0")  # fmt: skip
+    assert main(["train", RECIPE, "--run-dir", str(run), *small]) == 0
+    assert "held-out episodes: success rate" in capsys.readouterr().out
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert {row[0] for row in rows} == {"1", "2", "3", "4", "5", "6"}
+    assert {"env/return", "actor/policy_loss", "actor/first_update_kl"} <= {row[1] for row in rows}
+
+
 def test_logger_takes_metrics_and_forgets_what_a_resume_repeats(tmp_path: Path):
     with MetricsLog(tmp_path, LoggerConfig(backends=("csv",))) as log:
         assert log.active == ["csv"]

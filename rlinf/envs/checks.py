@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -44,11 +43,9 @@ def checked_reward(reward: Any) -> float:
     Raises:
         EnvSideFault: It is no real number, or not finite.
     """
-    if not isinstance(reward, numbers.Real | np.bool_) and np.shape(reward) != ():
-        raise EnvSideFault(
-            FaultReason.MALFORMED, f"the reward is not a number: {type(reward).__name__}"
-        )
     try:
+        if not isinstance(reward, float) and np.ndim(reward):
+            raise TypeError(f"it is an array of shape {np.shape(reward)}")
         value = float(reward)
     except (TypeError, ValueError) as error:
         raise EnvSideFault(FaultReason.MALFORMED, f"the reward is not a number: {error}") from error
@@ -57,44 +54,60 @@ def checked_reward(reward: Any) -> float:
     return value
 
 
-def check_observation(observation: Any, rows: Mapping[str, np.ndarray]) -> None:
-    """Refuse an observation that does not fit a row of the shared arrays.
+class ObservationRows:
+    """The shared arrays of observations, one row per env, and what fits into a row.
 
-    Raises:
-        EnvSideFault: Other keys, shape or type than declared, or a value that is not finite.
+    Args:
+        arrays: By observation key [N, ...].
     """
-    if not isinstance(observation, Mapping) or observation.keys() != rows.keys():
-        found = sorted(observation) if isinstance(observation, Mapping) else type(observation)
-        raise EnvSideFault(
-            FaultReason.MALFORMED, f"observation keys {found} instead of {sorted(rows)}"
-        )
-    for key, target in rows.items():
-        value = observation[key]
-        shape, dtype = target.shape[1:], target.dtype
-        if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
-            kind = f"{getattr(value, 'dtype', type(value))}{getattr(value, 'shape', '')}"
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._keys = arrays.keys()
+        self._parts = [
+            (key, array, array.shape[1:], array.dtype, array.dtype.kind == "f")
+            for key, array in arrays.items()
+        ]
+
+    def check(self, observation: Any) -> None:
+        """Refuse an observation that does not fit.
+
+        Raises:
+            EnvSideFault: Other keys, shape or type than declared, or a value that is not finite.
+        """
+        if not isinstance(observation, dict) or observation.keys() != self._keys:
+            found = sorted(observation) if isinstance(observation, dict) else type(observation)
             raise EnvSideFault(
-                FaultReason.MALFORMED, f"'{key}' is {kind} instead of {dtype}{shape}"
+                FaultReason.MALFORMED, f"observation keys {found} instead of {sorted(self._keys)}"
             )
-        if dtype.kind == "f" and not np.isfinite(value).all():
-            raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
+        for key, _, shape, dtype, is_float in self._parts:
+            value = observation[key]
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
+                kind = f"{getattr(value, 'dtype', type(value))}{getattr(value, 'shape', '')}"
+                raise EnvSideFault(
+                    FaultReason.MALFORMED, f"'{key}' is {kind} instead of {dtype}{shape}"
+                )
+            if is_float and not np.isfinite(value).all():
+                raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
 
+    def write(self, observation: Any, row: int) -> None:
+        """Copy an observation into ``row``.
 
-def write_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int) -> None:
-    """Copy one observation into its row of the shared arrays.
+        Raises:
+            EnvSideFault: It does not fit.
+        """
+        self.check(observation)
+        for key, array, *_ in self._parts:
+            array[row] = observation[key]
 
-    Raises:
-        EnvSideFault: It does not fit.
-    """
-    check_observation(observation, rows)
-    for key, target in rows.items():
-        target[row] = observation[key]
+    def copy_row(self, source: ObservationRows, row: int) -> None:
+        """Copy ``row`` of other arrays of the same kind."""
+        for (_, target, *_), (_, array, *_) in zip(self._parts, source._parts, strict=True):
+            target[row] = array[row]
 
-
-def same_observation(observation: Any, rows: Mapping[str, np.ndarray], row: int) -> bool:
-    """Return whether a rebuilt env shows the states it had; images may differ by renderer."""
-    return all(
-        np.array_equal(observation[key], target[row])
-        for key, target in rows.items()
-        if target.dtype.kind == "f"
-    )
+    def shows(self, observation: Any, row: int) -> bool:
+        """Return whether ``row`` holds these states; images may differ by renderer."""
+        return all(
+            np.array_equal(observation[key], array[row])
+            for key, array, _, _, is_float in self._parts
+            if is_float
+        )

@@ -12,11 +12,9 @@ from rlinf.envs.base import SimulatorEnv
 from rlinf.envs.block import SharedBlock, Status
 from rlinf.envs.checks import (
     EnvSideFault,
-    check_observation,
+    ObservationRows,
     checked_reward,
     guarded,
-    same_observation,
-    write_observation,
 )
 from rlinf.envs.records import FaultReason
 from rlinf.envs.schedule import MAX_ATTEMPTS, EpisodeSchedule
@@ -78,8 +76,8 @@ class EnvHost:
         self.schedule = schedule
         self._first_env = first_env
         self._progress = progress
-        self._observations = block.group("observation")
-        self._finals = block.group("final")
+        self._observations = ObservationRows(block.group("observation"))
+        self._finals = ObservationRows(block.group("final"))
         self._discrete = spec.action_kind == "discrete"
         self._faults: list[dict[str, Any]] = []
 
@@ -95,7 +93,7 @@ class EnvHost:
 
     def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
         """Execute one action chunk in each row."""
-        block, pending = self._block, self._pending(rows, sequence)
+        block, pending = self._block.arrays, self._pending(rows, sequence)
         for name in _FLAGS:
             block[name][pending] = False
         block["rewards"][pending, :chunk] = 0.0
@@ -129,15 +127,7 @@ class EnvHost:
                 if self._block["status"][row] == Status.RUNNING:
                     self._rebuild(row, entry.get("state"))
             except EnvSideFault as fault:
-                self._block["acted_episode"][row] = self._block["episode_id"][row]
-                self._block["acted_seed"][row] = self._block["seed"][row]
-                self._block["active"][row] = True
-                known = len(self._faults)
-                self._replace_episode(row, fault)
-                if "broken" in entry:  # the vector env has noted this one itself
-                    del self._faults[known]
-                if entry.get("sequence") is not None:
-                    self._block["done_sequence"][row] = entry["sequence"]
+                self._give_up(row, fault, entry)
             self._progress[0] = -1
 
     def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
@@ -179,7 +169,7 @@ class EnvHost:
         self._progress[0] = -1
 
     def _run_chunk(self, row: int, chunk: int) -> None:
-        block, rules, env = self._block, self._rules, self._envs[row]
+        block, rules, env = self._block.arrays, self._rules, self._envs[row]
         # A copy: a simulator may keep the array it was given.
         actions = block["actions"][row, :chunk].copy()
         log, rewards = block["log"][row], block["rewards"][row]
@@ -205,11 +195,11 @@ class EnvHost:
             if terminated or truncated:
                 break
             if observation is not None and column < chunk - 1:
-                check_observation(observation, self._observations)
+                self._observations.check(observation)
         if observation is None:
             observation = guarded(env.observe)
         ended_now = terminated or truncated
-        write_observation(observation, self._finals if ended_now else self._observations, row)
+        (self._finals if ended_now else self._observations).write(observation, row)
         block["steps"][row] = steps
         block["episode_return"][row] = total
         block["success_once"][row] = success_once
@@ -235,8 +225,7 @@ class EnvHost:
             self._block["attempt"][row] = 0
             self._begin_episode(row)
             return
-        for key, target in self._observations.items():
-            target[row] = self._finals[key][row]
+        self._observations.copy_row(self._finals, row)
         self._block["status"][row] = Status.ENDED
 
     def _begin_episode(self, row: int) -> None:
@@ -252,7 +241,7 @@ class EnvHost:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
                 observation, _ = guarded(self._envs[row].reset, seed=seed)
-                write_observation(observation, self._observations, row)
+                self._observations.write(observation, row)
                 return
             except EnvSideFault as fault:
                 last = fault
@@ -307,6 +296,24 @@ class EnvHost:
         self._progress[1] += 1
         self._envs[row] = guarded(self._make)
 
+    def _give_up(self, row: int, fault: EnvSideFault, entry: dict[str, Any]) -> None:
+        """Go on with another episode in a row that cannot be restored."""
+        block, known = self._block, len(self._faults)
+        in_flight = entry.get("sequence") is not None
+        if in_flight and "broken" in entry and block["recorded"][row] and not block["steps"][row]:
+            # Lost in the reset after an episode that ended well: the chunk stays what it was.
+            self._close_episode(row, fault)
+            self._begin_episode(row)
+        else:
+            block["acted_episode"][row] = block["episode_id"][row]
+            block["acted_seed"][row] = block["seed"][row]
+            block["active"][row] = True
+            self._replace_episode(row, fault)
+        if "broken" in entry:  # the vector env has noted this one itself
+            del self._faults[known]
+        if in_flight:
+            block["done_sequence"][row] = entry["sequence"]
+
     def _record(self, row: int, *, valid: bool) -> None:
         block = self._block
         record = block["records"][row]
@@ -327,7 +334,7 @@ class EnvHost:
             return
         for action in block["log"][row, : int(block["steps"][row])].copy():
             observation = self._step_env(env, action, blind=False)[0]
-        if not same_observation(observation, self._observations, row):
+        if not self._observations.shows(observation, row):
             raise EnvSideFault(
                 FaultReason.MALFORMED,
                 "the env could not be rebuilt: replaying its actions since the last reset led to "

@@ -50,7 +50,10 @@ class PointEnv(SimulatorEnv):
         self._position = generator.uniform(-1, 1, self.options.size).astype(np.float32)
         self._steps = 0
         self._bad = (seed or 0) % self.options.one_in == 0
-        return {"states": self._position.copy()}, {}
+        observation: Any = {"states": self._position.copy()}
+        if self._bad and self.options.at_step == 0:
+            observation, _ = self._misbehave(observation, 0.0)
+        return observation, {}
 
     def step(self, action: np.ndarray) -> Any:
         self._position = self._position + np.float32(0.1) * action

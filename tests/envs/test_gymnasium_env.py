@@ -35,7 +35,7 @@ def odd():
 
 def build(observations, actions, **options) -> GymnasiumEnv:
     kwargs = {"observations": observations, "actions": actions}
-    return GymnasiumEnv(GymnasiumOptions(id="Odd-v0", kwargs=kwargs, **options))
+    return GymnasiumEnv(GymnasiumOptions(id="Odd-v0", kwargs=kwargs, render_mode=None, **options))
 
 
 IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
@@ -62,7 +62,7 @@ def test_observations(observations, key, shape, dtype):
 
 
 def test_continuous_actions_of_any_shape_arrive_in_that_shape():
-    env = build(PLAIN, spaces.Box(np.full((2, 2), -3.0), np.full((2, 2), 4.0)))
+    env = build(PLAIN, spaces.Box(-3.0, 4.0, (2, 2), np.float32))
     spec = spec_of(env, 10)
     assert (spec.action_kind, spec.action_dim, spec.num_actions) == ("continuous", 4, None)
     assert (spec.action_low, spec.action_high) == ((-3.0,) * 4, (4.0,) * 4)

@@ -59,7 +59,7 @@ def test_a_faulty_episode_is_invalid_and_replaced(point, misbehaviour, reason, d
 
 
 def test_a_hang_is_ended_at_the_deadline_and_shows_where(point):
-    config = point("hang", max_fault_rate=1.0, processes=1, step_deadline=1.0)
+    config = point("hang", max_fault_rate=1.0, processes=1, step_deadline=3.0)
     with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
         env.reset()
         step = env.chunk_step(actions(1, 1)[0])
@@ -98,6 +98,43 @@ def test_innocent_envs_of_a_crashed_process_go_on_as_if_nothing_had_happened(poi
             found.observations["states"][mine], expected.observations["states"][mine]
         )
         assert np.array_equal(found.episode_ids[mine], expected.episode_ids[mine])
+
+
+@pytest.mark.parametrize("misbehaviour", ["crash", "raise", "nan"])
+def test_a_reset_that_fails_leads_to_another_episode(point, misbehaviour):
+    config = point(misbehaviour, one_in=3, at_step=0, max_fault_rate=1.0, max_episode_steps=8)
+    with SupervisedVectorEnv(config, num_envs=4, seed=0, stages=2) as env:
+        started = [env.reset(stage)["states"] for stage in range(2)]
+        assert np.isfinite(started).all()
+        faults, valid, episodes = [], [], []
+        for chunk in actions(6, 4):
+            for stage in range(2):
+                step = env.chunk_step(chunk[2 * stage : 2 * stage + 2], stage)
+                assert np.isfinite(step.observations["states"]).all()
+                assert (step.reset_seeds % 3 != 0).all()
+                faults += step.faults
+                valid += step.valid.tolist()
+                episodes += step.episodes
+    assert faults
+    assert all(valid)  # the episodes that were played have nothing to do with it
+    assert all(record.valid and record.seed % 3 for record in episodes)
+
+
+def test_a_simulator_that_never_starts_stops_the_run(point):
+    for misbehaviour in ("raise", "crash"):
+        config = point(misbehaviour, at_step=0, max_fault_rate=1.0, processes=1)
+        with (
+            SupervisedVectorEnv(config, num_envs=1, seed=0) as env,
+            pytest.raises(RunFailure, match="in a row"),
+        ):
+            env.reset()
+
+
+def test_processes_run_on_the_cores_they_are_given(point):
+    core = sorted(os.sched_getaffinity(0))[-1]
+    with SupervisedVectorEnv(point(processes=None), num_envs=2, seed=0, affinity=[core]) as env:
+        affinities = [psutil.Process(number).cpu_affinity() for number in env.process_ids]
+    assert affinities == [[core]]
 
 
 def test_too_many_faults_stop_the_run_with_the_first_one(point):

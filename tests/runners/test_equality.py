@@ -28,7 +28,7 @@ needs_two_cores = pytest.mark.skipif(
 
 def train(directory: Path, *overrides: str) -> Path:
     directory.mkdir()
-    config = small_config(directory, "cluster.runtime=local", *overrides)
+    config = small_config(directory, *overrides)
     run = RunDirectory.create(config.runner.output_dir, "small", path=directory / "run")
     with run:
         embodied.train(config, run, threading.Event())
@@ -47,6 +47,20 @@ def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
     run = train(
         tmp_path / "run",
         *SPLIT,
+        f"cluster.component_placement={PLACEMENTS[placement]}",
+        f"rollout.pipeline_stage_num={stages}",
+    )
+    assert_equal_runs(reference, run)
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ray_gives_the_same_as_local(reference, tmp_path, placement):
+    stages = 2 if placement == "hybrid" else 1
+    run = train(
+        tmp_path / "run",
+        *SPLIT,
+        "cluster.runtime=ray",
         f"cluster.component_placement={PLACEMENTS[placement]}",
         f"rollout.pipeline_stage_num={stages}",
     )

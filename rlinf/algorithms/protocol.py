@@ -74,6 +74,13 @@ class TrainingBatch:
             return [self]
         return [self.select(slice(i, i + size)) for i in range(0, len(self), size)]
 
+    def at_level(self, log_probs: Tensor) -> Tensor:
+        """Log-probs [N, C, A] summed to the level of :attr:`log_probs`."""
+        if self.log_probs.ndim == 3:
+            return log_probs
+        per_action = log_probs.sum(dim=-1)
+        return per_action if self.log_probs.shape[1] > 1 else per_action.sum(1, keepdim=True)
+
 
 class Algorithm(ABC):
     """Advantages and loss of one algorithm, and what data they need."""
@@ -111,7 +118,8 @@ class Algorithm(ABC):
             normalizer: :meth:`normalizer` of the global batch.
 
         Returns:
-            Scalar loss, and scalars without gradient.
+            Scalar loss, and scalars without gradient; ``actor/approx_kl`` among them where
+            ``actor.target_kl`` is to end a phase early.
         """
 
     def state_dict(self) -> dict[str, Any]:

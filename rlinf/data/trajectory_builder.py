@@ -9,7 +9,7 @@ import torch
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch
 from rlinf.data.trajectory import Trajectory
-from rlinf.envs.vector import VectorStep
+from rlinf.envs.results import VectorStep
 
 
 @dataclass

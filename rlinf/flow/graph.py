@@ -1,8 +1,8 @@
 """The macro flow: what happens in one training step, as a graph of stages.
 
 A :class:`Flow` names components and methods, never devices or processes, so the same graph is
-executed, profiled, planned and drawn. Edges are matched by name: a stage that lists ``"trajectories"``
-among its outputs feeds the one stage that lists it among its inputs.
+executed, profiled, planned and drawn. Edges are matched by name: a stage that lists
+``"trajectories"`` among its outputs feeds the one stage that lists it among its inputs.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ class Flow:
                 consumers.setdefault(name, []).append(stage)
         edges = []
         for name in dict.fromkeys([*producers, *consumers]):
-            if len(producers.get(name, ())) != 1 or len(consumers.get(name, ())) != 1:
+            sources, targets = producers.get(name, []), consumers.get(name, [])
+            if len(sources) != 1 or len(targets) != 1:
                 raise ConfigError(
-                    f"flow '{self.name}': edge '{name}' has {len(producers.get(name, ()))} producers and "
-                    f"{len(consumers.get(name, ()))} consumers; it needs one of each"
+                    f"flow '{self.name}': edge '{name}' has {len(sources)} producers and "
+                    f"{len(targets)} consumers; it needs one of each"
                 )
-            consumer = consumers[name][0]
-            edges.append(Edge(name, producers[name][0], consumer, consumer.route(name)))
+            edges.append(Edge(name, sources[0], targets[0], targets[0].route(name)))
         return edges
 
     def order(self) -> list[Node]:

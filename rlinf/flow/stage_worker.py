@@ -51,10 +51,10 @@ class StageWorker(Worker):
     """A worker whose public generator methods can be stages of a flow."""
 
     def onload(self) -> None:
-        """Bring state to the device; called before a stage where the plan offloads the component."""
+        """Bring state to the device; called before a stage of an offloaded component."""
 
     def offload(self) -> None:
-        """Free the device; called after a stage where the plan offloads the component."""
+        """Free the device; called after a stage of an offloaded component."""
 
     def run_stage(self, calls: list[StageCall]) -> StageReport:
         """Run one stage of a step.

@@ -146,7 +146,8 @@ class InputStream:
             raise StepAborted(f"edge '{self._port.edge}' was closed: {item.aborted}")
         if item.step != self._step:
             raise RuntimeError(
-                f"edge '{self._port.edge}' delivered an item of step {item.step} in step {self._step}"
+                f"edge '{self._port.edge}' delivered an item of step {item.step} in step "
+                f"{self._step}"
             )
         if item.end:
             self._open -= 1

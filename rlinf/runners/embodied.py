@@ -57,6 +57,8 @@ class RunState:
     training_seconds: float = 0.0
     solved: bool = False
     success: float = float("nan")
+    success_step: int = -1
+    best_success: float = -1.0
 
 
 class EmbodiedRunner:
@@ -135,8 +137,20 @@ class EmbodiedRunner:
         self._metrics_log.log(self._state.step, metrics)
         self._progress.update(self._state.step, metrics)
         self._timeline.write(report.events)
-        if self._config.checkpoint.due(self._state.step):
+        # Asked first: it remembers the best.
+        if self._found_best() or self._config.checkpoint.due(self._state.step):
             self._save(blocking=False)
+
+    def _evaluated_now(self) -> bool:
+        return self._state.success_step == self._state.step
+
+    def _found_best(self) -> bool:
+        """Whether this step's evaluation is the best so far, so that its weights are kept."""
+        state = self._state
+        if not self._evaluated_now() or state.success <= state.best_success:
+            return False
+        state.best_success = state.success
+        return self._config.checkpoint.keep_best > 0
 
     def _due(self, interval: int) -> bool:
         return interval > 0 and self._state.step % interval == 0
@@ -169,7 +183,7 @@ class EmbodiedRunner:
     def _evaluate_during_training(self) -> dict[str, float]:
         begin = time.perf_counter()
         result = self._evaluate("periodic")
-        self._state.success = result.success_rate
+        self._state.success, self._state.success_step = result.success_rate, self._state.step
         target = self._config.evaluation.stop_at_success
         self._state.solved = target is not None and result.success_rate >= target
         low, high = result.interval
@@ -194,7 +208,6 @@ class EmbodiedRunner:
     def _conclude(self) -> None:
         """Final evaluation on held-out episodes, learning curve, policy weights and video."""
         result = self._evaluate("held_out")
-        self._state.success = result.success_rate
         weights = self._system.state()["actor"]["trainer"]["policy"]
         export_weights(self._directory.path / POLICY_FILE, weights)
         curve = write_learning_curve(self._directory.path)
@@ -219,7 +232,7 @@ class EmbodiedRunner:
             self._state.step,
             tree,
             meta={"env_steps": self._state.env_steps},
-            metric=self._state.success,
+            metric=self._state.success if self._evaluated_now() else None,
             blocking=blocking,
         )
         log.debug("checkpoint blocked the run for %.1f ms", 1e3 * (time.perf_counter() - begin))

@@ -27,9 +27,9 @@ from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.monitor.config import LoggerConfig
-from rlinf.monitor.loggers.registry import logger_class
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.errors import PlacementError
 from rlinf.trainers.config import ActorConfig
 
@@ -204,12 +204,14 @@ class EmbodiedConfig(StrictModel):
         """Refuse, before anything starts, what cannot run on this machine.
 
         Raises:
-            ConfigError: The simulator has no such task, or its interpreter is missing.
+            ConfigError: The simulator has no such task, its interpreter is missing, or the machine
+                has fewer cores than CPU slots are asked for.
             MissingPackageError: A package of the simulator, a logger or the runtime is missing.
         """
-        self.env.train.check()
-        for name in self.logger.backends:
-            logger_class(name).check_packages()
+        super().check()
+        slots = self.cluster.cpu_devices_per_node
+        if slots is not None and self.cluster.num_nodes == 1:
+            divide_cores(available_cores(), slots)
         if self.cluster.runtime == "ray" and find_spec("ray") is None:
             raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
 
@@ -223,10 +225,23 @@ class EmbodiedConfig(StrictModel):
 
     @model_validator(mode="after")
     def _rules(self) -> EmbodiedConfig:
+        self._check_cluster()
         self._check_components()
         for problem in (*self._env_problems(), *self._batch_problems(), *self._data_problems()):
             raise problem
         return self
+
+    def _check_cluster(self) -> None:
+        cluster = self.cluster
+        if cluster.runtime == "local" and cluster.num_nodes > 1:
+            raise illegal(
+                "cluster.num_nodes",
+                "the local runtime is one process on one node",
+                hint="nearest: 1, or cluster.runtime: ray",
+            )
+        for key in ("auto_scheduler", "profiling", "net_emulation"):
+            if getattr(cluster, key):
+                raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
 
     def _check_components(self) -> None:
         placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
@@ -306,6 +321,14 @@ class EmbodiedConfig(StrictModel):
                 f"is {self.group_size}, but {self.algorithm.type} compares environments that start "
                 "from equal states",
                 hint="at least 2",
+            )
+        horizon = self.env.train.max_episode_steps
+        if self.algorithm.needs_groups and self.rollout.steps % horizon:
+            yield illegal(
+                "rollout.steps",
+                f"{self.algorithm.type} compares whole episodes of up to {horizon} steps, which a "
+                "rollout of this length would cut",
+                hint=f"nearest: {join_choices(nearest_multiples(horizon, self.rollout.steps))}",
             )
 
 

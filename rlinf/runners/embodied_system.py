@@ -95,7 +95,7 @@ class EmbodiedSystem:
                 .launch(self._cluster, placement_strategy=placement.get_strategy(name), name=name)
             )
         # Simulators and torch start at the same time; the policy is built once both are there.
-        self.env_spec = self._groups["env"].start().wait()[0]
+        self.env_spec = self._groups["env"].start(training=self._training).wait()[0]
         models = [self._groups[n].start(self.env_spec) for n in self._components if n != "env"]
         for handle in models:
             handle.wait()

@@ -16,7 +16,7 @@ from rlinf.scheduler.errors import (
     SchedulerValueError,
     WaitTimeout,
 )
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.process import current_worker_name, require_process
 from rlinf.scheduler.services.registry import GroupRecord
 from rlinf.scheduler.tracer import Tracer
 from rlinf.scheduler.worker.execution import Outcome, result_of
@@ -343,7 +343,9 @@ class WorkerGroupFuncResult:
         process = require_process()
         open_calls = [c for index, c in enumerate(self._calls) if index not in self._results]
         begin = time.monotonic()
-        self._runtime.wait_any(open_calls, process.deadline_seconds)
+        missing = [n for index, n in enumerate(self._names) if index not in self._results]
+        with process.waits.waiting(current_worker_name(), f"{self._method} of {missing}"):
+            self._runtime.wait_any(open_calls, process.deadline_seconds)
         if time.monotonic() - begin < process.deadline_seconds:
             return
         for index, name in enumerate(self._names):

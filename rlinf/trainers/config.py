@@ -47,10 +47,8 @@ class LearningRateScheduleConfig(StrictModel):
             return 1.0
         span = max(1, total_steps - self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / span)
-        if self.type == "cosine":
-            decay = 0.5 * (1 + math.cos(math.pi * progress))
-        else:
-            decay = 1 - progress
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        decay = cosine if self.type == "cosine" else 1 - progress
         return self.final_fraction + (1 - self.final_fraction) * decay
 
 
@@ -72,5 +70,7 @@ class ActorConfig(StrictModel):
     first_update_kl_bound: float = Field(default=1e-6, gt=0)
     """Largest KL between rollout and trainer policy in the first micro batch after a weight
     synchronisation, where both hold the same weights; a larger one stops the run."""
+    first_update_ratio_bound: float = Field(default=1e-3, gt=0)
+    """Largest distance of a probability ratio from 1 there."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Optimizer steps that may be skipped in one phase for a loss or gradient that is not finite."""
+    """Optimizer steps that may be skipped in one phase for a gradient that is not finite."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from rlinf.algorithms.protocol import Algorithm, TrainingBatch
+from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure
 from rlinf.models.policy import Policy
@@ -69,6 +70,8 @@ class PolicyTrainer:
         self._rank = rank
         self._world_size = world_size
         self._all_reduce = all_reduce
+        self._first_kl = float("nan")
+        self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._parameters = [p for p in policy.parameters() if p.requires_grad]
         self._optimizer = build_optimizer(policy, policy.value_parameters(), config.optim)
 
@@ -95,17 +98,28 @@ class PolicyTrainer:
         factor = self._config.lr_sched.factor(step, self._total_steps)
         set_learning_rate(self._optimizer, factor)
         batch, metrics = self._algorithm.prepare(trajectory)
+        if self._reference is not None:
+            batch = self._with_reference(batch, self._reference)
         updates: list[UpdateResult] = []
         for epoch in range(self._config.update_epoch):
             if not self._epoch(batch, step, epoch, updates):
                 break
         self.policy.update_normalizer(batch.forward_inputs)
         metrics.update(_mean_metrics(updates))
+        metrics["actor/first_update_kl"] = self._first_kl
         metrics["actor/lr"] = self._config.optim.lr * factor
         metrics["actor/optimizer_steps"] = float(sum(u.applied for u in updates))
         metrics["actor/skipped_updates"] = float(sum(not u.applied for u in updates))
-        metrics["actor/first_update_kl"] = updates[0].metrics["actor/approx_kl"]
         return metrics
+
+    def _with_reference(self, batch: TrainingBatch, reference: Policy) -> TrainingBatch:
+        """Add the log-probs of the policy that training started from."""
+        with torch.no_grad():
+            parts = [
+                part.at_level(reference.evaluate_actions(part.forward_inputs).log_probs)
+                for part in batch.split(self.micro_batch_size)
+            ]
+        return replace(batch, reference_log_probs=torch.cat(parts))
 
     def _epoch(
         self, batch: TrainingBatch, step: int, epoch: int, updates: list[UpdateResult]
@@ -143,12 +157,15 @@ class PolicyTrainer:
         count = math.ceil(len(batch) / self.micro_batch_size)
         normalizer = self._algorithm.normalizer(batch)
         micro_batches = batch.split(self.micro_batch_size)
+        first_micro, last_micro = block_of(self._rank, self._world_size, count)
         names: list[str] = []
 
         def leaf(index: int) -> torch.Tensor:
             """Gradient of one micro batch with its metrics behind it, as one vector."""
             micro = micro_batches[index]
             evaluation = self.policy.evaluate_actions(micro.forward_inputs)
+            if first and index == first_micro:
+                self._check_first_update(evaluation, micro)
             loss, metrics = self._algorithm.loss(evaluation, micro, normalizer=normalizer)
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
             names[:] = metrics
@@ -158,23 +175,29 @@ class PolicyTrainer:
             ]
             return torch.cat([*parts, torch.stack([metrics[name].detach() for name in names])])
 
-        first_micro, last_micro = block_of(self._rank, self._world_size, count)
         total = tree_sum(first_micro, last_micro, leaf)
         if self._all_reduce is not None:
             total = self._all_reduce(total)
         metrics = dict(zip(names, total[-len(names) :].tolist(), strict=True))
-        if first:
-            self._check_first_update(metrics)
         return self._apply(total[: -len(names)], metrics)
 
-    def _check_first_update(self, metrics: dict[str, float]) -> None:
-        kl, bound = abs(metrics["actor/approx_kl"]), self._config.first_update_kl_bound
-        if not kl <= bound:
-            raise RunFailure(
-                f"the first update after a weight synchronisation has a KL of {kl:.2e} between the "
-                f"policy that acted and the one that trains, the bound is {bound:.0e}: rollout and "
-                "trainer do not compute the same log-probs"
-            )
+    def _check_first_update(self, evaluation: Evaluation, batch: TrainingBatch) -> None:
+        """Compare the policy that trains with the one that acted, while their weights are equal."""
+        log_ratio = (batch.at_level(evaluation.log_probs) - batch.log_probs).detach()
+        ratio = log_ratio.exp()
+        self._first_kl = (ratio - 1 - log_ratio).mean().item()
+        deviation = (ratio - 1).abs().max().item()
+        config = self._config
+        if self._first_kl <= config.first_update_kl_bound and (
+            deviation <= config.first_update_ratio_bound
+        ):
+            return
+        raise RunFailure(
+            "rollout and trainer do not compute the same log-probs: in the first micro batch after "
+            f"a weight synchronisation the KL between them is {self._first_kl:.2e} (bound "
+            f"{config.first_update_kl_bound:.0e}) and a ratio is {deviation:.2e} away from 1 "
+            f"(bound {config.first_update_ratio_bound:.0e})"
+        )
 
     def _apply(self, gradient: torch.Tensor, metrics: dict[str, float]) -> UpdateResult:
         """Clip and apply a flat gradient; skipped where it is not finite."""
@@ -199,6 +222,7 @@ class PolicyTrainer:
             "policy": self.policy.state_dict(),
             "optimizer": {str(key): value for key, value in optimizer["state"].items()},
             "algorithm": self._algorithm.state_dict(),
+            "reference": None if self._reference is None else self._reference.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,6 +232,8 @@ class PolicyTrainer:
         moments = {int(key): value for key, value in state["optimizer"].items()}
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self._algorithm.load_state_dict(state["algorithm"])
+        if self._reference is not None:
+            self._reference.load_state_dict(state["reference"])
 
 
 def _mean_metrics(updates: list[UpdateResult]) -> dict[str, float]:

@@ -81,14 +81,16 @@ class EnvWorker(StageWorker):
     def __init__(self, setup: EnvSetup) -> None:
         super().__init__()
         self._setup = setup
-        self._train: SupervisedVectorEnv
-        self._evaluation: SupervisedVectorEnv | None = None
+        self._vectors: dict[str, SupervisedVectorEnv] = {}
         self._was_reset = False
 
-    def start(self) -> EnvSpec:
-        """Start the training environments."""
-        self._train = self._build(self._setup.train, self._setup.train_envs, "train")
-        return self._train.env_spec
+    def start(self, *, training: bool = True) -> EnvSpec:
+        """Start the training environments, or else those for evaluation."""
+        if not training:
+            return self._evaluation_env([(0, 0)]).env_spec
+        setup = self._setup
+        self._vectors["train"] = self._build(setup.train, setup.train_envs, "train")
+        return self._vectors["train"].env_spec
 
     def _build(
         self,
@@ -117,7 +119,7 @@ class EnvWorker(StageWorker):
 
         Yields observations to the policy and, at the end, one trajectory per sub-batch.
         """
-        env, setup = self._train, self._setup
+        env, setup = self._vectors["train"], self._setup
         report = RolloutReport()
         builders = [
             TrajectoryBuilder(self._env_ids(env, stage), setup.chunk_steps)
@@ -213,13 +215,14 @@ class EnvWorker(StageWorker):
 
     def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> SupervisedVectorEnv:
         """The evaluation environments, about to walk a list of episodes."""
-        if self._evaluation is None:
-            self._evaluation = self._build(
-                self._setup.evaluation, self._setup.evaluation_envs, "eval", episodes
-            )
+        if "eval" in self._vectors:
+            self._vectors["eval"].assign_episodes(episodes)
         else:
-            self._evaluation.assign_episodes(episodes)
-        return self._evaluation
+            setup = self._setup
+            self._vectors["eval"] = self._build(
+                setup.evaluation, setup.evaluation_envs, "eval", episodes
+            )
+        return self._vectors["eval"]
 
     def _env_ids(self, env: SupervisedVectorEnv, stage: int) -> np.ndarray:
         """[n] int64 global numbers of a sub-batch's environments."""
@@ -254,16 +257,15 @@ class EnvWorker(StageWorker):
 
     def state(self) -> dict[str, Any]:
         """Simulator states, episode counters and the observations that wait for an answer."""
-        return {"envs": self._train.state_dict(), "was_reset": self._was_reset}
+        return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Continue from the :meth:`state` of every rank."""
         state = states[self._rank]
-        self._train.load_state_dict(state["envs"])
+        self._vectors["train"].load_state_dict(state["envs"])
         self._was_reset = state["was_reset"]
 
     def close(self) -> None:
         """End the env processes."""
-        self._train.close()
-        if self._evaluation is not None:
-            self._evaluation.close()
+        for env in self._vectors.values():
+            env.close()

@@ -15,7 +15,7 @@ from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.node_table import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
-from rlinf.scheduler.transport.endpoint import LocalEndpoint, try_fail
+from rlinf.scheduler.transport.endpoint import LocalEndpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 from rlinf.scheduler.worker.execution import (
     Outcome,
@@ -185,7 +185,7 @@ class LocalWorker(WorkerHandle):
         self._enter(first)
         while (call := self._calls.get()) is not _STOP:
             method, arguments, future = call
-            if future.set_running_or_notify_cancel() and not future.done():
+            if claim(future):
                 _settle(
                     future, self._start_failure() or run_method(self._worker, method, arguments)
                 )

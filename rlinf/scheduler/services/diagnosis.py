@@ -78,12 +78,13 @@ class WaitTable:
         finally:
             if before is None:
                 del self._running[key]
-                self._idle[worker] = time.monotonic()
+                if worker in self._idle:
+                    self._idle[worker] = time.monotonic()
             else:
                 self._running[key] = before
 
     @contextmanager
-    def waiting(self, worker: str, what: str, future: Future[Any]) -> Iterator[None]:
+    def waiting(self, worker: str, what: str, future: Future[Any] | None = None) -> Iterator[None]:
         """Note that a worker waits on this thread."""
         key = (worker, threading.get_ident())
         with self._lock:

@@ -2,8 +2,8 @@
 
 A ticket asks for a set of devices and is granted all of them or none. It is granted when each of
 its devices is free and no earlier ticket that still waits wants any of them. Nobody waits while
-holding, so no overlap of sets can deadlock: a holder may only nest a lease over devices that it
-holds already, and asking for more is an error.
+holding, so no overlap of sets can deadlock: a holder may nest a lease over devices that it holds
+already, and having to wait for others is an error.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def as_reply(result: Any) -> Reply:
 
 def try_resolve(future: Future[Any], result: Any) -> bool:
     """Answer a waiting request; False if it was cancelled meanwhile."""
-    if not future.set_running_or_notify_cancel():
+    if not claim(future):
         return False
     future.set_result(result)
     return True
@@ -144,10 +144,17 @@ def try_resolve(future: Future[Any], result: Any) -> bool:
 
 def try_fail(future: Future[Any], error: BaseException) -> bool:
     """Answer a waiting request with an error; False if it was answered or cancelled meanwhile."""
-    if future.done() or not future.set_running_or_notify_cancel():
+    if not claim(future):
         return False
     future.set_exception(error)
     return True
+
+
+def claim(future: Future[Any]) -> bool:
+    """Whether a future still wants an answer."""
+    if future.running():
+        return True
+    return not future.done() and future.set_running_or_notify_cancel()
 
 
 def _copy_outcome(inner: Future[Any], outer: Future[Reply]) -> None:

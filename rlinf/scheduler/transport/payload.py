@@ -1,9 +1,9 @@
 """Turning objects into frames and back.
 
 Pickle protocol 5 does the work. Tensors and arrays on the CPU get their own path: small ones are
-copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or
-into a frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are the
-matter of :mod:`rlinf.scheduler.transport.accelerator`. Classes and functions that the receiver could not
+copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or into
+a frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are left to
+:mod:`rlinf.scheduler.transport.accelerator`. Classes and functions that the receiver could not
 import (``__main__``, closures) are sent by value with cloudpickle.
 """
 
@@ -97,7 +97,11 @@ class Codec:
         except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
             state.release()
             state = _Encoding(pool, receivers, pair)
-            head = _dump(_ByValuePickler, value, state)
+            try:
+                head = _dump(_ByValuePickler, value, state)
+            except BaseException:
+                state.release()
+                raise
         frames: list[Frame] = [head, *(buffer.raw() for buffer in state.buffers)]
         nbytes = sum(len(frame) for frame in frames) + sum(b.capacity for b in state.blocks)
         return Payload(frames, uses_blocks=bool(state.blocks), nbytes=nbytes)

@@ -55,7 +55,7 @@ class WorkerMeta(type):
     @property
     def torch_device_type(cls) -> str | None:
         """Device string of torch, such as ``cuda``; None on the CPU."""
-        return AcceleratorUtil.get_device_type(cls.accelerator_type)
+        return _device_type(cls.accelerator_type)
 
 
 class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
@@ -189,7 +189,7 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
     @property
     def torch_device_type(self) -> str | None:
         """Device string of torch, such as ``cuda``; None on the CPU."""
-        return AcceleratorUtil.get_device_type(self.hardware_type)
+        return _device_type(self.hardware_type)
 
     @property
     def hardware_infos(self) -> list[HardwareInfo]:
@@ -300,6 +300,13 @@ class WorkerDirectory:
             "registry.info", worker_address.get_name()
         )
         return info
+
+
+def _device_type(accelerator_type: AcceleratorType) -> str | None:
+    """Device string of an accelerator; None on the CPU, also where its cores act as devices."""
+    if accelerator_type is AcceleratorType.CPU_SLOT:
+        return None
+    return AcceleratorUtil.get_device_type(accelerator_type)
 
 
 def _free_port_below(highest: int) -> int:

@@ -123,8 +123,10 @@ def _both(
         return WorkerCallError(message, worker, method, trace)
     try:
         kind = _dual_class(cast(Any, type(original)))
-        error = kind.__new__(kind)
+        error = type(original).__new__(kind)
         error.__dict__.update(original.__dict__)
+        if isinstance(original, OSError):
+            error.errno, error.strerror = original.errno, original.strerror
     except TypeError:  # a class that cannot be subclassed or built without its own arguments
         return WorkerCallError(message, worker, method, trace)
     WorkerCallError.__init__(error, message, worker, method, trace)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rlinf.scheduler.accelerators import AcceleratorUtil
+from rlinf.scheduler.accelerators import AcceleratorType
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
 from rlinf.scheduler.options import CollectiveGroupOptions
@@ -247,7 +247,8 @@ class Messaging:
     ) -> PairTransfer | None:
         """How accelerator tensors go to a worker; None where this process has none."""
         own = self._worker_info
-        if process.codec is None or AcceleratorUtil.get_device_type(own.accelerator_type) is None:
+        on_cpu = own.accelerator_type in (AcceleratorType.NO_ACCEL, AcceleratorType.CPU_SLOT)
+        if process.codec is None or on_cpu:
             return None
         from rlinf.scheduler.transport.accelerator import PairTransfer
 

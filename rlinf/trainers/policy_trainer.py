@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
+from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure
 from rlinf.models.policy import Policy
@@ -226,7 +227,12 @@ class PolicyTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`.
+
+        Raises:
+            CheckpointError: The weights are of another model.
+        """
+        check_compatible(self.policy.state_dict(), state["policy"])
         self.policy.load_state_dict(state["policy"])
         groups = self._optimizer.state_dict()["param_groups"]
         moments = {int(key): value for key, value in state["optimizer"].items()}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.exchange import ObservationBatch, PolicyBatch
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
@@ -72,7 +73,12 @@ class RolloutWorker(StageWorker):
         return version
 
     def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Take weights from a checkpoint, where there is no actor to send them."""
+        """Take weights from a checkpoint, where there is no actor to send them.
+
+        Raises:
+            CheckpointError: The weights are of another model.
+        """
+        check_compatible(self._policy.state_dict(), weights)
         self._policy.load_state_dict(weights)
         self._version = version
 

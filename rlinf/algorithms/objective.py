@@ -108,17 +108,3 @@ def total_weight(batch: TrainingBatch) -> float:
     if batch.weights is None:
         return float(len(batch))
     return batch.weights.sum().item() or 1.0
-
-
-@torch.no_grad()
-def first_update_deviation(
-    config: ClippedObjectiveConfig, evaluation: Evaluation, batch: TrainingBatch
-) -> tuple[float, float]:
-    """How far the policy that trains is from the one that acted, before the first update.
-
-    Returns:
-        max |ρ − 1| and mean KL(old ‖ new); both are 0 up to rounding when weights are equal.
-    """
-    log_ratio = at_level(evaluation.log_probs, config.logprob_type) - batch.log_probs
-    distance = torch.expm1(log_ratio)
-    return distance.abs().max().item(), (distance - log_ratio).mean().item()

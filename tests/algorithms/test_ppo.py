@@ -9,7 +9,6 @@ import torch
 from pydantic import ValidationError
 
 from rlinf.algorithms.config import PPOConfig
-from rlinf.algorithms.objective import first_update_deviation
 from rlinf.algorithms.ppo import explained_variance
 from rlinf.algorithms.protocol import TrainingBatch
 from rlinf.algorithms.registry import build_algorithm, config_class, names
@@ -164,22 +163,6 @@ def test_gradient_and_metrics_do_not_depend_on_the_micro_split(
     parts, parts_metrics = run(micro)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
     assert parts_metrics == pytest.approx(whole_metrics, rel=1e-5, abs=1e-6)
-
-
-def test_equal_policies_have_ratio_one_and_no_divergence() -> None:
-    trajectory = random_trajectory(chunk=2)
-    config = PPOConfig()
-    batch, _ = config.build().prepare(trajectory)
-    outcome = Outcome(
-        log_probs=trajectory.log_probs.flatten(0, 1),
-        values=trajectory.values.flatten(0, 1),
-        entropy=torch.zeros(24, 2, 2),
-    )
-    assert first_update_deviation(config, outcome, batch) == (0.0, 0.0)
-    other = replace(outcome, log_probs=outcome.log_probs + 0.1)
-    deviation, divergence = first_update_deviation(config, other, batch)
-    assert deviation == pytest.approx(np.exp(0.4) - 1, rel=1e-5)
-    assert divergence == pytest.approx(np.exp(0.4) - 1 - 0.4, rel=1e-4)
 
 
 def test_reference_divergence_enters_the_loss() -> None:

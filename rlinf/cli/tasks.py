@@ -24,7 +24,7 @@ class RunConfig(Dumpable, Protocol):
         """Rows of what is counted and how much it is."""
 
     def placement_table(self) -> list[tuple[str, ...]]:
-        """A row per component: devices, processes, residency when idle, stages, reason."""
+        """Column names, then a row per component: devices, processes, residency when idle, …"""
 
     def check(self) -> None:
         """Refuse, within a second, what cannot run here: a missing package, a missing file."""
@@ -62,6 +62,7 @@ TASKS = {
         runner="rlinf.runners.embodied",
         changeable=(
             "runner",
+            "cluster.timeout_minutes",
             "evaluation.interval",
             "evaluation.stop_at_success",
             "evaluation.video_episodes",

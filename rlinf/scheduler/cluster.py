@@ -115,7 +115,7 @@ class Cluster:
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
         """Start the cluster that this process drives."""
-        deadline = _deadline_seconds(config)
+        deadline = deadline_seconds(config)
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
 
@@ -314,9 +314,14 @@ def _read_config(
     return config
 
 
-def _deadline_seconds(config: ClusterConfig) -> float:
+def deadline_seconds(config: ClusterConfig) -> float:
+    """How long a wait may take: by the config, or else by ``RLINF_TIMEOUT``, or else its default.
+
+    Raises:
+        SchedulerUsageError: The variable holds no number of minutes.
+    """
     text = os.environ.get("RLINF_TIMEOUT")
-    if text is None:
+    if text is None or "timeout_minutes" in config.model_fields_set:
         return config.timeout_minutes * 60
     try:
         minutes = float(text)

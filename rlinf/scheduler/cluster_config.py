@@ -162,8 +162,9 @@ class ClusterConfig(StrictModel):
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""
 
-    timeout_minutes: float = Field(default=180.0, gt=0)
-    """How long a receive, a channel get or a collective may wait before it is an error."""
+    timeout_minutes: float = Field(default=30.0, gt=0)
+    """How long a receive, a channel get or a collective may wait before it is an error. The
+    environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""
 
     component_placement: dict[str, Any] = Field(default_factory=dict)
     """Devices of each component: ``actor,rollout: 0-3`` or ``{node_group, placement}``."""

@@ -4,6 +4,7 @@ from pydantic import ValidationError
 
 from rlinf.errors import ConfigError, UserError
 from rlinf.scheduler.accelerators import AcceleratorType
+from rlinf.scheduler.cluster import deadline_seconds
 from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.scheduler.hardware import FrankaConfig, FrankaHWInfo
@@ -69,8 +70,19 @@ def test_defaults_and_who_builds_it():
     assert read(runtime="local").runtime == "local"
     default = ClusterConfig()
     assert (default.runtime, default.num_nodes, default.component_placement) == ("local", 1, {})
-    assert default.timeout_minutes == 180
+    assert default.timeout_minutes == 30
     assert default.cpu_devices_per_node is None
+
+
+def test_the_deadline_is_the_configs_then_the_variables_then_half_an_hour(monkeypatch):
+    monkeypatch.delenv("RLINF_TIMEOUT", raising=False)
+    assert deadline_seconds(ClusterConfig()) == 30 * 60
+    monkeypatch.setenv("RLINF_TIMEOUT", "2.5")
+    assert deadline_seconds(ClusterConfig()) == 150
+    assert deadline_seconds(ClusterConfig(timeout_minutes=30.0)) == 30 * 60
+    monkeypatch.setenv("RLINF_TIMEOUT", "long")
+    with pytest.raises(UserError, match="got 'long'"):
+        deadline_seconds(ClusterConfig())
 
 
 def test_all_documented_sections_are_read():

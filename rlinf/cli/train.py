@@ -95,8 +95,8 @@ def print_dry_run(config: RunConfig) -> None:
     say(to_yaml(config))
     print_batches(config)
     say()
-    columns = ("component", "devices", "processes", "when idle", "stages", "reason")
-    show_table("placement", columns, config.placement_table())
+    columns, *rows = config.placement_table()
+    show_table("placement", columns, rows)
     say(f"\nconfig {config_hash(config)[:12]}: nothing was started")
 
 

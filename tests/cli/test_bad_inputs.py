@@ -86,7 +86,6 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["actor.micro_batch_size=100"], ["actor.micro_batch_size = 100", "nearest: 64, 128"]),
     (["env.num_envs=7", "env.train.group_size=2"], ["env.num_envs = 7", "nearest: 6, 8"]),
     (["rollout.pipeline_stage_num=3"], ["env.num_envs = ", "3 pipeline stages"]),
-    (["rollout.block_size=5"], ["rollout.block_size = 5", "nearest: 4, 8"]),
     (
         ["model.num_action_chunks=3", "rollout.steps=64"],
         ["rollout.steps = 64", "model.num_action_chunks", "nearest: 63, 66"],
@@ -285,6 +284,7 @@ def test_a_good_config_prints_config_batches_and_placement(
     out = capsys.readouterr().out
     for part in ("seed: 3", "gae_lambda: ", "global batch", "rollout", "nothing was started"):
         assert part in out
+    assert sum(line.split()[:2] == ["component", "devices"] for line in out.splitlines()) == 1
     assert not (tmp_path / "r").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -38,10 +39,11 @@ def plan_launches(
     placements = strategy.get_placement(cluster, isolate_accelerator=isolate)
     if [placement.rank for placement in placements] != list(range(len(placements))):
         raise PlacementError(f"placement of '{group_name}' does not number its processes from 0")
+    incarnation = secrets.token_hex(4)
     infos = [_worker_info(cluster, group_name, p, len(placements)) for p in placements]
     master = _master(cluster, placements[0], infos[0].address.get_name())
     return [
-        _launch(cluster, group_name, placement, info, master, no_log)
+        _launch(cluster, (group_name, incarnation), placement, info, master, no_log)
         for placement, info in zip(placements, infos, strict=True)
     ]
 
@@ -110,12 +112,13 @@ def _master(cluster: Cluster, placement: Placement, worker: str) -> tuple[str, i
 
 def _launch(  # noqa: PLR0917 - private
     cluster: Cluster,
-    group_name: str,
+    names: tuple[str, str],
     placement: Placement,
     info: WorkerInfo,
     master: tuple[str, int],
     no_log: bool,
 ) -> Launch:
+    group_name, incarnation = names
     node = cluster.get_node_info(placement.cluster_node_rank)
     group = cluster.get_node_group(placement.node_group_label)
     configured = group.get_node_env_vars(node.node_rank) if group is not None else {}
@@ -132,6 +135,7 @@ def _launch(  # noqa: PLR0917 - private
     process = require_process()
     return Launch(
         group_name=group_name,
+        incarnation=incarnation,
         world_size=info.group_world_size,
         placement=placement,
         info=info,

@@ -131,7 +131,9 @@ class WorkerGroup:
         )
         self._cluster = cluster
         self._worker_names = tuple(launch.name for launch in launches)
-        record = GroupRecord(self._name, self._worker_cls.__name__, self._worker_names)
+        record = GroupRecord(
+            self._name, self.worker_cls_name, self._worker_names, launches[0].incarnation
+        )
         cluster.register_group(record, launches)
         self._handles = [
             cluster.runtime.start(launch, self._worker_cls, self._arguments, max_concurrency)
@@ -155,7 +157,8 @@ class WorkerGroup:
         group._name = name
         group._cluster = Cluster()
         group._worker_names = record.worker_names
-        group._handles = [group._cluster.runtime.find(worker) for worker in record.worker_names]
+        find = group._cluster.runtime.find
+        group._handles = [find(worker, record.incarnation) for worker in record.worker_names]
         group._attach_methods()
         return group
 

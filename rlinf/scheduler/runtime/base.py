@@ -81,8 +81,8 @@ class Runtime(ABC):
         """Start one worker without waiting for it."""
 
     @abstractmethod
-    def find(self, worker_name: str) -> WorkerHandle:
-        """A running worker by name.
+    def find(self, worker_name: str, incarnation: str) -> WorkerHandle:
+        """A running worker by name and incarnation of its group.
 
         Raises:
             SchedulerValueError: There is none.

@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 
 
+@dataclass(frozen=True)
+class _Watched:
+    name: str
+    incarnation: str
+    address: str
+
+    @property
+    def node_rank(self) -> int:
+        return int(self.address.partition("|")[0])
+
+    @property
+    def pid(self) -> int:
+        return int(PurePath(self.address.split("|")[1]).name.partition(".")[0])
+
+
 class DeathWatch:
     """Tells the registry when a worker's process ends.
 
@@ -31,7 +47,7 @@ class DeathWatch:
         process: The driver's part in the cluster.
         session: Files of the cluster.
         registry: Who is to be told.
-        find: Handle of a worker by name.
+        find: Handle of a worker by name and incarnation.
     """
 
     def __init__(
@@ -39,14 +55,14 @@ class DeathWatch:
         process: Process,
         session: Session,
         registry: RegistryService,
-        find: Callable[[str], RayWorker],
+        find: Callable[[str, str], RayWorker],
     ) -> None:
         self._process = process
         self._session = session
         self._registry = registry
         self._find = find
-        self._names: dict[int, tuple[str, int]] = {}
-        self._remote: set[str] = set()
+        self._local: dict[int, _Watched] = {}
+        self._remote: list[_Watched] = []
         self._poll = select.poll()
         self._wake_out, self._wake_in = os.pipe()
         self._poll.register(self._wake_out, select.POLLIN)
@@ -56,17 +72,19 @@ class DeathWatch:
 
     def add(self, name: str, address: str) -> None:
         """Watch a worker whose endpoint is known now."""
-        node, path, _ = address.split("|")
-        if int(node) != self._process.node_rank:
-            self._remote.add(name)
+        group = self._registry.group(name.partition(":")[0])
+        if group is None or name not in group.worker_names:
+            return  # the child process of a worker; its parent knows when it ends
+        watched = _Watched(name, group.incarnation, address)
+        if watched.node_rank != self._process.node_rank:
+            self._remote.append(watched)
             return
-        pid = int(PurePath(path).name.partition(".")[0])
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = os.pidfd_open(watched.pid)
         except OSError:
-            threading.Thread(target=self._report, args=(name, pid), daemon=True).start()
+            threading.Thread(target=self._report, args=(watched,), daemon=True).start()
             return
-        self._names[descriptor] = (name, pid)
+        self._local[descriptor] = watched
         self._poll.register(descriptor, select.POLLIN)
         os.write(self._wake_in, b"+")
 
@@ -75,7 +93,7 @@ class DeathWatch:
         self._closed = True
         os.write(self._wake_in, b"x")
         self._thread.join(timeout=5)
-        for descriptor in (*self._names, self._wake_in, self._wake_out):
+        for descriptor in (*self._local, self._wake_in, self._wake_out):
             os.close(descriptor)
 
     def _run(self) -> None:
@@ -85,25 +103,27 @@ class DeathWatch:
                     os.read(self._wake_out, 4096)
                     continue
                 self._poll.unregister(descriptor)
-                name, pid = self._names.pop(descriptor)
                 os.close(descriptor)
-                self._report(name, pid)
-            for name in [] if self._closed else list(self._remote):
-                self._check_remote(name)
+                self._report(self._local.pop(descriptor))
+            for watched in [] if self._closed else list(self._remote):
+                self._check_remote(watched)
 
-    def _check_remote(self, name: str) -> None:
-        cause = self._find(name).cause_of_death() if self._registry.alive(name) else ""
+    def _check_remote(self, watched: _Watched) -> None:
+        if not self._registry.runs_at(watched.name, watched.address):
+            self._remote.remove(watched)
+            return
+        cause = self._find(watched.name, watched.incarnation).cause_of_death()
         if cause is not None:
-            self._remote.discard(name)
-            if cause:
-                self._announce(name, cause)
+            self._remote.remove(watched)
+            self._announce(watched, cause)
 
-    def _report(self, name: str, pid: int) -> None:
-        if not self._closed and self._registry.alive(name):
-            cause = self._find(name).cause_of_death() or f"its process {pid} ended"
-            self._announce(name, cause)
-        remove_free_blocks(self._session, pid)
+    def _report(self, watched: _Watched) -> None:
+        if not self._closed and self._registry.runs_at(watched.name, watched.address):
+            cause = self._find(watched.name, watched.incarnation).cause_of_death()
+            self._announce(watched, cause or f"its process {watched.pid} ended")
+        remove_free_blocks(self._session, watched.pid)
 
-    def _announce(self, name: str, cause: str) -> None:
+    def _announce(self, watched: _Watched, cause: str) -> None:
         with self._process.endpoint.lock:
-            self._registry.died(name, cause)
+            if self._registry.runs_at(watched.name, watched.address):
+                self._registry.died(watched.name, cause)

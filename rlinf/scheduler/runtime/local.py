@@ -73,8 +73,8 @@ class LocalRuntime(Runtime):
         self._workers[launch.name] = worker
         return worker
 
-    def find(self, worker_name: str) -> WorkerHandle:
-        """A running worker by name."""
+    def find(self, worker_name: str, incarnation: str) -> WorkerHandle:
+        """A running worker by name and incarnation of its group."""
         worker = self._workers.get(worker_name)
         if worker is None or worker.killed:
             raise SchedulerValueError(f"there is no running worker '{worker_name}'")

@@ -123,9 +123,10 @@ class RayRuntimeBase(Runtime):
         max_concurrency: int | None,
     ) -> WorkerHandle:
         """Start one actor without waiting for it."""
+        actor_name = f"{launch.name}@{launch.incarnation}"
         node = self.nodes[launch.placement.cluster_node_rank]
         options: dict[str, Any] = {
-            "name": launch.name,
+            "name": actor_name,
             "namespace": self.namespace,
             "num_cpus": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
@@ -139,15 +140,16 @@ class RayRuntimeBase(Runtime):
         encoded = to_wire(self.process.encode(arguments, inline=inline))
         actor = actor_class(worker_class).options(**options).remote(launch, encoded)
         worker = RayWorker(launch.name, actor)
-        self._started[launch.name] = worker
+        self._started[actor_name] = worker
         return worker
 
-    def find(self, worker_name: str) -> RayWorker:
-        """A running worker by name."""
-        if worker_name in self._started:
-            return self._started[worker_name]
+    def find(self, worker_name: str, incarnation: str) -> RayWorker:
+        """A running worker by name and incarnation of its group."""
+        actor_name = f"{worker_name}@{incarnation}"
+        if actor_name in self._started:
+            return self._started[actor_name]
         try:
-            return RayWorker(worker_name, ray.get_actor(worker_name, namespace=self.namespace))
+            return RayWorker(worker_name, ray.get_actor(actor_name, namespace=self.namespace))
         except (ValueError, RayError):
             raise SchedulerValueError(f"there is no running worker '{worker_name}'") from None
 

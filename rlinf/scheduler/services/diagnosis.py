@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ class Row:
 
 @dataclass
 class _Doing:
+    worker: str
     thread: int
     what: str
     since: float
@@ -49,7 +51,8 @@ class WaitTable:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._running: dict[tuple[str, int], _Doing] = {}
-        self._waiting: dict[tuple[str, int], _Doing] = {}
+        self._waiting: dict[int, _Doing] = {}
+        self._numbers = itertools.count()
         self._idle: dict[str, float] = {}
         self._lock = threading.Lock()
         endpoint.register("diagnosis.rows", self.rows)
@@ -62,7 +65,7 @@ class WaitTable:
         """Forget a worker and fail whatever it waits for."""
         self._idle.pop(worker, None)
         with self._lock:
-            waits = [doing for (name, _), doing in self._waiting.items() if name == worker]
+            waits = [doing for doing in self._waiting.values() if doing.worker == worker]
         for doing in waits:
             if doing.future is not None:
                 try_fail(doing.future, error)
@@ -72,7 +75,7 @@ class WaitTable:
         """Note that a worker runs a method on this thread."""
         key = (worker, threading.get_ident())
         before = self._running.get(key)
-        self._running[key] = _Doing(key[1], f"running {method}", time.monotonic())
+        self._running[key] = _Doing(worker, key[1], f"running {method}", time.monotonic())
         try:
             yield
         finally:
@@ -86,9 +89,11 @@ class WaitTable:
     @contextmanager
     def waiting(self, worker: str, what: str, future: Future[Any] | None = None) -> Iterator[None]:
         """Note that a worker waits on this thread."""
-        key = (worker, threading.get_ident())
+        key = next(self._numbers)
+        thread = threading.get_ident()
+        doing = _Doing(worker, thread, f"waiting for {what}", time.monotonic(), future)
         with self._lock:
-            self._waiting[key] = _Doing(key[1], f"waiting for {what}", time.monotonic(), future)
+            self._waiting[key] = doing
         try:
             yield
         finally:
@@ -100,10 +105,12 @@ class WaitTable:
         now = time.monotonic()
         frames = sys._current_frames()
         with self._lock:
-            doing = {**self._running, **self._waiting}
+            doing = list(self._waiting.values())
+        waiting = {(item.worker, item.thread) for item in doing}
+        doing += [item for key, item in self._running.copy().items() if key not in waiting]
         rows = [
-            Row(worker, item.what, now - item.since, _stack(frames.get(item.thread)))
-            for (worker, _), item in doing.items()
+            Row(item.worker, item.what, now - item.since, _stack(frames.get(item.thread)))
+            for item in doing
         ]
         busy = {row.worker for row in rows}
         rows += [

@@ -21,12 +21,19 @@ class _WorkerRecord:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A worker group that is alive."""
+    """A worker group that is alive.
+
+    Args:
+        name: Name of the group.
+        class_name: Name of its workers' class.
+        worker_names: Its workers in order of rank.
+        incarnation: Tells it from an earlier group of the same name.
+    """
 
     name: str
     class_name: str
     worker_names: tuple[str, ...]
-    is_async: bool = False
+    incarnation: str
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,11 @@ class RegistryService:
         self._on_death(name)
         self._tell_everyone("mail.dead", name, cause, record.address)
         return record.address
+
+    def runs_at(self, name: str, address: str) -> bool:
+        """Whether a worker lives and is the one at this endpoint, not a later one of its name."""
+        record = self._workers.get(name)
+        return record is not None and record.address == address
 
     def endpoints(self) -> dict[str, list[str]]:
         """Every endpoint with the workers behind it."""

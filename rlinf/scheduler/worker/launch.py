@@ -26,6 +26,9 @@ class Launch:
     group_name: str
     """Name of its group."""
 
+    incarnation: str
+    """Tells its group from an earlier one of the same name."""
+
     world_size: int
     """Workers in the group."""
 

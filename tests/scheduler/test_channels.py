@@ -1,0 +1,252 @@
+"""Channels, from the driver and from workers."""
+
+import asyncio
+import pickle
+
+import pytest
+import torch
+
+from rlinf.scheduler import Channel
+from rlinf.scheduler.errors import SchedulerError
+from tests.scheduler.workers import Concurrent, Queuer
+
+
+@pytest.fixture
+def channel(cluster, request):
+    made = []
+
+    def create(**options):
+        made.append(Channel.create(f"{request.node.name}-{len(made)}", **options))
+        return made[-1]
+
+    yield create
+    for each in made:
+        each.close()
+
+
+def test_first_in_first_out_per_key(channel):
+    queue = channel()
+    for index in range(4):
+        queue.put(index, key=("k", index % 2))
+    assert [queue.get(("k", 1)), queue.get(("k", 0)), queue.get(("k", 1))] == [1, 0, 3]
+    assert queue.qsize(("k", 0)) == 1
+
+
+def test_unknown_key(channel):
+    queue = channel(maxsize=1)
+    assert (queue.qsize("none"), queue.empty("none"), queue.full("none")) == (0, True, False)
+
+
+def test_sizes_count_per_key(channel):
+    queue = channel(maxsize=2)
+    queue.put(1)
+    assert (queue.qsize(), queue.full(), queue.empty()) == (1, False, False)
+    queue.put(2)
+    assert (queue.full(), queue.full("other"), queue.qsize("other")) == (True, False, 0)
+
+
+def test_text_shows_items_and_leaves_them(channel):
+    queue = channel()
+    queue.put("x")
+    assert str(queue) == "[WeightedItem(weight=0, item='x')]"
+    assert queue.get() == "x"
+
+
+def test_peeking_keeps_large_items(channel):
+    queue = channel()
+    queue.put(torch.ones(50_000))
+    str(queue)
+    str(queue)
+    assert queue.get().sum() == 50_000
+
+
+def test_nowait_on_the_driver(channel):
+    queue = channel(maxsize=1)
+    with pytest.raises(asyncio.QueueEmpty):
+        queue.get_nowait()
+    queue.put_nowait("a")
+    with pytest.raises(asyncio.QueueFull):
+        queue.put_nowait("b")
+    assert queue.get_nowait() == "a"
+
+
+def test_nowait_in_a_worker(channel, shared):
+    group, queue = shared(Queuer), channel(maxsize=1)
+    with pytest.raises(asyncio.QueueEmpty):
+        group.execute_on(0).nowait(queue, "get").wait()
+    group.execute_on(0).nowait(queue, "put").wait()
+    with pytest.raises(asyncio.QueueFull):
+        group.execute_on(0).nowait(queue, "put").wait()
+    assert group.execute_on(0).nowait(queue, "get").wait() == [1]
+
+
+def test_async_put_on_a_full_channel(channel):
+    queue = channel(maxsize=1)
+    queue.put(1)
+    work = queue.put(2, async_op=True)
+    assert not work.done()
+    assert queue.get() == 1
+    work.wait()
+    assert queue.get() == 2
+
+
+def test_put_blocks_while_full(channel, shared):
+    group, queue = shared(Queuer), channel(maxsize=2)
+    putting = group.execute_on(0).put(queue, list(range(20)))
+    assert group.execute_on(1).get(queue, 20).wait() == [list(range(20))]
+    putting.wait()
+
+
+def test_a_thousand_async_puts_keep_order(channel, shared):
+    group, queue = shared(Queuer), channel()
+    putting = group.execute_on(0).put_async(queue, 1000)
+    assert group.execute_on(1).get(queue, 1000).wait() == [list(range(1000))]
+    putting.wait()
+
+
+def test_async_gets_on_different_keys(channel, shared):
+    group, queue = shared(Queuer), channel()
+    assert group.execute_on(0).keys_out_of_order(queue).wait() == [["item b", "item c", "item a"]]
+
+
+def test_waiting_on_the_event_loop(channel, shared):
+    group, queue = shared(Concurrent), channel()
+    calls = [group.execute_on(0).get(queue) for _ in range(2)]
+    queue.put("first")
+    queue.put("second")
+    assert sorted(call.wait()[0] for call in calls) == ["first", "second"]
+
+
+def fill(queue, *weights):
+    for weight in weights:
+        queue.put(f"w{weight}", weight)
+
+
+def test_batches(channel):
+    queue = channel()
+    fill(queue, 1, 2, 3)
+    assert queue.get_batch(3) == ["w1", "w2"]
+    assert queue.get_batch(2) == []
+    assert queue.qsize() == 1
+    assert queue.get_batch(3) == ["w3"]
+
+
+def test_a_batch_stops_before_what_would_exceed(channel):
+    queue = channel()
+    fill(queue, 2, 3)
+    assert queue.get_batch(4) == ["w2"]
+    assert queue.get_batch(4, async_op=True).done() is False
+
+
+def test_a_batch_waits_for_its_weight(channel):
+    queue = channel(maxsize=1)
+    work = queue.get_batch(3, async_op=True)
+    fill(queue, 1, 1)
+    assert not work.done()
+    fill(queue, 1)
+    assert work.wait() == ["w1", "w1", "w1"]
+
+
+def test_weightless_batches_end(channel):
+    queue = channel()
+    fill(queue, 0, 0)
+    assert queue.get_batch(5) == ["w0", "w0"]
+    fill(queue, 0, 0, 2)
+    assert queue.get_batch(0) == ["w0", "w0"]
+    assert queue.get_batch(0) == []
+    assert queue.get_batch(2) == ["w2"]
+    waiting = queue.get_batch(1, async_op=True)
+    assert not waiting.done()
+    fill(queue, 0)
+    assert waiting.wait() == ["w0"]
+
+
+def test_batch_in_a_worker(channel, shared):
+    group, queue = shared(Queuer), channel()
+    fill(queue, 1, 1)
+    assert group.execute_on(0).batch(queue, 2).wait() == [["w1", "w1"]]
+
+
+def test_an_existing_name_connects_with_a_warning(channel, cluster):
+    queue = channel(maxsize=3)
+    queue.put("kept")
+    with pytest.warns(UserWarning, match="exists"):
+        again = Channel.create(queue.name, maxsize=9)
+    assert again.maxsize == 3
+    assert again.get() == "kept"
+
+
+def test_connect(channel, shared):
+    queue = channel()
+    queue.put(1)
+    assert Channel.connect(queue.name).get() == 1
+    with pytest.raises(ValueError, match="there is no channel 'unknown'"):
+        Channel.connect("unknown")
+
+
+def test_channels_made_in_a_worker(shared):
+    group = shared(Queuer)
+    (queue,) = group.execute_on(0).made_here("worker-made").wait()
+    assert queue.maxsize == 3
+    assert queue.get() == "from the worker"
+    queue.put("to the worker")
+    assert group.execute_on(0).join("worker-made").wait() == ["to the worker"]
+    queue.close()
+
+
+def test_channel_hosted_at_a_worker(cluster, shared):
+    group = shared(Queuer)
+    queue = Channel.create("hosted", maxsize=4, host="sharedQueuer:1")
+    reading = group.execute_on(1).own_channel("hosted", 10)
+    group.execute_on(0).put(queue, list(range(10))).wait()
+    assert reading.wait() == [list(range(10))]
+    group.execute_on(1).put(queue, [torch.ones(3)]).wait()
+    assert torch.equal(queue.get(), torch.ones(3))
+    queue.close()
+
+
+def test_large_items_stream(channel, shared):
+    group, queue = shared(Queuer), channel(maxsize=2)
+    putting = group.execute_on(0).stream(queue, 8, 1 << 18)
+    assert group.execute_on(1).drain(queue, 8).wait() == [[float(i) for i in range(8)]]
+    putting.wait()
+
+
+def test_distributed_channel_on_one_node(channel):
+    queue = channel(distributed=True)
+    queue.put("x", key=7)
+    assert queue.get(7) == "x"
+
+
+def test_local_channel(shared):
+    group = shared(Queuer)
+    assert group.execute_on(0).local_channel().wait() == [[True, True, [1, 2], True]]
+
+
+def test_local_channel_stays_in_its_process(cluster):
+    queue = Channel.create("stays", local=True)
+    with pytest.raises(RuntimeError, match="local=True"):
+        pickle.dumps(queue)
+
+
+def test_a_closed_channel_wakes_its_waiters(channel):
+    queue = channel()
+    work = queue.get(async_op=True)
+    queue.close("the producer failed")
+    with pytest.raises(SchedulerError, match="the producer failed"):
+        work.wait()
+    with pytest.raises(SchedulerError, match="the producer failed"):
+        queue.put(1)
+
+
+def test_waiting_too_long(channel, short_deadline):
+    queue = channel(maxsize=1)
+    short_deadline()
+    with pytest.raises(TimeoutError, match="driver: waiting for an item of channel"):
+        queue.get()
+    queue.put("not for the one who gave up")
+    with pytest.raises(TimeoutError, match="room in channel"):
+        queue.put("no room")
+    assert queue.qsize() == 1
+    assert queue.get() == "not for the one who gave up"
+    assert queue.empty()

@@ -1,0 +1,145 @@
+"""Processes that die, waits that end, and how the driver's process ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rlinf.scheduler import Channel
+from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
+from rlinf.scheduler.transport.session import shared_memory_directory
+from tests.scheduler.workers import Basic, Queuer, Talker
+
+
+@pytest.fixture
+def processes(runtime):
+    if runtime == "local":
+        pytest.skip("workers of the local runtime are no processes")
+
+
+def kill(group, rank: int) -> None:
+    (pid,) = group.execute_on(rank).process_id().wait()
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_killed_worker_is_named(launch, shared):
+    group, other = launch(Basic, 2, "killed"), shared(Basic)
+    (pid,) = group.execute_on(1).process_id().wait()
+    call = group.sleep(60)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match="'killed:1' died"):
+        call.wait()
+    with pytest.raises(WorkerDiedError, match="'killed:1' died"):
+        group.execute_on(1).add().wait()
+    assert other.execute_on(0).add(1).wait() == [(0, 1)]
+    assert other.execute_on(0).alive("killed:1").wait() == [False]
+
+
+@pytest.mark.usefixtures("processes")
+def test_who_waits_for_a_dead_worker_is_told(launch, shared):
+    group, mortal = shared(Talker), launch(Basic, 1, "mortal")
+    mortal.add().wait()
+    waiting = group.execute_on(0).receive_from("mortal", 0)
+    kill(mortal, 0)
+    with pytest.raises(WorkerDiedError, match="worker 'mortal:0' died"):
+        waiting.wait()
+    with pytest.raises(WorkerDiedError, match="worker 'mortal:0' died"):
+        group.execute_on(1).send_to_peer(1, "mortal", 0).wait()
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_name_can_be_used_again_after_a_death(launch, shared):
+    group, peer = launch(Talker, 1, "reborn"), shared(Talker)
+    peer.execute_on(0).send_to_peer("one", "reborn", 0).wait()
+    assert group.receive_from("sharedTalker", 0).wait() == ["one"]
+    group._close()
+    group = launch(Talker, 1, "reborn")
+    peer.execute_on(0).send_to_peer("two", "reborn", 0).wait()
+    assert group.receive_from("sharedTalker", 0).wait() == ["two"]
+
+
+@pytest.mark.usefixtures("processes")
+def test_items_of_a_closed_producer_can_still_be_read(launch, cluster):
+    queue = Channel.create("inheritance")
+    group = launch(Queuer, 1, "producer")
+    group.stream(queue, 3, 50_000).wait()
+    group._close()
+    assert [float(queue.get()[0]) for _ in range(3)] == [0.0, 1.0, 2.0]
+    queue.close()
+
+
+def test_closing_a_group_ends_its_waits(launch):
+    group = launch(Talker, 2, "abandoned")
+    waiting = group.execute_on(0).receive_from("abandoned", 1)
+    group._close()
+    with pytest.raises((WorkerDiedError, WorkerCallError), match="died"):
+        waiting.wait()
+
+
+def test_every_worker_is_on_the_wait_for_list(shared, short_deadline):
+    group, name = shared(Talker), "sharedTalker"
+    short_deadline(group)
+    shared(Basic).add().wait()
+    calls = [group.execute_on(rank).receive_from(name, 1 - rank) for rank in range(2)]
+    with pytest.raises(TimeoutError) as caught:
+        calls[0].wait()
+    text = str(caught.value)
+    assert f"{name}:0: waiting for a message from {name}:1" in text
+    # The other one's deadline passes at the same time; it may be through with it already.
+    assert re.search(f"{name}:1: (waiting for a message from {name}:0|running|idle)", text)
+    assert f"{name}:2: idle" in text
+    assert "sharedBasic:0: idle" in text
+    assert f"driver: waiting for receive_from of ['{name}:0']" in text
+    assert "workers.py" in text
+    with pytest.raises(TimeoutError):
+        calls[1].wait()
+
+
+SCRIPT = """
+    import sys
+    from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
+
+    class Failing(Worker):
+        def fail(self):
+            raise ValueError("on purpose")
+
+    cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "%s"})
+    group = Failing.create_group().launch(cluster, NodePlacementStrategy([0]), "failing")
+    call = group.fail()
+    if sys.argv[1] == "caught":
+        try:
+            call.wait()
+        except ValueError:
+            sys.exit(7)
+    if sys.argv[1] == "raised":
+        call.wait()
+"""
+
+
+def run_script(runtime: str, ending: str) -> subprocess.CompletedProcess[str]:
+    script = textwrap.dedent(SCRIPT) % runtime
+    return subprocess.run(
+        [sys.executable, "-c", script, ending],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1), ("ignored", 0)])
+def test_the_exit_code_is_the_programs_own(ending, code):
+    result = run_script("local", ending)
+    assert result.returncode == code, result.stderr
+    assert ("ValueError: on purpose" in result.stderr) == (ending == "raised")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1)])
+def test_the_exit_code_on_ray(ending, code):
+    before = set(shared_memory_directory().glob("rlinf-*"))
+    result = run_script("ray", ending)
+    assert result.returncode == code, result.stderr
+    assert set(shared_memory_directory().glob("rlinf-*")) <= before

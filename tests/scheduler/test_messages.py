@@ -1,0 +1,188 @@
+"""Send, receive and broadcast between workers."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+from tests.scheduler.workers import Bundle, Queuer, Talker
+
+NAME = "sharedTalker"
+
+
+def same(a, b) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Bundle):
+        return same(vars(a), vars(b))
+    return a == b
+
+
+VALUES = [
+    torch.arange(5),
+    torch.zeros(()),
+    torch.empty(0, 3),
+    torch.randn(300, 300, dtype=torch.bfloat16),
+    torch.arange(40_000.0).reshape(200, 200).T,
+    torch.randn(70_000) > 0,
+    [torch.ones(2), torch.zeros(30_000)],
+    {"z": torch.ones(1), "a": torch.zeros(2), 3: None},
+    OrderedDict(b=1, a=2),
+    Bundle("n", torch.ones(3), [torch.zeros(20_000)], {"k": torch.ones(2)}),
+    np.arange(100_000).reshape(100, 1000),
+    np.asfortranarray(np.ones((200, 300))),
+    np.array(["text", None], dtype=object),
+    (1, "two", None, {"three"}),
+    None,
+]
+
+
+def test_types_round_trip(shared):
+    group = shared(Talker)
+    answering = group.execute_on(1).echo(NAME, 0, len(VALUES))
+    (returned,) = group.execute_on(0).round_trip(VALUES, NAME, 1).wait()
+    answering.wait()
+    for sent, got in zip(VALUES, returned, strict=True):
+        assert same(sent, got), (sent, got)
+
+
+def test_parameters_keep_their_class(shared):
+    group = shared(Talker)
+    parameter = torch.nn.Parameter(torch.ones(30_000))
+    group.execute_on(0).send_to_peer(parameter, NAME, 1).wait()
+    (got,) = group.execute_on(1).receive_from(NAME, 0).wait()
+    assert isinstance(got, torch.nn.Parameter)
+    assert got.requires_grad
+
+
+def test_receive_before_send_and_after(shared):
+    group = shared(Talker)
+    receiving = group.execute_on(1).receive_from(NAME, 0)
+    group.execute_on(0).send_to_peer("late", NAME, 1).wait()
+    assert receiving.wait() == ["late"]
+    group.execute_on(0).send_to_peer("early", NAME, 1).wait()
+    assert group.execute_on(1).receive_from(NAME, 0).wait() == ["early"]
+
+
+def test_piggyback(shared):
+    group = shared(Talker)
+    group.execute_on(0).send_to_peer([1], NAME, 1, {"version": 3}).wait()
+    assert group.execute_on(1).receive_from(NAME, 0).wait() == [([1], {"version": 3})]
+
+
+def test_a_worker_can_send_to_itself(shared):
+    group = shared(Talker)
+    group.execute_on(0).send_to_peer("me", NAME, 0).wait()
+    assert group.execute_on(0).receive_from(NAME, 0).wait() == ["me"]
+
+
+def test_async_messages_keep_order(shared):
+    group = shared(Talker)
+    first = group.execute_on(0).async_exchange(NAME, 1)
+    second = group.execute_on(1).async_exchange(NAME, 0)
+    assert first.wait() == [[(1, 0), (1, 1), (1, 2)]]
+    assert second.wait() == [[(0, 0), (0, 1), (0, 2)]]
+
+
+def test_large_tensors(shared):
+    group = shared(Talker)
+    count, numel = 6, 1 << 20
+    sending = group.execute_on(0).large(NAME, 1, count, numel)
+    (seen,) = group.execute_on(1).large(NAME, 0, count, numel).wait()
+    sending.wait()
+    assert seen == [(numel, float(index), True) for index in range(count)]
+
+
+def test_tensor_in_place(shared):
+    group = shared(Talker)
+    sending = group.execute_on(0).tensors(NAME, 1)
+    (got,) = group.execute_on(1).tensors(NAME, 0).wait()
+    sending.wait()
+    assert torch.equal(got, torch.arange(6.0).reshape(2, 3).T)
+
+
+def test_mixed_tensor_and_object_calls_are_named(shared):
+    group = shared(Talker)
+    sending = group.execute_on(0).mixed(NAME, 1)
+    with pytest.raises(RuntimeError, match=r"called recv for a message .* sent with send_tensor"):
+        group.execute_on(1).mixed(NAME, 0).wait()
+    sending.wait()
+
+
+def test_chained_work(shared):
+    group = shared(Talker)
+    call = group.execute_on(1).chained(NAME, 0)
+    group.execute_on(0).send_to_peer("x", NAME, 1).wait()
+    assert call.wait() == [(42, "x")]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_broadcast_over_two_groups(shared, async_op):
+    first, second = shared(Talker), shared(Queuer)
+    groups = [("sharedTalker", [0, 2]), ("sharedQueuer", 1)]
+    value = {"weights": torch.arange(50_000), "step": 3}
+    calls = [
+        first.execute_on(0, 2).spread(value, groups, None, async_op),
+        second.execute_on(1).spread(None, groups, None, async_op),
+    ]
+    for results in (calls[0].wait(), calls[1].wait()):
+        for result in results:
+            for got in result if async_op else [result]:
+                assert same(got, value)
+    source = ("sharedQueuer", 1)
+    calls = [
+        first.execute_on(0, 2).spread("no", groups, source),
+        second.execute_on(1).spread("yes", groups, source),
+    ]
+    assert [call.wait() for call in calls] == [["yes", "yes"], ["yes"]]
+
+
+def test_receivers_of_a_broadcast_do_not_share_memory(shared, runtime):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    group = shared(Talker)
+    assert group.broadcast_and_change([(NAME, [0, 1, 2])]).wait() == [0.0, 1.0, 2.0]
+
+
+def test_rank_paths_in_a_broadcast(shared):
+    group = shared(Talker)
+    members = [(NAME, [(0,), (1,)])]
+    assert group.execute_on(0, 1).spread("p", members).wait() == ["p", "p"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [
+        (None, ValueError),
+        ([], ValueError),
+        ("bad", TypeError),
+        ([("bad", "rank")], TypeError),
+        ([("bad",)], TypeError),
+        ([("elsewhere", 0)], ValueError),
+    ],
+)
+def test_broadcast_refuses_bad_members(shared, groups, kind):
+    with pytest.raises(kind):
+        shared(Talker).execute_on(0).spread("x", groups).wait()
+
+
+def test_receive_from_nobody_ends_with_a_wait_for_list(shared, short_deadline):
+    group = shared(Talker)
+    short_deadline(group)
+    with pytest.raises(TimeoutError) as caught:
+        group.execute_on(0).receive_from("nobody", 0).wait()
+    text = str(caught.value)
+    assert "waiting for a message from nobody:0" in text
+    assert "sharedTalker:1: idle" in text
+    assert "in receive_from" in text
+    with pytest.raises(TimeoutError, match="worker nobody:0 to start"):
+        group.execute_on(1).send_to_peer(1, "nobody", 0).wait()

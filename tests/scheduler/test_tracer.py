@@ -1,0 +1,48 @@
+"""Timelines that trace viewers load."""
+
+import json
+
+import pytest
+
+from rlinf.scheduler import Cluster, NodePlacementStrategy, Tracer
+from rlinf.scheduler.process import current_process
+from tests.scheduler.workers import Basic
+
+
+def test_events_are_lines_and_one_document(tmp_path):
+    tracer = Tracer(tmp_path / "trace" / "events.jsonl")
+    tracer.record({"ph": "B", "name": "a", "ts": 1, "pid": 1, "tid": 1})
+    tracer.record({"ph": "E", "name": "a", "ts": 2, "pid": 1, "tid": 1})
+    tracer.finalize()
+    tracer.record({"ignored": True})
+    lines = (tmp_path / "trace" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["ph"] for line in lines] == ["B", "E"]
+    document = json.loads((tmp_path / "trace" / "events.json").read_text())
+    assert len(document["traceEvents"]) == 2
+
+
+def test_nothing_is_recorded_without_a_tracer():
+    @Tracer.trace_func("x")
+    def function() -> int:
+        with Tracer.trace_span("inner"):
+            return 3
+
+    Tracer.trace_begin("a")
+    Tracer.trace_end("a")
+    assert function() == 3
+
+
+def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
+    if current_process() is not None:
+        pytest.skip("another cluster is up")
+    path = tmp_path / "events.jsonl"
+    config = {"runtime": "local", "tracer": {"enable": True, "output_file": str(path)}}
+    cluster = Cluster(cluster_cfg=config)
+    group = Basic.create_group().launch(cluster, NodePlacementStrategy([0]), "traced")
+    group.work().wait()
+    cluster.shutdown()
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    spans = [event for event in events if event["name"] == "inner"]
+    assert [event["ph"] for event in spans] == ["B", "E"]
+    assert spans[0]["cat"] == "timer"
+    assert {"name": "traced:0"} in [e.get("args") for e in events if e["ph"] == "M"]

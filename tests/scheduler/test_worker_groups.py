@@ -1,0 +1,241 @@
+"""Launching groups, calling their methods, and what comes back."""
+
+import asyncio
+
+import pytest
+
+from rlinf.scheduler import Cluster, PackedPlacementStrategy, Worker
+from rlinf.scheduler.errors import NameTakenError, WorkerCallError
+from rlinf.scheduler.worker import WorkerGroup
+from tests.scheduler.workers import Basic, Clash, Concurrent, FailingStart, Oddity
+
+
+def test_results_come_in_order_of_ranks(shared):
+    group = shared(Basic)
+    assert group.add(5).wait() == [(0, 5), (1, 5), (2, 5)]
+    assert group.execute_on(2, 0).add(value=1).wait() == [(2, 1), (0, 1)]
+    assert group.add().wait() == [(0, 0), (1, 0), (2, 0)]
+    assert group.fixed().wait() == ["static"] * 3
+
+
+def test_done_is_false_until_the_call_is(shared):
+    group = shared(Basic)
+    group.add().wait()
+    call = group.execute_on(0).sleep(0.3)
+    assert not call.done()
+    assert call.wait() == [0]
+    assert call.done()
+    assert call.wait() == [0]
+
+
+def test_async_wait(shared):
+    group = shared(Basic)
+    assert asyncio.run(group.add(1).async_wait()) == [(0, 1), (1, 1), (2, 1)]
+    with pytest.raises(ValueError, match="this rank fails"):
+        asyncio.run(group.fail_on(1).async_wait())
+
+
+def test_bad_rank_is_refused_and_forgotten(shared):
+    group = shared(Basic)
+    with pytest.raises(AssertionError, match=r"Invalid rank\(s\) specified\."):
+        group.execute_on(5)
+    assert len(group.add().wait()) == 3
+
+
+def test_names_that_a_group_cannot_call(launch, shared):
+    group = shared(Basic)
+    with pytest.raises(ValueError, match="is hidden"):
+        group._hidden()
+    with pytest.raises(ValueError, match="execute_on"):
+        launch(Clash, 1, "clash")
+    with pytest.raises(AttributeError, match="no method 'missing'"):
+        group.missing()
+
+
+def test_a_name_is_taken_until_the_group_is_closed(launch):
+    first = launch(Basic, 1, "taken")
+    first.add().wait()
+    with pytest.raises(NameTakenError, match="taken"):
+        launch(Basic, 1, "taken")
+    first._close()
+    assert launch(Basic, 1, "taken", 4).add().wait() == [(0, 4)]
+
+
+def test_default_name_and_placement(cluster):
+    group = Basic.create_group().launch(cluster)
+    try:
+        assert group.worker_group_name == "worker_group_Basic"
+        assert group.worker_cls_name == "Basic"
+        rows = group.describe().wait()
+        assert [row["devices"] for row in rows] == [[0], [1]]
+        assert [row["accelerator"] for row in rows] == [0, 1]
+    finally:
+        group._close()
+
+
+def test_what_a_worker_knows_of_itself(launch):
+    group = launch(Basic, 2, "self", placement_strategy=PackedPlacementStrategy(0, 1))
+    for rank, row in enumerate(group.describe().wait()):
+        assert row["rank"] == rank
+        assert row["world_size"] == 2
+        assert row["name"] == f"self:{rank}" == row["address"].get_name()
+        assert row["info"].group_world_size == 2
+        assert row["info"].available_accelerators == [rank]
+        assert row["current"]
+        assert row["platform"] == (None, None)
+        assert row["class"] == "Basic"
+        assert len(row["cores"]) >= 1
+    assert Worker.current_worker is None
+
+
+def test_members_can_be_called_alone(shared, runtime):
+    group = shared(Basic)
+    member = group.worker_info_list[1]
+    assert member.rank == 1
+    answer = member.worker.add.remote(3)
+    if runtime == "ray":
+        import ray
+
+        assert ray.get(answer) == (1, 3)
+    else:
+        assert answer.result() == (1, 3)
+
+
+def test_attach_by_name(shared, cluster):
+    shared(Basic)
+    assert WorkerGroup.from_group_name(Basic, "sharedBasic").add().wait() == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    with pytest.raises(ValueError, match="no running worker group"):
+        WorkerGroup.from_group_name(Basic, "unknown")
+
+
+def test_a_worker_is_not_built_directly(cluster):
+    with pytest.raises(RuntimeError, match="You may have mistakenly initialized the Worker class"):
+        Basic()
+
+
+def test_exceptions_keep_their_type(shared):
+    group = shared(Basic)
+    with pytest.raises(Oddity) as caught:
+        group.execute_on(0).fail("oddity").wait()
+    assert isinstance(caught.value, WorkerCallError)
+    assert caught.value.code == 7
+    assert isinstance(caught.value.__cause__, Oddity)
+    assert "raise Oddity" in str(caught.value)
+    assert caught.value.worker_name == "sharedBasic:0"
+    with pytest.raises(KeyError):
+        group.execute_on(0).fail("nothing").wait()
+    with pytest.raises(RuntimeError, match="held"):
+        group.execute_on(0).fail("unpicklable").wait()
+    assert group.execute_on(0).add(1).wait() == [(0, 1)]
+
+
+def test_exit_in_a_method_is_an_error_of_the_call(shared):
+    group = shared(Basic)
+    with pytest.raises(RuntimeError, match=r"sys\.exit\(3\)"):
+        group.execute_on(0).fail("exit").wait()
+    assert group.execute_on(0).add(1).wait() == [(0, 1)]
+
+
+def test_the_first_failure_is_raised_at_once(shared):
+    group = shared(Basic)
+    group.add().wait()
+    with pytest.raises(ValueError, match="this rank fails"):
+        group.fail_on(1).wait()
+
+
+def test_failing_start_is_raised_by_every_call(launch):
+    group = launch(FailingStart, 1, "unborn")
+    with pytest.raises(Oddity) as caught:
+        group.hello().wait()
+    assert caught.value.code == 5
+
+
+def test_async_methods_interleave(shared):
+    group = shared(Concurrent)
+    waiting = group.execute_on(0).wait_open()
+    assert group.execute_on(0).open().wait() == ["done"]
+    assert waiting.wait() == ["opened"]
+
+
+def test_several_calls_at_a_time(launch):
+    group = launch(Basic, 1, "threads", max_concurrency=2)
+    group.add().wait()
+    long = group.sleep(0.5)
+    assert group.add(2).wait() == [(0, 2)]
+    assert not long.done()
+    long.wait()
+
+
+def test_durations(shared):
+    group = shared(Basic)
+    group.pop_execution_times().wait()
+    assert group.timed().consume_duration() >= 0.01
+    assert group.add().consume_duration("mean") >= 0.0
+    durations, per_rank = group.work().consume_durations(return_per_rank=True)
+    assert {"work", "inner"} <= set(durations)
+    assert durations["work"] >= durations["inner"] >= 0.01
+    assert [row["inner"] >= 0.01 for row in per_rank] == [True, True, True]
+    assert group.pop_execution_times().wait() == [{}, {}, {}]
+    with pytest.raises(ValueError, match="no duration was recorded for tag 'nothing'"):
+        group.pop_execution_time("nothing").wait()
+
+
+def test_ports_differ(shared):
+    group = shared(Basic)
+    ports = group.port().wait() + group.port().wait()
+    assert len(set(ports)) == 6
+
+
+def test_alive(shared):
+    group = shared(Basic)
+    assert group.alive("sharedBasic:0").wait() == [True] * 3
+    assert group.alive("nobody:0").wait() == [False] * 3
+
+
+def test_process_environment(launch, runtime):
+    if runtime == "local":
+        pytest.skip("threads share one environment")
+    group = launch(Basic, 2, "env", placement_strategy=PackedPlacementStrategy(0, 1))
+    names = (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+        "NODE_RANK", "NODE_LOCAL_RANK", "NODE_LOCAL_WORLD_SIZE", "CLUSTER_NODE_RANK",
+        "LOCAL_ACCELERATOR_RANK", "LOCAL_HARDWARE_RANKS", "NODE_GROUP_LABEL", "VISIBLE_DEVICES",
+        "ISOLATE_ACCELERATOR", "ACCELERATOR_TYPE", "GROUP_NAME", "WORKER_NAME",
+    )  # fmt: skip
+    first, second = group.environment(*names).wait()
+    assert all(value is not None for value in first.values())
+    assert (first["RANK"], second["RANK"], first["WORLD_SIZE"]) == ("0", "1", "2")
+    assert (second["LOCAL_RANK"], second["NODE_LOCAL_RANK"]) == ("0", "1")
+    assert second["VISIBLE_DEVICES"] == second["LOCAL_HARDWARE_RANKS"] == "1"
+    assert second["WORKER_NAME"] == "env:1"
+    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (
+        second["MASTER_ADDR"],
+        second["MASTER_PORT"],
+    )
+
+
+def test_one_cluster_per_process(cluster):
+    assert Cluster(num_nodes=1) is cluster
+    assert Cluster() is cluster
+    assert Cluster.has_initialized()
+
+
+def test_a_worker_sees_the_cluster(launch):
+    class Looker(Worker):
+        def look(self):
+            inner = Cluster()
+            return inner.num_nodes, inner.num_accelerators
+
+        def launch_more(self):
+            group = Basic.create_group(3).launch(Cluster(), name="inner")
+            result = group.add(1).wait()
+            group._close()
+            return result
+
+    group = launch(Looker, 1, "looking")
+    assert group.look().wait() == [(1, 2)]
+    assert group.launch_more().wait() == [[(0, 4), (1, 4)]]

@@ -1,0 +1,335 @@
+"""Workers that the scheduler tests launch; torch is imported where it is used, to start faster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf.scheduler import Channel, Worker
+from rlinf.scheduler.process import require_process
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Bundle:
+    name: str
+    tensor: torch.Tensor
+    parts: list[torch.Tensor]
+    table: dict[str, torch.Tensor]
+
+
+class Oddity(Exception):
+    """An exception with an attribute, raised in a worker."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message, code)
+        self.code = code
+
+
+class Unpicklable(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = __import__("threading").Lock()
+
+
+class Impatient(Worker):
+    """A worker whose deadline tests can shorten."""
+
+    def set_deadline(self, seconds: float) -> None:
+        require_process().deadline_seconds = seconds
+
+
+class Basic(Impatient):
+    def __init__(self, base: int = 0) -> None:
+        super().__init__()
+        self.base = base
+
+    def add(self, value: int = 0) -> tuple[int, int]:
+        return self._rank, self.base + value
+
+    def sleep(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return self._rank
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "group": self._group_name,
+            "name": self.get_name(),
+            "address": self.worker_address,
+            "info": self.worker_info,
+            "current": Worker.current_worker is self,
+            "node": self._cluster_node_rank,
+            "accelerator": self._local_accelerator_rank,
+            "devices": self.global_accelerator_ids,
+            "platform": (Worker.torch_platform, Worker.torch_device_type),
+            "class": type(self).__name__,
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+
+    def environment(self, *names: str) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in names}
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def fail(self, kind: str) -> None:
+        if kind == "oddity":
+            raise Oddity("odd", 7)
+        if kind == "unpicklable":
+            raise Unpicklable("held")
+        if kind == "exit":
+            sys.exit(3)
+        {}[kind]
+
+    def fail_on(self, rank: int) -> int:
+        if self._rank == rank:
+            raise ValueError("this rank fails")
+        time.sleep(0.2)
+        return self._rank
+
+    @staticmethod
+    def fixed() -> str:
+        return "static"
+
+    @Worker.timer("work")
+    def work(self) -> None:
+        with self.worker_timer("inner"):
+            time.sleep(0.01)
+
+    @Worker.timer()
+    def timed(self) -> None:
+        time.sleep(0.01)
+
+    def port(self) -> int:
+        return self.acquire_free_port()
+
+    def alive(self, name: str) -> bool:
+        return self.check_worker_alive(name)
+
+    def _hidden(self) -> None: ...
+
+
+class FailingStart(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        raise Oddity("no start", 5)
+
+    def hello(self) -> None: ...
+
+
+class Clash(Worker):
+    def execute_on(self) -> None: ...
+
+
+class Concurrent(Worker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: asyncio.Event | None = None
+
+    async def wait_open(self) -> str:
+        self.opened = self.opened or asyncio.Event()
+        await self.opened.wait()
+        return "opened"
+
+    async def open(self) -> str:
+        self.opened = self.opened or asyncio.Event()
+        self.opened.set()
+        return "done"
+
+    async def get(self, channel: Channel) -> Any:
+        return await channel.get(async_op=True).async_wait()
+
+
+class Member(Impatient):
+    def spread(self, value: Any, groups: list[Any], src: Any = None, async_op: bool = False) -> Any:
+        result = self.broadcast(value, groups=groups, src=src, async_op=async_op)
+        return (result.wait(), result.wait()) if async_op else result
+
+
+class Talker(Member):
+    def send_to_peer(self, value: Any, group: str, rank: int, piggyback: Any = None) -> None:
+        self.send(value, group, rank, piggyback_payload=piggyback)
+
+    def receive_from(self, group: str, rank: int) -> Any:
+        return self.recv(group, rank)
+
+    def echo(self, group: str, rank: int, count: int = 1) -> None:
+        for _ in range(count):
+            self.send(self.recv(group, rank), group, rank)
+
+    def round_trip(self, values: list[Any], group: str, rank: int) -> list[Any]:
+        returned = []
+        for value in values:
+            self.send(value, group, rank)
+            returned.append(self.recv(group, rank))
+        return returned
+
+    def async_exchange(self, group: str, rank: int) -> list[Any]:
+        works = [self.recv(group, rank, async_op=True) for _ in range(3)]
+        for value in range(3):
+            self.send((self._rank, value), group, rank, async_op=True).wait()
+        return [work.wait() for work in works]
+
+    def large(self, group: str, rank: int, count: int, numel: int) -> list[tuple[int, float, bool]]:
+        import torch
+
+        if self._rank == 0:
+            for index in range(count):
+                self.send(torch.full((numel,), float(index)), group, rank)
+            return []
+        seen = []
+        for _ in range(count):
+            tensor = self.recv(group, rank)
+            seen.append((tensor.numel(), float(tensor.sum()) / numel, tensor.device.type == "cpu"))
+        return seen
+
+    def tensors(self, group: str, rank: int) -> Any:
+        import torch
+
+        if self._rank == 0:
+            self.send_tensor(torch.arange(6.0).reshape(2, 3).T, group, rank)
+            return None
+        target = torch.zeros(3, 2)
+        self.recv_tensor(target, group, rank)
+        return target
+
+    def mixed(self, group: str, rank: int) -> Any:
+        import torch
+
+        if self._rank == 0:
+            self.send_tensor(torch.zeros(2), group, rank)
+            return None
+        return self.recv(group, rank)
+
+    def broadcast_and_change(self, groups: list[Any]) -> float:
+        import torch
+
+        value = torch.zeros(100_000) if self._rank == 0 else None
+        received = self.broadcast(value, groups=groups)
+        if self._rank > 0:
+            received += self._rank
+        return float(received.mean())
+
+    def chained(self, group: str, rank: int) -> Any:
+        work = self.recv(group, rank, async_op=True)
+        return work.then(lambda value: value * 2, 21).wait(), work.wait()
+
+
+class Queuer(Member):
+    def put(self, channel: Channel, items: list[Any], key: Any = "default_queue") -> None:
+        for item in items:
+            channel.put(item, key=key)
+
+    def put_async(self, channel: Channel, count: int) -> None:
+        works = [channel.put(index, async_op=True) for index in range(count)]
+        for work in works:
+            work.wait()
+
+    def get(self, channel: Channel, count: int, key: Any = "default_queue") -> list[Any]:
+        return [channel.get(key=key) for _ in range(count)]
+
+    def nowait(self, channel: Channel, kind: str) -> Any:
+        return channel.put_nowait(1) if kind == "put" else channel.get_nowait()
+
+    def batch(self, channel: Channel, target: int) -> list[Any]:
+        return channel.get_batch(target)
+
+    def keys_out_of_order(self, channel: Channel) -> list[Any]:
+        works = {key: channel.get(key=key, async_op=True) for key in ("a", "b", "c")}
+        for key in ("c", "a", "b"):
+            channel.put(f"item {key}", key=key)
+        return [works[key].wait() for key in ("b", "c", "a")]
+
+    def made_here(self, name: str) -> Channel:
+        channel = self.create_channel(name, maxsize=3)
+        channel.put("from the worker")
+        return channel
+
+    def join(self, name: str) -> Any:
+        return self.connect_channel(name).get()
+
+    def stream(self, channel: Channel, count: int, numel: int) -> None:
+        import torch
+
+        for index in range(count):
+            channel.put(torch.full((numel,), float(index)))
+
+    def drain(self, channel: Channel, count: int) -> list[float]:
+        return [float(channel.get()[0]) for _ in range(count)]
+
+    def own_channel(self, name: str, count: int) -> list[int]:
+        channel = Channel.connect(name)
+        return [channel.get() for _ in range(count)]
+
+    def local_channel(self) -> list[Any]:
+        channel = Channel.create("private", maxsize=2, local=True)
+        item = object()
+        channel.put(item)
+        work = channel.get(async_op=True)
+        same = work.wait() is item
+        channel.put(1, weight=1)
+        channel.put(2, weight=2)
+        return [same, channel.full(), channel.get_batch(3), channel.is_local]
+
+
+class Holder(Worker):
+    def hold(self, log: Channel, seconds: float) -> None:
+        with self.device_lock, self.device_lock:
+            log.put((self._rank, "in"))
+            time.sleep(seconds)
+            log.put((self._rank, "out"))
+
+    def take(self) -> list[int]:
+        self.device_lock.acquire()
+        return self.global_accelerator_ids
+
+    def give(self) -> None:
+        self.device_lock.release()
+
+    def redeem(self, ticket: Any, log: Channel) -> None:
+        with ticket:
+            log.put(self._rank)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Router(Worker):
+    def send_batch(self, data: Any, group: str, channel: Any, **options: Any) -> None:
+        share = {key: value.chunk(self._world_size)[self._rank] for key, value in data.items()}
+        self.send_to(group, channel, share, **options)
+
+    def receive_batch(self, group: str, channel: Any, **options: Any) -> Any:
+        return self.recv_from(group, channel, **options)
+
+    def serve(self, group: str, channel: Any, batch_size: int) -> int:
+        batch, labels = self.recv_from(
+            group, channel, tag="observations", decoupled_mode=True, batch_size=batch_size
+        )
+        self.send_to(
+            group, channel, {"a": batch["o"] * 10},
+            decoupled_mode=True, batch_size=batch_size, batch_router=labels,
+        )  # fmt: skip
+        return len(labels)
+
+    def ask(self, group: str, channel: Any, batch_size: int) -> Any:
+        import torch
+
+        share = torch.arange(float(batch_size)).chunk(self._world_size)[self._rank]
+        self.send_to(
+            group, channel, {"o": share}, tag="observations", mode="train",
+            decoupled_mode=True, batch_size=batch_size,
+        )  # fmt: skip
+        return self.recv_from(
+            group, channel, tag="observations", decoupled_mode=True, own_shards=True,
+            batch_size=batch_size,
+        )  # fmt: skip

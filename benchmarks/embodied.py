@@ -6,7 +6,8 @@
 ``throughput`` measures (a) the ceiling: the same environments stepped by the same processes with
 random actions and no policy; (b) this project's rollout and its whole training step; (c) the whole
 training of Stable-Baselines3 PPO with the same network, batch, epochs and number of environments,
-in the better of its two vector environments. ``learning`` trains both to a success rate of 0.9 on
+in the better of its two vector environments, on this project's MetaWorld adapter (faster than
+MetaWorld's own class) and on MetaWorld's own class. ``learning`` trains both to a success rate of 0.9 on
 the same held-out episodes, over several seeds.
 
 Needs ``pip install stable-baselines3``. One thread per process (``OMP_NUM_THREADS=1``) is set
@@ -20,6 +21,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import contextlib
 import json
 import statistics
 import tempfile
@@ -29,11 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
+from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.flow.executor import StepReport
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
 from rlinf.runners.evaluate import evaluation_spec
@@ -74,7 +79,7 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
         system.sync_weights()
         system.train_step(0)
         start = time.perf_counter() - begin
-        rollout, whole = [], []
+        rollout, whole, overhead = [], [], []
         step, begin = 1, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             step_begin = time.perf_counter()
@@ -82,13 +87,68 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
             report = system.train_step(step)
             whole.append(time.perf_counter() - step_begin)
             rollout.append(max(r.seconds for r in report.stages["env"]))
+            overhead.append(exchange_overhead(report))
             step += 1
+        blocking = checkpoint_blocking(system, config)
+        memory = proportional_memory()
     per_rollout = config.env_steps_per_rollout
     return {
         "rollout": per_rollout * len(rollout) / sum(rollout),
         "training": per_rollout * len(whole) / sum(whole),
         "first_step_seconds": start,
+        "exchange_overhead_ms": 1e3 * statistics.median(overhead),
+        "checkpoint_blocking": blocking / (sum(whole) / len(whole)),
+        "memory_gib": memory,
     }
+
+
+def exchange_overhead(report: StepReport) -> float:
+    """Seconds per exchange beyond the simulators' and the policy's own time."""
+    env, policy = report.stages["env"][0], report.stages["rollout"][0]
+    own = env.result.simulator_seconds + policy.seconds - policy.seconds_waiting
+    return (env.seconds - own) / env.items_in
+
+
+def checkpoint_blocking(system: EmbodiedSystem, config: EmbodiedConfig) -> float:
+    """Median seconds that a commit keeps the training waiting."""
+    found = []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        CheckpointStore(directory, config.checkpoint) as store,
+    ):
+        for step in range(1, 12):
+            begin = time.perf_counter()
+            store.save(step, system.state())
+            found.append(time.perf_counter() - begin)
+            store.wait()  # between two real checkpoints the writer has many steps of time
+    return statistics.median(found)
+
+
+def proportional_memory() -> float:
+    """GiB of this process and all below it, shared pages counted once (PSS)."""
+    this = psutil.Process()
+    total = 0
+    for process in [this, *this.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total / 2**30
+
+
+def stock_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
+    """A function that makes MetaWorld's own environment, as its documentation does."""
+
+    def make() -> Any:
+        import gymnasium
+        import metaworld  # noqa: F401 - registers its environments
+
+        return gymnasium.make(
+            "Meta-World/MT1",
+            env_name=config.env.train.options["task"],
+            seed=number,
+            max_episode_steps=config.env.train.max_episode_steps,
+        )
+
+    return make
 
 
 def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
@@ -130,13 +190,16 @@ def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
     return make
 
 
-def sb3_model(config: EmbodiedConfig, kind: str, seed: int, *, default: bool) -> Any:
+def sb3_model(
+    config: EmbodiedConfig, kind: str, seed: int, *, default: bool, stock: bool = False
+) -> Any:
     """Stable-Baselines3 PPO: its own hyper-parameters, or those of the recipe."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
     count = 8 if default else config.env.num_envs
-    makers = [gym_environment(config, seed * 1000 + number) for number in range(count)]
+    make = stock_environment if stock else gym_environment
+    makers = [make(config, seed * 1000 + number) for number in range(count)]
     vector = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[kind](makers)
     algorithm: Any = config.algorithm
     normalized = VecNormalize(vector, gamma=algorithm.gamma)
@@ -168,9 +231,9 @@ def sb3_model(config: EmbodiedConfig, kind: str, seed: int, *, default: bool) ->
     )
 
 
-def sb3_throughput(config: EmbodiedConfig, kind: str, seconds: float) -> float:
+def sb3_throughput(config: EmbodiedConfig, kind: str, seconds: float, *, stock: bool) -> float:
     """Env steps per second of Stable-Baselines3's whole training."""
-    model = sb3_model(config, kind, 0, default=False)
+    model = sb3_model(config, kind, 0, default=False, stock=stock)
     try:
         model.learn(config.env_steps_per_rollout)
         begin, steps = time.perf_counter(), 0
@@ -186,16 +249,21 @@ def throughput(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     """Measure all of (a), (b) and (c), and print the ratios."""
     ceiling = simulator_ceiling(config, seconds)
     mine = ours(config, seconds)
-    peers = {kind: sb3_throughput(config, kind, seconds) for kind in ("dummy", "subproc")}
+    vectors = ("dummy", "subproc")
+    peers = {kind: sb3_throughput(config, kind, seconds, stock=False) for kind in vectors}
     best = max(peers, key=lambda kind: peers[kind])
+    stock = 0.0
+    if config.env.train.type == "metaworld":
+        stock = max(sb3_throughput(config, kind, seconds, stock=True) for kind in vectors)
     rows = {
         "ceiling": ceiling,
         "rollout": mine["rollout"],
         "training": mine["training"],
         "sb3": peers[best],
+        "sb3 with MetaWorld's own environment": stock,
         "rollout / ceiling": mine["rollout"] / ceiling,
         "training / sb3": mine["training"] / peers[best],
-        "first_step_seconds": mine["first_step_seconds"],
+        **mine,
     }
     print(f"simulator ceiling            {ceiling:10.0f} env steps/s")
     print(f"rollout                      {mine['rollout']:10.0f} env steps/s")
@@ -203,7 +271,13 @@ def throughput(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     print(f"whole training               {mine['training']:10.0f} env steps/s")
     print(f"Stable-Baselines3 ({best:7s})  {peers[best]:10.0f} env steps/s")
     print(f"  training / SB3             {rows['training / sb3']:10.2f}")
+    if stock:
+        print(f"SB3, MetaWorld's own class   {stock:10.0f} env steps/s")
+        print(f"  training / SB3             {mine['training'] / stock:10.2f}")
     print(f"start to end of first step   {mine['first_step_seconds']:10.1f} s")
+    print(f"exchange overhead            {mine['exchange_overhead_ms']:10.2f} ms")
+    print(f"commit blocks, of a step     {100 * mine['checkpoint_blocking']:10.1f} %")
+    print(f"memory (PSS)                 {mine['memory_gib']:10.2f} GiB")
     return rows
 
 

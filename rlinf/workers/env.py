@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class RolloutReport:
     faults: Counter[str] = field(default_factory=Counter)
     env_steps: int = 0
     extra_rows: int = 0
+    simulator_seconds: float = 0.0
 
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
@@ -133,7 +135,7 @@ class EnvWorker(StageWorker):
             sent.append(self._batch(env, stage, observations))
             yield self._emit("observations", stage, sent[stage])
         self._was_reset = True
-        for stage, answer, step in self._exchanges(env, actions):
+        for stage, answer, step in self._exchanges(env, actions, report):
             builder = builders[stage]
             if step is None:
                 yield self._emit("trajectories", stage, builder.build(answer))
@@ -171,7 +173,7 @@ class EnvWorker(StageWorker):
             observations = env.reset(stage)
             yield self._emit("observations", stage, self._batch(env, stage, observations))
         # A picture can be taken only while no simulator is at work.
-        for stage, _, step in self._exchanges(env, actions, ahead=not frames):
+        for stage, _, step in self._exchanges(env, actions, RolloutReport(), ahead=not frames):
             if step is None:
                 continue
             times[stage] += 1
@@ -189,7 +191,12 @@ class EnvWorker(StageWorker):
         return report
 
     def _exchanges(
-        self, env: SupervisedVectorEnv, actions: InputStream, *, ahead: bool = True
+        self,
+        env: SupervisedVectorEnv,
+        actions: InputStream,
+        report: RolloutReport,
+        *,
+        ahead: bool = True,
     ) -> Iterator[tuple[int, PolicyBatch, VectorStep | None]]:
         """Step sub-batches as their actions arrive, until the policy was asked for its last value.
 
@@ -211,7 +218,10 @@ class EnvWorker(StageWorker):
                     in_flight.append((stage, answer))
                 continue
             stage, answer = in_flight.popleft()
-            yield stage, answer, env.receive(stage)
+            begin = time.perf_counter()
+            step = env.receive(stage)
+            report.simulator_seconds += time.perf_counter() - begin
+            yield stage, answer, step
 
     def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> SupervisedVectorEnv:
         """The evaluation environments, about to walk a list of episodes."""

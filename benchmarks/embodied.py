@@ -7,8 +7,8 @@
 random actions and no policy; (b) this project's rollout and its whole training step; (c) the whole
 training of Stable-Baselines3 PPO with the same network, batch, epochs and number of environments,
 in the better of its two vector environments, on this project's MetaWorld adapter (faster than
-MetaWorld's own class) and on MetaWorld's own class. ``learning`` trains both to a success rate of 0.9 on
-the same held-out episodes, over several seeds.
+MetaWorld's own class) and on MetaWorld's own class. ``learning`` trains both to a success rate of
+0.9 on the same held-out episodes, over several seeds.
 
 Needs ``pip install stable-baselines3``. One thread per process (``OMP_NUM_THREADS=1``) is set
 unless given: it is the fastest setting for both sides on small networks.

@@ -1,4 +1,8 @@
-"""How a run that fails is reported: the whole trace in its log, the last lines on the screen."""
+"""How errors are reported: messages on the screen, the whole trace in the log of the run.
+
+What the project raises on purpose is told by its message; of any other exception the screen shows
+the end of the trace. An exception that a worker raised is reported as if it were raised here.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,13 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.screen import complain
+from rlinf.errors import RLinfError, UserError
+from rlinf.scheduler.errors import WorkerCallError
 
-_LAST_LINES = 6
+FAILED, USER_ERROR = 1, 2
+
+_TRACE_LINES = 6
+_MESSAGE_LINES = 20
 
 
 @dataclass
@@ -40,15 +49,37 @@ Debug = Annotated[
 ]
 
 
-def report_failure(error: BaseException) -> None:
-    """Write the trace of ``error`` to the log and the end of it to the screen."""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+def report(error: Exception) -> int:
+    """Report an error and return the exit code of the process."""
+    origin, place = _origin(error)
+    trace = "".join(traceback.format_exception(error)).rstrip()
     if reporting.log is not None:
         with reporting.log.open("a", encoding="utf-8") as log:
-            log.write("\n".join(["", *lines, ""]))
-    if reporting.debug or len(lines) <= _LAST_LINES:
-        complain("\n".join(["the run failed", *lines]), label="failure")
-        return
+            log.write(f"\n{trace}\n")
+    if isinstance(origin, UserError):
+        complain(str(origin))
+        return USER_ERROR
+    complain(_failure(origin, place, trace.splitlines()), label="failure")
+    return FAILED
+
+
+def _origin(error: BaseException) -> tuple[BaseException, str]:
+    """Return the exception that a worker raised, and the worker; else the error itself."""
+    place = ""
+    while isinstance(error, WorkerCallError) and error.__cause__ is not None:
+        place = f" in {error.worker_name}"
+        error = error.__cause__
+    return error, place
+
+
+def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
+    if reporting.debug:
+        return "\n".join([f"the run failed{place}", *trace])
     where = f"whole trace in {reporting.log}" if reporting.log else "whole trace with --debug"
-    shown = "\n".join(["the run failed; the trace ends in", *lines[-_LAST_LINES:], where])
-    complain(shown, label="failure")
+    message = str(origin).splitlines()
+    if isinstance(origin, RLinfError) and not isinstance(origin, WorkerCallError) and message:
+        more = ["…"] if len(message) > _MESSAGE_LINES else []
+        head = f"the run failed{place}: {message[0]}"
+        return "\n".join([head, *message[1:_MESSAGE_LINES], *more, where])
+    head = f"the run failed{place}; the trace ends in"
+    return "\n".join([head, *trace[-_TRACE_LINES:], where])

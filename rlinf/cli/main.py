@@ -12,12 +12,9 @@ import typer
 
 import rlinf
 from rlinf.cli import check, doctor, evaluate, explain, listing, resume, train
-from rlinf.cli.failure import Debug, report_failure, reporting
+from rlinf.cli.failure import Debug, report, reporting
 from rlinf.cli.interrupt import INTERRUPTED
-from rlinf.cli.screen import complain, say
-from rlinf.errors import UserError
-
-FAILED, USER_ERROR = 1, 2
+from rlinf.cli.screen import say
 
 app = typer.Typer(
     name="rlinf",
@@ -66,10 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except UserError as error:
-        complain(str(error))
-        return USER_ERROR
     except Exception as error:  # noqa: BLE001 - the boundary of the program: report, then end
-        report_failure(error)
-        return FAILED
+        return report(error)
     return 0

@@ -120,8 +120,8 @@ class Process:
     def _timed_out(self, what: str, rows: list[Row]) -> WaitTimeout:
         minutes = self.deadline_seconds / 60
         return WaitTimeout(
-            f"{current_worker_name()} waited longer than {minutes:g} minutes for {what}. If that is "
-            "expected, raise cluster.timeout_minutes, or RLINF_TIMEOUT where the recipe does not "
+            f"{current_worker_name()} waited longer than {minutes:g} minutes for {what}. If that "
+            "is expected, raise cluster.timeout_minutes, or RLINF_TIMEOUT where the recipe does not "
             f"set it.\n{render(rows)}"
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 import rlinf
 from rlinf.cli import main as main_module
-from rlinf.cli.failure import report_failure, reporting
+from rlinf.cli.failure import report, reporting
 from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.main import main
 from rlinf.errors import MissingPackageError, RunFailure
@@ -74,15 +74,29 @@ def test_a_failure_shows_its_end_and_logs_the_whole(
     monkeypatch.setattr(main_module, "app", fail)
     code, _, err = run(capsys, "anything")
     assert code == 1
-    assert "RunFailure: the first failure" in err
+    assert "the run failed: the first failure" in err
     assert "Traceback" not in err
     assert f"whole trace in {tmp_path / 'run.log'}" in err
     log = (tmp_path / "run.log").read_text(encoding="utf-8")
     assert log.count("deep(level - 1)") >= 2
     assert "Traceback" in log
     reporting.debug = True
-    report_failure(RunFailure("again"))
+    assert report(RunFailure("again")) == 1
     assert "RunFailure: again" in capsys.readouterr().err
+
+
+def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(main_module, "app", fail)
+    code, _, err = run(capsys, "anything")
+    assert code == 1
+    assert "the run failed; the trace ends in" in err
+    assert "ZeroDivisionError: by zero" in err
+    assert "whole trace with --debug" in err
 
 
 @pytest.mark.parametrize(

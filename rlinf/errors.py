@@ -6,6 +6,9 @@ prints it without a stack trace and exits with 2. Everything else is a failure o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RLinfError(Exception):
     """Base of every exception that the project raises on purpose."""
@@ -16,7 +19,32 @@ class UserError(RLinfError):
 
 
 class ConfigError(UserError):
-    """A configuration value, key or combination that is not legal."""
+    """A configuration value, key or combination that is not legal.
+
+    Args:
+        reason: Why, and the nearest legal value.
+        key: The key with that value, relative to the section of who raises this; empty where the
+            reason names the culprits. :func:`in_section` puts the section before it.
+    """
+
+    def __init__(self, reason: str, *, key: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.key = key
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}" if self.key else self.reason
+
+
+@contextmanager
+def in_section(section: str) -> Iterator[None]:
+    """Let the key of a ConfigError from within be one of ``section``."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.key:
+            error.key = f"{section}.{error.key}"
+        raise
 
 
 class MissingPackageError(UserError):

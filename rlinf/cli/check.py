@@ -28,13 +28,13 @@ def check_env(
 ) -> None:
     """Check that an environment adapter keeps the env protocol."""
     from rlinf.config.load import with_overrides
-    from rlinf.config.validate import validate
+    from rlinf.config.validate import check, validate
     from rlinf.envs.config import EnvConfig
 
     section = {"type": name, "max_episode_steps": 50}
     recipe = with_overrides(f"env {name}", section, settings or [])
     config = validate(EnvConfig, recipe.data, recipe)
-    config.check()
+    check(config, recipe)
 
     from rlinf.envs.conformance import check_env as run_suite
 

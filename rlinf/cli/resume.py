@@ -18,13 +18,14 @@ def resume(
 ) -> None:
     """Continue a run from its newest good checkpoint."""
     from rlinf.cli.tasks import read_config, refuse_fixed_keys
+    from rlinf.config.validate import check
 
     path = find_run(run)
     check_writable(path, "run directory")
     task, _, before = read_config(str(path / CONFIG_FILE), [])
-    _, _, config = read_config(str(path / CONFIG_FILE), overrides or [])
+    _, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
     refuse_fixed_keys(task, before, config)
-    config.check()
+    check(config, recipe)
 
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory

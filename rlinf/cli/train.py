@@ -40,6 +40,7 @@ def train(
 ) -> None:
     """Train by a recipe."""
     from rlinf.cli.tasks import read_config
+    from rlinf.config.validate import check
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     task, loaded, config = read_config(recipe, changes)
@@ -48,7 +49,7 @@ def train(
     else:
         check_new(run_dir)
         check_writable(run_dir, "--run-dir")
-    config.check()
+    check(config, loaded)
     if dry_run:
         print_dry_run(config)
         return

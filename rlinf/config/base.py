@@ -10,6 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+from rlinf.errors import in_section
+
 
 class StrictModel(BaseModel):
     """A configuration section.
@@ -41,7 +43,7 @@ class StrictModel(BaseModel):
         """Refuse what is legal but cannot run on this machine, within a second.
 
         A section overrides this to look for a package, a file or an interpreter; all others pass
-        the question on to their own sections.
+        the question on to their own sections. The key of a ConfigError is relative to the section.
 
         Raises:
             UserError: Says what is missing and how to get it.
@@ -49,7 +51,8 @@ class StrictModel(BaseModel):
         for name in type(self).model_fields:
             section = getattr(self, name)
             if isinstance(section, StrictModel):
-                section.check()
+                with in_section(name):
+                    section.check()
 
 
 def _from_yaml(value: Any, annotation: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rlinf.config.base import StrictModel
 from rlinf.config.load import LoadedRecipe
 from rlinf.config.reasons import reason, show
 from rlinf.errors import ConfigError
@@ -34,6 +35,24 @@ def validate(
     except ValidationError as error:
         recipe = source if isinstance(source, LoadedRecipe) else LoadedRecipe(source, dict(data))
         raise ConfigError(_message(model_class, error, recipe)) from error
+
+
+def check(config: StrictModel, recipe: LoadedRecipe) -> None:
+    """Refuse what is legal but cannot run on this machine; see :meth:`StrictModel.check`.
+
+    Raises:
+        UserError: Says what is missing; a value to be changed is named with its origin.
+    """
+    try:
+        config.check()
+    except ConfigError as error:
+        if not error.key:
+            raise
+        value: Any = recipe.data
+        for part in error.key.split("."):
+            value = _child(value, part)
+        problem = f"{_head(error.key, value, recipe)}{error.reason}"
+        raise ConfigError(f"{recipe.name}: 1 problem\n  {problem}") from error
 
 
 def _message(model_class: type[BaseModel], error: ValidationError, recipe: LoadedRecipe) -> str:

@@ -51,7 +51,8 @@ class SimulatorEnv(gymnasium.Env[Observation, np.ndarray]):
         """Refuse options that cannot work, without importing the simulator.
 
         Raises:
-            ConfigError: An option is not legal.
+            ConfigError: An option is not legal; ``key`` is ``options.NAME``, or that of another
+                setting of the env section.
             MissingPackageError: The simulator is not installed.
         """
 

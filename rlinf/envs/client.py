@@ -93,7 +93,8 @@ class EnvProcess:
             ours.close()
             self._errors.close()
             os.close(self._lifeline)
-            raise ConfigError(f"env.python: cannot start {command[0]}: {error.strerror}") from error
+            reason = f"cannot start {command[0]}: {error.strerror}"
+            raise ConfigError(reason, key="python") from error
         finally:
             theirs.close()
             os.close(lifeline)
@@ -117,7 +118,7 @@ class EnvProcess:
         except TimeoutError as error:
             raise RunFailure(
                 f"an env process was not ready after {self._start_deadline:g} s "
-                f"(env.start_deadline); its stack and output:\n{self._stack()}"
+                f"(start_deadline); its stack and output:\n{self._stack()}"
             ) from error
         except (EOFError, OSError) as error:
             raise RunFailure(
@@ -244,5 +245,5 @@ def _error_of(report: dict[str, Any]) -> RLinfError:
     if report["kind"] == "missing":
         return MissingPackageError(*report["package"])
     if report["kind"] == "user":
-        return ConfigError(report["message"])
+        return ConfigError(report["message"], key=report["key"])
     return RunFailure(f"an env process failed:\n{report['stack']}")

@@ -1,4 +1,4 @@
-"""The ``env.train`` and ``env.eval`` sections of a recipe."""
+"""The section of a recipe that says which simulator runs and how: ``env.train``."""
 
 from __future__ import annotations
 
@@ -88,8 +88,9 @@ class EnvConfig(StrictModel):
             env_class(self.type).check(self.adapter_options, self.max_episode_steps)
         elif shutil.which(self.python) is None:
             raise ConfigError(
-                f"env.python: {self.python} is no executable file; give the path of the "
-                "interpreter, for example envs/simulator/bin/python"
+                f"{self.python} is no executable file; give the path of the interpreter, for "
+                "example envs/simulator/bin/python",
+                key="python",
             )
 
     def process_count(self, num_envs: int, affinity: int | None = None) -> int:

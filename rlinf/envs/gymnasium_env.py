@@ -54,7 +54,7 @@ class GymnasiumEnv(SimulatorEnv):
                 **options.kwargs,
             )
         except gymnasium.error.Error as error:
-            raise ConfigError(f"env.options.id: {options.id}: {error}") from error
+            raise ConfigError(str(error), key="options.id") from error
         self._raw_space = self._env.observation_space
         self._is_image = _is_image(self._raw_space)
         self.observation_space = spaces.Dict(
@@ -71,7 +71,7 @@ class GymnasiumEnv(SimulatorEnv):
         try:
             gymnasium.spec(options.id)
         except (gymnasium.error.Error, ImportError) as error:
-            raise ConfigError(f"env.options.id: {options.id}: {error}") from error
+            raise ConfigError(str(error), key="options.id") from error
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -125,7 +125,8 @@ def _is_image(space: gymnasium.Space[Any]) -> bool:
 def _flat_size(env: GymnasiumEnv) -> int:
     space = env._raw_space
     if not space.is_np_flattenable:
-        raise ConfigError(f"env.options.id: {env._options.id} has observations of varying size")
+        name = env._options.id
+        raise ConfigError(f"{name} has observations of varying size", key="options.id")
     return int(spaces.flatdim(space))
 
 
@@ -136,5 +137,6 @@ def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Spac
         low, high = (limit.reshape(-1).astype(np.float32) for limit in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
     raise ConfigError(
-        f"env.options.id: the actions of {name} are {space}; Box of floats and Discrete are known"
+        f"the actions of {name} are {space}; Box of floats and Discrete are known",
+        key="options.id",
     )

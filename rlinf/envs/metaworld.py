@@ -82,13 +82,14 @@ class MetaWorldEnv(SimulatorEnv):
             from rlinf.config.nearest import did_you_mean
 
             raise ConfigError(
-                f"env.options.task: MetaWorld has no task `{options.task}`; "
-                f"{did_you_mean(options.task, names)}"
+                f"MetaWorld has no task `{options.task}`; {did_you_mean(options.task, names)}",
+                key="options.task",
             )
         if max_episode_steps > _MAX_STEPS:
             raise ConfigError(
-                f"env.max_episode_steps: {max_episode_steps} is beyond the limit of MetaWorld "
-                f"episodes; nearest: {_MAX_STEPS}"
+                f"{max_episode_steps} is beyond the limit of MetaWorld episodes; "
+                f"nearest: {_MAX_STEPS}",
+                key="max_episode_steps",
             )
         _check_pictures(options)
 
@@ -158,14 +159,14 @@ def task_names() -> tuple[str, ...]:
 
 def _check_pictures(options: MetaWorldOptions) -> None:
     if not (options.states or options.images):
-        raise ConfigError("env.options: `states` or `images` must be true, else nothing is seen")
+        raise ConfigError("`states` or `images` must be true, else nothing is seen", key="options")
     if options.camera not in CAMERAS:
         raise ConfigError(
-            f"env.options.camera: no camera `{options.camera}`; known: {', '.join(CAMERAS)}"
+            f"no camera `{options.camera}`; known: {', '.join(CAMERAS)}", key="options.camera"
         )
     low, high = _IMAGE_SIZES
     for name in ("image_size", "render_size"):
         size = getattr(options, name)
         if not low <= size <= high:
             nearest = min(max(size, low), high)
-            raise ConfigError(f"env.options.{name}: {size} pixels; nearest: {nearest}")
+            raise ConfigError(f"{size} pixels; nearest: {nearest}", key=f"options.{name}")

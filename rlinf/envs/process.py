@@ -24,7 +24,7 @@ from rlinf.envs.registry import env_class
 from rlinf.envs.schedule import EpisodeSchedule
 from rlinf.envs.spec import spec_of
 from rlinf.envs.wire import Message, Op, decode_tree, encode_tree, receive, send
-from rlinf.errors import MissingPackageError, UserError
+from rlinf.errors import ConfigError, MissingPackageError, UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -62,12 +62,14 @@ def _serve(connection: socket.socket, memory: int) -> None:
 
 
 def _report(error: Exception) -> bytes:
-    report: dict[str, Any] = {"kind": "failure", "message": str(error)}
+    report: dict[str, Any] = {"kind": "failure"}
     if isinstance(error, MissingPackageError):
         package = [error.package, error.extra, error.needed_for]
         report = {"kind": "missing", "package": package}
+    elif isinstance(error, ConfigError):
+        report = {"kind": "user", "message": error.reason, "key": error.key}
     elif isinstance(error, UserError):
-        report["kind"] = "user"
+        report = {"kind": "user", "message": str(error), "key": ""}
     report["stack"] = "".join(traceback.format_exception(error))
     return encode_tree(report)
 

@@ -121,8 +121,8 @@ class Process:
         minutes = self.deadline_seconds / 60
         return WaitTimeout(
             f"{current_worker_name()} waited longer than {minutes:g} minutes for {what}. If that "
-            "is expected, raise cluster.timeout_minutes, or RLINF_TIMEOUT where the recipe does not "
-            f"set it.\n{render(rows)}"
+            "is expected, raise cluster.timeout_minutes, or RLINF_TIMEOUT where the recipe sets "
+            f"none.\n{render(rows)}"
         )
 
 

@@ -17,7 +17,7 @@ from rlinf.envs.records import EpisodeRecord
 from rlinf.envs.results import VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.vector import SupervisedVectorEnv
-from rlinf.errors import RunFailure
+from rlinf.errors import RunFailure, in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 
@@ -102,17 +102,18 @@ class EnvWorker(StageWorker):
         episodes: Sequence[tuple[int, int]] | None = None,
     ) -> SupervisedVectorEnv:
         count = total // self._world_size
-        return SupervisedVectorEnv(
-            config,
-            num_envs=count,
-            first_env=self._rank * count,
-            total_envs=total,
-            seed=self._setup.seed,
-            stages=self._setup.stages,
-            purpose=purpose,
-            episode_seeds=episodes,
-            max_chunk=self._setup.chunk,
-        )
+        with in_section("env.train"):
+            return SupervisedVectorEnv(
+                config,
+                num_envs=count,
+                first_env=self._rank * count,
+                total_envs=total,
+                seed=self._setup.seed,
+                stages=self._setup.stages,
+                purpose=purpose,
+                episode_seeds=episodes,
+                max_chunk=self._setup.chunk,
+            )
 
     # -- stages ---------------------------------------------------------------------------------
 

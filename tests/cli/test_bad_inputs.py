@@ -52,7 +52,14 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["algorithm.type=pppo"], ["algorithm.type", "did you mean `ppo`?"]),
     (["algorithm.type=grpo"], ["algorithm.gamma", "quickstart.yaml line", "of type grpo"]),
     (["env.train.type=metawrld"], ["env.train.type", "did you mean `metaworld`?"]),
-    (["env.train.options.task=reach-v9"], ["task", "did you mean `reach-v3`?"]),
+    (
+        ["env.train.options.task=reach-v9"],
+        ["env.train.options.task = 'reach-v9' (command line): ", "did you mean `reach-v3`?"],
+    ),
+    (
+        ["env.train.max_episode_steps=501"],
+        ["env.train.max_episode_steps = 501 (command line): ", "nearest: 500"],
+    ),
     (["logger.backends=[tensorbord]"], ["logger.backends", "did you mean `tensorboard`?"]),
     (["cluster.runtime=rai"], ["cluster.runtime", "did you mean `ray`?"]),
     (["model.activation=tahn"], ["model.activation", "did you mean `tanh`?"]),
@@ -119,7 +126,10 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["seed.x=1"], ["seed", "not a section with the keys x"]),
     (["~algorithm.gama"], ["nothing sets `algorithm.gama`", "did you mean `algorithm.gamma`?"]),
     # what the machine cannot give
-    (["env.train.python=/no/such/python"], ["python", "/no/such/python"]),
+    (
+        ["env.train.python=/no/such/python"],
+        ["env.train.python = '/no/such/python' (command line): "],
+    ),
     (["runner.output_dir=/dev/null/runs"], ["runner.output_dir", "/dev/null", "not a directory"]),
     (["--run-dir", "/dev/null/run"], ["--run-dir", "/dev/null", "not a directory"]),
     (["--run-dir", "/proc/run"], ["--run-dir", "/proc", "cannot be written"]),
@@ -135,6 +145,10 @@ FILES: list[tuple[str, list[str]]] = [
     ("- seed\n", ["bad.yaml", "must be a mapping"]),
     ("seed: 3\n", ["`task` is missing"]),
     ("task: embodied\n", ["bad.yaml: ", "env (bad.yaml): is required", "model (bad.yaml)"]),
+    (
+        "base: quickstart\nenv:\n  train: {options: {camera: front}}\n",
+        ["env.train.options.camera = 'front' (bad.yaml line 3): no camera `front`"],
+    ),
     (
         "base: quickstart\n\nalgorithm:\n  gae_lambda: 2\n  gama: 1\n",
         ["2 problems", "gae_lambda = 2 (bad.yaml line 4)", "bad.yaml line 5", "`gamma`?"],
@@ -200,6 +214,10 @@ def test_commands(capsys: pytest.CaptureFixture[str], words: list[str], parts: l
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
         (["check", "env", "metaworld"], ["task"]),
         (["check", "env", "metaworld", "options.taks=reach-v3"], ["did you mean `task`?"]),
+        (
+            ["check", "env", "metaworld", "options.task=reach-v9"],
+            ["options.task = 'reach-v9' (command line): "],
+        ),
         (["resume", "nowhere"], ["no run 'nowhere'"]),
         (["eval", "nowhere"], ["no run 'nowhere'"]),
         (["eval", "nowhere", "--episodes", "0"], ["--episodes"]),

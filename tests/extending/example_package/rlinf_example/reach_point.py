@@ -41,7 +41,7 @@ class ReachPointEnv(SimulatorEnv):
     def check(cls, options: ReachPointOptions, max_episode_steps: int) -> None:
         """Refuse, before anything starts, a box without dimensions."""
         if options.dimensions < 1:
-            raise ConfigError(f"env.options.dimensions: {options.dimensions}; nearest: 1")
+            raise ConfigError("a box has dimensions; nearest: 1", key="options.dimensions")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

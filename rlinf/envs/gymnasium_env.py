@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,9 +68,16 @@ class GymnasiumEnv(SimulatorEnv):
 
     @classmethod
     def check(cls, options: GymnasiumOptions, max_episode_steps: int) -> None:
-        """Refuse an id that is not registered."""
+        """Refuse an id that is not registered, or whose module does not exist.
+
+        What a module registers is known when the env process imports it.
+        """
+        module, colon, _ = options.id.partition(":")
         try:
-            gymnasium.spec(options.id)
+            if not colon:
+                gymnasium.spec(options.id)
+            elif importlib.util.find_spec(module) is None:
+                raise ConfigError(f"there is no module `{module}`", key="options.id")
         except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(str(error), key="options.id") from error
 

@@ -9,7 +9,7 @@ from pydantic import field_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.monitor.loggers.registry import logger_names
+from rlinf.monitor.loggers.registry import logger_class, logger_names
 
 
 class LoggerConfig(StrictModel):
@@ -35,3 +35,13 @@ class LoggerConfig(StrictModel):
             if name not in known:
                 raise illegal("", f"unknown logger `{name}`", hint=did_you_mean(name, known))
         return backends
+
+    def check(self) -> None:
+        """Look for the packages of the loggers.
+
+        Raises:
+            ConfigError: A logger of another package cannot be used.
+            MissingPackageError: A package is not installed.
+        """
+        for name in self.backends:
+            logger_class(name).check_packages()

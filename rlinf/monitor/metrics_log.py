@@ -42,6 +42,7 @@ class MetricsLog:
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
         config = config or LoggerConfig()
+        config.check()
         context = LoggerContext(
             run_dir=Path(run_dir),
             project=config.project,
@@ -50,8 +51,6 @@ class MetricsLog:
             config=run_config or {},
         )
         classes = {name: logger_class(name) for name in config.backends if name != "jsonl"}
-        for found in classes.values():
-            found.check_packages()
         self._file = JsonlLogger(context)
         self._loggers: dict[str, MetricLogger] = {
             name: found(context) for name, found in classes.items()

@@ -121,9 +121,9 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     ),
     # overrides that are none
     (["seed"], ["'seed' is not of the form key=value"]),
-    (["rollout.steps.x=1"], ["`rollout.steps` is the value 64", "quickstart.yaml line"]),
+    (["rollout.steps.x=1"], ["`rollout.steps` is the value 128", "quickstart.yaml line"]),
     (["seed=[1"], ["command line: seed", "not a YAML value"]),
-    (["seed.x=1"], ["seed", "not a section with the keys x"]),
+    (["seed.x=1"], ["`seed` is the value 0", "quickstart.yaml line"]),
     (["~algorithm.gama"], ["nothing sets `algorithm.gama`", "did you mean `algorithm.gamma`?"]),
     # what the machine cannot give
     (
@@ -275,7 +275,7 @@ def test_a_resumed_run_keeps_its_model(
     message = refused(
         capsys, ["resume", str(run_directory), "model.hidden_sizes=[8]", "runner.timeline=true"]
     )
-    contains(message, ["model.hidden_sizes = [8] (it was [128, 128])", "Changeable: runner"])
+    contains(message, ["model.hidden_sizes = [8] (it was [64, 64])", "Changeable: runner"])
     assert "timeline" not in message
 
 

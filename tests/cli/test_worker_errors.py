@@ -9,6 +9,21 @@ import pytest
 from rlinf.cli.main import main
 from tests.runners.support import write_recipe
 
+SWITCHES = """
+import gymnasium
+
+
+class Switches(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.MultiBinary(3)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+gymnasium.register("Switches-v0", Switches)
+"""
+
 RUNTIMES = ["local", pytest.param("ray", marks=pytest.mark.slow)]
 
 
@@ -24,6 +39,18 @@ def test_a_user_error_in_a_worker_is_a_message(
     assert line.startswith("error: model.type: mlp gives continuous actions")
     log = (run / "run.log").read_text(encoding="utf-8")
     assert "Traceback inside" in log
+
+
+def test_a_key_that_an_env_process_refuses_is_one_of_the_recipe(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "many_switches.py").write_text(SWITCHES, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["env.train.options.id=many_switches:Switches-v0"]
+    recipe = str(write_recipe(tmp_path))
+    assert main(["train", recipe, "--run-dir", str(tmp_path / "run"), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: env.train.options.id: the actions of many_switches:Switches-v0")
 
 
 def test_a_failure_in_a_worker_is_a_message_and_its_trace_is_logged(

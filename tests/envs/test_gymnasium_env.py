@@ -103,5 +103,8 @@ def test_what_cannot_be_handled_is_refused(observations, actions, message):
 
 
 def test_an_unknown_id_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match=r"(?s)Pendlum-v1.*Did you mean"):
+    with pytest.raises(ConfigError, match=r"(?s)^options\.id: .*Pendlum.*Did you mean"):
         GymnasiumEnv.check(GymnasiumOptions(id="Pendlum-v1"), 100)
+    for module in ("no_such_module", "no_such_package.module"):
+        with pytest.raises(ConfigError, match=r"options\.id: .*no_such"):
+            GymnasiumEnv.check(GymnasiumOptions(id=f"{module}:Name-v0"), 100)

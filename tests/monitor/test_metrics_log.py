@@ -222,9 +222,13 @@ def test_swanlab_offline(tmp_path):
 
 
 @pytest.mark.slow
-def test_mlflow_in_a_file(tmp_path):
+def test_mlflow_in_a_file(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     log_twice(tmp_path, "mlflow")
+    assert not list(elsewhere.iterdir())
     with sqlite3.connect(tmp_path / "mlflow" / "mlflow.db") as database:
         rows = database.execute("select step, value from metrics order by step, timestamp")
         assert rows.fetchall() == [(1, 0.5), (2, 1.5), (3, -1), (3, 2.5)]

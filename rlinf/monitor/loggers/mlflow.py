@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf.monitor.loggers.base import LoggerContext, MetricLogger, remembered_id
+
+if TYPE_CHECKING:
+    from mlflow.utils.async_logging.run_operations import RunOperations
 
 _MAX_PARAMETER = 500
 
@@ -34,6 +37,7 @@ class MlflowLogger(MetricLogger):
         self._run_id = known.read_text() if known.is_file() else self._create(context)
         remembered_id(known, self._run_id)
         self._client.update_run(self._run_id, status="RUNNING")
+        self._pending: RunOperations | None = None
 
     def _create(self, context: LoggerContext) -> str:
         client = self._client
@@ -56,16 +60,15 @@ class MlflowLogger(MetricLogger):
 
         milliseconds = int(unix_time * 1000)
         entries = [Metric(name, value, milliseconds, step) for name, value in metrics.items()]
-        self._client.log_batch(self._run_id, metrics=entries, synchronous=False)
+        self._pending = self._client.log_batch(self._run_id, metrics=entries, synchronous=False)
 
     def rewind(self, step: int) -> None:
         """Nothing: MLflow shows the newest value of a step."""
 
     def close(self) -> None:
         """Mark the run as finished."""
-        from mlflow import flush_async_logging
-
-        flush_async_logging()
+        if self._pending is not None:
+            self._pending.wait()  # batches are sent in order, so the last one is enough
         self._client.set_terminated(self._run_id)
 
 

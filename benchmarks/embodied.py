@@ -158,7 +158,7 @@ def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
         import gymnasium
         from gymnasium import spaces
 
-        from rlinf.envs.registry import env_class
+        from rlinf.envs.registry import REGISTRY
 
         class Flat(gymnasium.Wrapper):  # type: ignore[type-arg]
             """The adapter's states as a plain Box, with the recipe's step limit."""
@@ -184,7 +184,7 @@ def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
                 truncated = truncated or self.steps >= config.env.train.max_episode_steps
                 return observation["states"].copy(), float(reward), terminated, truncated, info
 
-        adapter = env_class(config.env.train.type)
+        adapter = REGISTRY.load(config.env.train.type)
         return Flat(adapter(config.env.train.adapter_options))
 
     return make

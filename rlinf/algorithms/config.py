@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
-from rlinf.config.component import illegal, load_attribute
+from rlinf.config.component import illegal
+from rlinf.config.registry import load_attribute
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm

@@ -39,4 +39,6 @@ def explain(
             say("  set by   " + ", ".join(f"{recipe}: {value}" for recipe, value in entry.settings))
         if entry.children:
             show_table("", ("  key", "meaning"), [(f"  {k}", text) for k, text in entry.children])
+        for line in entry.broken:
+            say(f"  {line}")
         say()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rlinf.cli.screen import show_table
 from rlinf.config.explain import first_sentence
 from rlinf.config.load import find_recipe, recipe_names
+from rlinf.config.registry import Registry, load_attribute
+from rlinf.errors import ConfigError
 
 
 class Kind(StrEnum):
@@ -25,13 +26,12 @@ class Kind(StrEnum):
     LOGGERS = "loggers"
 
 
-# The registry of each kind: the function that gives its names, and the one that gives the class
-# behind a name, whose docstring says what it is.
+# The registry of each kind; the docstring of a registered class says what it is.
 REGISTRIES = {
-    Kind.ENVS: ("rlinf.envs.registry", "env_types", "env_class"),
-    Kind.MODELS: ("rlinf.models.registry", "names", "config_class"),
-    Kind.ALGORITHMS: ("rlinf.algorithms.registry", "names", "config_class"),
-    Kind.LOGGERS: ("rlinf.monitor.loggers.registry", "logger_names", "logger_class"),
+    Kind.ENVS: "rlinf.envs.registry:REGISTRY",
+    Kind.MODELS: "rlinf.models.registry:REGISTRY",
+    Kind.ALGORITHMS: "rlinf.algorithms.registry:REGISTRY",
+    Kind.LOGGERS: "rlinf.monitor.loggers.registry:REGISTRY",
 }
 
 ENGINES = {"torch": "The policy's own forward pass, in the rollout worker."}
@@ -50,10 +50,10 @@ def _rows(kind: Kind) -> Iterator[tuple[str, str]]:
     elif kind is Kind.ENGINES:
         yield from ENGINES.items()
     else:
-        module_name, names, class_of = REGISTRIES[kind]
-        module: Any = importlib.import_module(module_name)
-        for name in sorted(getattr(module, names)()):
-            yield name, first_sentence(getattr(module, class_of)(name).__doc__ or "")
+        registry: Registry[object] = load_attribute(REGISTRIES[kind])
+        for name, found in registry.usable():
+            broken = isinstance(found, ConfigError)
+            yield name, str(found) if broken else first_sentence(found.__doc__ or "")
 
 
 def _opening_comment(recipe: str) -> str:

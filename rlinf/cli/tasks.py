@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from rlinf.config.dump import Dumpable, to_data
 from rlinf.config.load import LoadedRecipe, load_recipe
 from rlinf.config.nearest import did_you_mean
+from rlinf.config.registry import load_attribute
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 
@@ -47,8 +48,7 @@ class Task:
 
     def config_class(self) -> type[BaseModel]:
         """Import and return the config class."""
-        module, _, name = self.config.partition(":")
-        found: type[BaseModel] = getattr(importlib.import_module(module), name)
+        found: type[BaseModel] = load_attribute(self.config)
         return found
 
     def runner_module(self) -> ModuleType:

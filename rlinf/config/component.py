@@ -1,21 +1,20 @@
 """Sections with a ``type:`` key, each validated by the config class of the component it names.
 
-This room knows no component. A registry, wherever it stands, passes two functions: the names it
-knows, and the config class of one of them. The class is imported only when its section is
-validated.
+This room knows no component: a recipe's class annotates the section with the registry of its
+components. The config class is imported only when its section is validated.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from rlinf.config.nearest import did_you_mean
+from rlinf.config.registry import Registry
+from rlinf.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,13 @@ class Component:
 
     Example::
 
-        algorithm: Annotated[StrictModel, Component("algorithm", names, config_class)]
+        algorithm: Annotated[AlgorithmConfig, Component(REGISTRY)]
 
     Args:
-        kind: What the component is, in messages: ``algorithm``, ``model``.
-        names: Returns the known types.
-        config_class: Returns the config class of one known type.
+        registry: The known types and their config classes.
     """
 
-    kind: str
-    names: Callable[[], Sequence[str]]
-    config_class: Callable[[str], type[BaseModel]]
+    registry: Registry[Any]
 
     def section(self, value: Any) -> BaseModel:
         """Return the validated section.
@@ -52,19 +47,14 @@ class Component:
         if not isinstance(value, Mapping):
             raise PydanticCustomError("component_section", "must be a section with a `type` key")
         name = value.get("type")
-        if not isinstance(name, str) or name not in self.names():
-            raise self._unknown(name)
-        return self.config_class(name)
-
-    def _unknown(self, name: object) -> PydanticCustomError:
-        known = self.names()
         if name is None:
-            why = f"the section does not say which {self.kind} it configures"
-            hint = f"known: {', '.join(sorted(known))}"
-        else:
-            why = f"unknown {self.kind}"
-            hint = did_you_mean(str(name), known)
-        return illegal("type", why, hint=hint)
+            why = f"the section does not say which {self.registry.kind} it configures"
+            raise illegal("type", why, hint=f"known: {', '.join(self.registry.names())}")
+        try:
+            found: type[BaseModel] = self.registry.load(str(name))
+        except ConfigError as error:
+            raise illegal("type", str(error)) from error
+        return found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Validate and write the section by the class of its type, not by the annotated base."""
@@ -78,12 +68,6 @@ class Component:
 
 def _dump(section: BaseModel, info: Any) -> dict[str, Any]:
     return section.model_dump(mode=info.mode)
-
-
-def load_attribute(reference: str) -> Any:
-    """Import and return ``module:attribute``."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def illegal(key: str, why: str, *, hint: str = "") -> PydanticCustomError:

@@ -13,8 +13,16 @@ from pydantic.fields import FieldInfo
 
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.config.nearest import did_you_mean, nearest_names
+from rlinf.config.options import OptionsModel
 from rlinf.config.reasons import show
-from rlinf.config.schema import component_of, default_of, section_classes, walk
+from rlinf.config.schema import (
+    broken_components,
+    component_of,
+    default_of,
+    options_of,
+    section_classes,
+    walk,
+)
 from rlinf.errors import ConfigError
 
 
@@ -31,6 +39,7 @@ class Explanation:
         description: The attribute's docstring.
         children: Keys of the section with the first sentence of their descriptions.
         settings: Ready recipes that set the key, with the value.
+        broken: Components that the section could name, but that cannot be used; a line for each.
     """
 
     key: str
@@ -41,6 +50,7 @@ class Explanation:
     description: str
     children: tuple[tuple[str, str], ...]
     settings: tuple[tuple[str, str], ...]
+    broken: tuple[str, ...]
 
 
 def explain(model_class: type[BaseModel], key: str) -> list[Explanation]:
@@ -55,7 +65,11 @@ def explain(model_class: type[BaseModel], key: str) -> list[Explanation]:
     """
     entries = list(walk(model_class))
     names = list(dict.fromkeys(name for name, _, _ in entries))
-    key = _full_key(key, names)
+    try:
+        key = _full_key(key, names)
+    except ConfigError as error:
+        broken = [line for _, _, field in entries for line in broken_components(field)]
+        raise ConfigError("\n".join(dict.fromkeys([str(error), *broken]))) from error
     found = [(owner, field) for name, owner, field in entries if name == key]
     recipes = {name: load_recipe(name).data for name in recipe_names()}
     # One class can be reached twice, as the train and the eval section of an env can.
@@ -90,16 +104,22 @@ def _explanation(
 ) -> Explanation:
     default = default_of(field)
     sections = section_classes(field)
-    component = component_of(field)
+    component, options = component_of(field), options_of(field)
+    kind = kind_of(field.annotation)
+    if component is not None:
+        kind = f"section of one {component.registry.kind}"
+    elif options is not None:
+        kind = f"options of one {options.registry.kind}"
     return Explanation(
         key=key,
         owner=_component_type(owner),
-        kind=f"section of one {component.kind}" if component else kind_of(field.annotation),
+        kind=kind,
         default="required" if default is ... else _default_text(default, bool(sections)),
-        legal=f"type: {', '.join(component.names())}" if component else _legal(field),
+        legal=f"type: {', '.join(component.registry.names())}" if component else _legal(field),
         description=field.description or "",
-        children=tuple(_children(sections, tagged=component is not None)),
-        settings=tuple(_settings(key, _component_type(owner), recipes)),
+        children=tuple(_children(sections, tagged=bool(component or options))),
+        settings=tuple(_settings(key, owner, recipes)),
+        broken=tuple(broken_components(field)),
     )
 
 
@@ -112,6 +132,8 @@ def _default_text(default: Any, is_section: bool) -> str:
 
 
 def _component_type(owner: type[BaseModel]) -> str:
+    if issubclass(owner, OptionsModel):
+        return owner.component_type
     field = owner.model_fields.get("type")
     choices = get_args(field.annotation) if field is not None else ()
     return str(choices[0]) if len(choices) == 1 and isinstance(choices[0], str) else ""
@@ -121,7 +143,7 @@ def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tupl
     for section in sections:
         tag = f" ({_component_type(section)})" if tagged else ""
         for name, field in section.model_fields.items():
-            if name == "type" and tagged:
+            if name == "type" and tagged and not issubclass(section, OptionsModel):
                 continue
             yield f"{field.alias or name}{tag}", first_sentence(field.description or "")
 
@@ -133,14 +155,20 @@ def first_sentence(text: str) -> str:
     return sentence + dot.strip()
 
 
-def _settings(key: str, owner: str, recipes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _settings(
+    key: str, owner: type[BaseModel], recipes: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    component = _component_type(owner)
     for recipe, data in recipes.items():
+        path: list[Mapping[str, Any]] = []
         node: Any = data
-        parent: Any = {}
         for part in key.split("."):
-            parent, node = node, node.get(part) if isinstance(node, Mapping) else None
-        is_set = isinstance(parent, Mapping) and key.rpartition(".")[2] in parent
-        matches = not owner or (isinstance(parent, Mapping) and parent.get("type") == owner)
+            path.append(node if isinstance(node, Mapping) else {})
+            node = path[-1].get(part)
+        # Options stand in a section of their own beside the type that they belong to.
+        section = path[-2] if issubclass(owner, OptionsModel) else path[-1]
+        is_set = key.rpartition(".")[2] in path[-1]
+        matches = not component or section.get("type") == component
         if is_set and matches and not isinstance(node, Mapping):
             yield recipe, show(node)
 

@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import Component
+from rlinf.config.options import ComponentOptions
+from rlinf.errors import ConfigError
+
+Marker = TypeVar("Marker", Component, ComponentOptions)
 
 
 def component_of(field: FieldInfo) -> Component | None:
     """Return the component that a field's section configures, if its type is exchangeable."""
-    found = [item for item in field.metadata if isinstance(item, Component)]
-    return found[0] if found else _component_in(field.annotation)
+    return _marker(Component, field.metadata, field.annotation)
 
 
-def _component_in(annotation: Any) -> Component | None:
+def options_of(field: FieldInfo) -> ComponentOptions | None:
+    """Return whose options a field holds, if they are those of an exchangeable component."""
+    return _marker(ComponentOptions, field.metadata, field.annotation)
+
+
+def _marker(kind: type[Marker], metadata: Iterable[Any], annotation: Any) -> Marker | None:
+    for item in metadata:
+        if isinstance(item, kind):
+            return item
     for argument in get_args(annotation):
-        if isinstance(argument, Component):
-            return argument
-        found = _component_in(argument)
+        found = _marker(kind, [argument], argument)
         if found is not None:
             return found
     return None
 
 
 def section_classes(field: FieldInfo) -> list[type[BaseModel]]:
-    """Return the classes that can validate a field's section; none if it holds a plain value."""
-    component = component_of(field)
+    """Return the classes that can describe a field's section; none if it holds a plain value.
+
+    A component that cannot be imported is left out; :func:`broken_components` has it.
+    """
+    component, options = component_of(field), options_of(field)
     if component is not None:
-        return [component.config_class(name) for name in component.names()]
+        usable = component.registry.usable()
+        return [found for _, found in usable if not isinstance(found, ConfigError)]
+    if options is not None:
+        return [
+            options.model_of(name, found)
+            for name, found in options.registry.usable()
+            if not isinstance(found, ConfigError)
+        ]
     return list(_models_in(field.annotation))
+
+
+def broken_components(field: FieldInfo) -> list[str]:
+    """Return a line for each component that a field could name, but that cannot be used."""
+    marker = component_of(field) or options_of(field)
+    usable = marker.registry.usable() if marker is not None else ()
+    return [str(problem) for _, problem in usable if isinstance(problem, ConfigError)]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -64,7 +90,7 @@ def section_class(
 def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
     component = component_of(field)
     if component is None:
-        return next(iter(section_classes(field)), None)
+        return next(_models_in(field.annotation), None)
     try:
         return component.class_of(node)
     except PydanticCustomError:

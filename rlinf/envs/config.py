@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pydantic
 from pydantic import Field
@@ -14,7 +14,8 @@ from pydantic import Field
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.envs.registry import env_class
+from rlinf.config.options import ComponentOptions
+from rlinf.envs.registry import REGISTRY
 from rlinf.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ class EnvConfig(StrictModel):
     type: str
     """Which adapter: ``metaworld``, ``gymnasium``, or one that another package registers."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], ComponentOptions(REGISTRY)] = Field(default_factory=dict)
     """Options of the adapter, for example ``{task: reach-v3}``."""
 
     max_episode_steps: int = Field(gt=0)
@@ -66,7 +67,7 @@ class EnvConfig(StrictModel):
     @pydantic.model_validator(mode="after")
     def _options_are_legal(self) -> Self:
         try:
-            adapter = env_class(self.type)
+            adapter = REGISTRY.load(self.type)
         except ConfigError as error:
             raise illegal("type", str(error)) from error
         _validated_options(adapter.Options, self.options)
@@ -75,7 +76,7 @@ class EnvConfig(StrictModel):
     @cached_property
     def adapter_options(self) -> Any:
         """The options as the adapter's dataclass, defaults filled in."""
-        return _validated_options(env_class(self.type).Options, self.options)
+        return _validated_options(REGISTRY.load(self.type).Options, self.options)
 
     def check(self) -> None:
         """Refuse, within a second and before anything starts, an env that cannot be built.
@@ -85,7 +86,7 @@ class EnvConfig(StrictModel):
             MissingPackageError: The simulator is not installed.
         """
         if self.python is None:
-            env_class(self.type).check(self.adapter_options, self.max_episode_steps)
+            REGISTRY.load(self.type).check(self.adapter_options, self.max_episode_steps)
         elif shutil.which(self.python) is None:
             raise ConfigError(
                 f"{self.python} is no executable file; give the path of the interpreter, for "

@@ -20,7 +20,7 @@ from typing import Any
 from rlinf.envs.base import SimulatorEnv
 from rlinf.envs.block import SharedBlock, block_fields
 from rlinf.envs.host import EnvHost, EpisodeRules
-from rlinf.envs.registry import env_class
+from rlinf.envs.registry import REGISTRY
 from rlinf.envs.schedule import EpisodeSchedule
 from rlinf.envs.spec import spec_of
 from rlinf.envs.wire import Message, Op, decode_tree, encode_tree, receive, send
@@ -129,7 +129,7 @@ class _Server:
 
     def _make(self) -> SimulatorEnv:
         kind, steps = self._settings["type"], self._settings["rules"]["max_episode_steps"]
-        adapter = env_class(kind)
+        adapter = REGISTRY.load(kind)
         options = adapter.Options(**self._settings["options"])
         adapter.check(options, steps)
         return adapter(options)

@@ -9,7 +9,7 @@ from pydantic import field_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.monitor.loggers.registry import logger_class, logger_names
+from rlinf.monitor.loggers.registry import REGISTRY
 
 
 class LoggerConfig(StrictModel):
@@ -30,7 +30,7 @@ class LoggerConfig(StrictModel):
     @field_validator("backends")
     @classmethod
     def _known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
-        known = logger_names()
+        known = REGISTRY.names()
         for name in backends:
             if name not in known:
                 raise illegal("", f"unknown logger `{name}`", hint=did_you_mean(name, known))
@@ -44,4 +44,4 @@ class LoggerConfig(StrictModel):
             MissingPackageError: A package is not installed.
         """
         for name in self.backends:
-            logger_class(name).check_packages()
+            REGISTRY.load(name).check_packages()

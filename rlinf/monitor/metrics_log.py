@@ -13,7 +13,7 @@ from rlinf.errors import CheckpointError
 from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.loggers.base import LoggerContext, MetricLogger
 from rlinf.monitor.loggers.jsonl import JsonlLogger
-from rlinf.monitor.loggers.registry import logger_class
+from rlinf.monitor.loggers.registry import REGISTRY
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class MetricsLog:
             mode=config.mode,
             config=run_config or {},
         )
-        classes = {name: logger_class(name) for name in config.backends if name != "jsonl"}
+        classes = {name: REGISTRY.load(name) for name in config.backends if name != "jsonl"}
         self._file = JsonlLogger(context)
         self._loggers: dict[str, MetricLogger] = {
             name: found(context) for name, found in classes.items()

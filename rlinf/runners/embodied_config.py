@@ -35,10 +35,8 @@ from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")
 
-ModelSection = Annotated[ModelConfig, Component("model", models.names, models.config_class)]
-AlgorithmSection = Annotated[
-    AlgorithmConfig, Component("algorithm", algorithms.names, algorithms.config_class)
-]
+ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
+AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 
 
 class RunnerConfig(StrictModel):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rlinf.algorithms.config import PPOConfig
 from rlinf.algorithms.ppo import explained_variance
 from rlinf.algorithms.protocol import TrainingBatch
-from rlinf.algorithms.registry import build_algorithm, config_class, names
+from rlinf.algorithms.registry import REGISTRY, build_algorithm
 from rlinf.errors import ConfigError
 from tests.algorithms.rollouts import flags, random_trajectory
 
@@ -284,8 +284,8 @@ def test_illegal_configs_say_what_and_why(options: dict[str, Any], message: str)
 
 
 def test_registry() -> None:
-    assert {"ppo", "grpo"} <= set(names())
-    algorithm = build_algorithm(config_class("ppo")(type="ppo"))
+    assert {"ppo", "grpo"} <= set(REGISTRY.names())
+    algorithm = build_algorithm(REGISTRY.load("ppo")(type="ppo"))
     assert algorithm.config.needs_values
     assert not algorithm.config.needs_groups
     assert algorithm.value_dim(4) == 1
@@ -293,4 +293,4 @@ def test_registry() -> None:
         PPOConfig(reward_type="action_level", logprob_type="token_level").build().value_dim(4) == 4
     )
     with pytest.raises(ConfigError, match="did you mean `ppo`"):
-        config_class("pppo")
+        REGISTRY.load("pppo")

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors
+from rlinf.config.registry import Registry
 
 
 class Algorithm(StrictModel):
@@ -40,7 +41,8 @@ class Grpo(Algorithm):
     """Trajectories per group."""
 
 
-CLASSES = {"ppo": Ppo, "grpo": Grpo}
+CLASSES = {"ppo": f"{__name__}:Ppo", "grpo": f"{__name__}:Grpo"}
+REGISTRY = Registry("algorithm", "rlinf.tests.algorithms", CLASSES, Algorithm)
 
 
 class Optimizer(StrictModel):
@@ -64,7 +66,7 @@ class Recipe(StrictModel):
     global_batch_size: int = 200
     name: str = "run"
     optimizer: Optimizer = Optimizer()
-    algorithm: Annotated[Algorithm, Component("algorithm", lambda: [*CLASSES], CLASSES.__getitem__)]
+    algorithm: Annotated[Algorithm, Component(REGISTRY)]
     limits: dict[str, tuple[int, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ def test_a_value() -> None:
 
 
 def test_a_key_of_several_components_is_explained_for_each() -> None:
-    ppo, grpo = explain(Recipe, "algorithm.gamma")
+    grpo, ppo = explain(Recipe, "algorithm.gamma")
     assert [ppo.owner, grpo.owner] == ["ppo", "grpo"]
     assert [value for _, value in ppo.settings] == ["0.9"]
     assert [value for _, value in grpo.settings] == ["1"]
@@ -43,7 +43,7 @@ def test_a_section_lists_its_keys() -> None:
     (found,) = explain(Recipe, "optimizer")
     assert ("learning_rate", "Step size.") in found.children
     (found,) = explain(Recipe, "algorithm")
-    assert found.legal == "type: ppo, grpo"
+    assert found.legal == "type: grpo, ppo"
     assert ("gae_lambda (ppo)", "Weight of longer returns.") in found.children
 
 

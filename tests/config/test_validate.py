@@ -34,7 +34,7 @@ from tests.config.sample import GOOD, Recipe
         ),
         (
             {"algorithm": {"type": "pppo"}},
-            "algorithm.type = 'pppo' (r): unknown algorithm; did you",
+            "algorithm.type = 'pppo' (r): unknown algorithm `pppo`; did you",
         ),
         ({"algorithm": {}}, "algorithm.type (r): the section does not say which algorithm"),
         ({"algorithm": "ppo"}, "algorithm = 'ppo' (r): must be a section with a `type` key"),

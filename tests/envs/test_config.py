@@ -9,7 +9,7 @@ import pytest
 
 from rlinf.envs import metaworld
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.registry import env_class, env_types
+from rlinf.envs.registry import REGISTRY
 from rlinf.envs.wire import decode_tree, encode_tree
 from rlinf.errors import ConfigError, MissingPackageError
 
@@ -85,10 +85,10 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 def test_entry_points_are_listed_beside_the_table(point):
     point()
-    assert {"metaworld", "gymnasium", "point"} <= set(env_types())
-    assert env_class("point").__name__ == "PointEnv"
+    assert {"metaworld", "gymnasium", "point"} <= set(REGISTRY.names())
+    assert REGISTRY.load("point").__name__ == "PointEnv"
     with pytest.raises(ConfigError, match=r"known: .*gymnasium"):
-        env_class("zzz")
+        REGISTRY.load("zzz")
 
 
 def test_the_env_side_needs_numpy_and_gymnasium_alone():

@@ -14,7 +14,7 @@ from rlinf.models.config import CNNConfig, MLPConfig, ModelConfig
 from rlinf.models.gaussian import gaussian_entropy, gaussian_log_prob
 from rlinf.models.mlp import MLPPolicy
 from rlinf.models.policy import RAW_ACTIONS, ObservationNormalizer, Policy
-from rlinf.models.registry import build_policy, config_class, names
+from rlinf.models.registry import REGISTRY, build_policy
 
 STATE_DIM, ACTION_DIM = 5, 3
 
@@ -258,10 +258,10 @@ def test_environments_that_do_not_fit_are_refused(
 )
 def test_illegal_configs_say_what_and_why(kind: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        config_class(kind)(type=kind, **options)
+        REGISTRY.load(kind)(type=kind, **options)
 
 
 def test_registry() -> None:
-    assert {"mlp", "cnn"} <= set(names())
+    assert {"mlp", "cnn"} <= set(REGISTRY.names())
     with pytest.raises(ConfigError, match="did you mean `mlp`"):
-        config_class("mpl")
+        REGISTRY.load("mpl")

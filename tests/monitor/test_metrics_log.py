@@ -152,8 +152,8 @@ class Absent(Flaky):
 
 
 def add_outside_logger(monkeypatch, name):
-    entry = EntryPoint(name.lower(), f"{__name__}:{name}", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    entry = EntryPoint(name.lower(), f"{__name__}:{name}", registry.REGISTRY.group)
+    monkeypatch.setattr("rlinf.config.registry.entry_points", lambda **selection: [entry])
 
 
 def test_a_failing_logger_of_another_package_is_dropped_with_one_warning(
@@ -182,12 +182,12 @@ def test_unknown_loggers_are_refused():
     with pytest.raises(ValidationError, match=r"unknown logger `tensorbord`.*tensorboard"):
         LoggerConfig(backends=("tensorbord",))
     with pytest.raises(ConfigError, match="unknown logger"):
-        registry.logger_class("nothing")
+        registry.REGISTRY.load("nothing")
 
 
 @pytest.mark.parametrize("name", list(registry.LOGGERS))
 def test_every_adapter_imports_without_its_package(name):
-    assert issubclass(registry.logger_class(name), MetricLogger)
+    assert issubclass(registry.REGISTRY.load(name), MetricLogger)
 
 
 def log_twice(run_dir, name):

@@ -1,0 +1,78 @@
+"""Where exchangeable components are found: a literal table, and entry points of other packages.
+
+Env processes use this too, perhaps under another interpreter, so it imports the standard library
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_attribute(reference: str) -> Any:
+    """Import and return ``module:attribute``."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class Registry(Generic[T]):
+    """The components of one kind; a class is imported when it is asked for by name.
+
+    Args:
+        kind: What the components are, in messages: ``model``.
+        group: Group of the entry points by which packages outside add components.
+        table: The project's own, by name, as ``module:Class``. Their names cannot be taken.
+        base: Class that every component is a subclass of.
+    """
+
+    kind: str
+    group: str
+    table: Mapping[str, str]
+    base: type[T]
+
+    def names(self) -> list[str]:
+        """Return the known names, sorted; nothing is imported."""
+        return sorted({*self.table, *(point.name for point in entry_points(group=self.group))})
+
+    def load(self, name: str) -> type[T]:
+        """Import and return the class behind a name.
+
+        Raises:
+            ConfigError: The name is unknown, or what stands behind it cannot be used.
+        """
+        if name in self.table:
+            return self._class(name, self.table[name], "of this project")
+        for point in entry_points(group=self.group, name=name):
+            package = point.dist.name if point.dist is not None else "an unknown package"
+            return self._class(name, point.value, f"(entry point {self.group} of {package})")
+        raise ConfigError(f"unknown {self.kind} `{name}`; {did_you_mean(name, self.names())}")
+
+    def usable(self) -> Iterator[tuple[str, type[T] | ConfigError]]:
+        """Yield every name with its class, or with why it cannot be used, in one line."""
+        for name in self.names():
+            try:
+                yield name, self.load(name)
+            except ConfigError as error:
+                yield name, error
+
+    def _class(self, name: str, reference: str, origin: str) -> type[T]:
+        where = f"{self.kind} `{name}` is broken: {reference} {origin}"
+        try:
+            found = load_attribute(reference)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"{where} cannot be imported: {reason}") from error
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            base = f"{self.base.__module__}.{self.base.__qualname__}"
+            raise ConfigError(f"{where} is no subclass of {base}")
+        return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import gymnasium
@@ -254,12 +253,7 @@ class SupervisedVectorEnv:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        stack: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _slice(self, stage: int) -> slice:

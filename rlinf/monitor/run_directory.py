@@ -16,7 +16,6 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from rlinf.checkpoint.files import point_link, write_atomic
 from rlinf.errors import UserError
@@ -144,12 +143,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

@@ -166,12 +166,7 @@ class TimelineFile:
     def __enter__(self) -> TimelineFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _lines(self, event: Event) -> Iterable[Event]:

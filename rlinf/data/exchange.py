@@ -19,7 +19,7 @@ class ObservationBatch:
         final_observations: Last observations of the m episodes that ended in the previous exchange,
             leading dimension m; None where none ended.
         final_mask: [n] bool, the m environments that they belong to.
-        act: Whether actions are wanted. After the last chunk step only the value is.
+        act: Whether actions are wanted. After the last chunk step only the values are.
     """
 
     observations: dict[str, np.ndarray]
@@ -32,13 +32,11 @@ class ObservationBatch:
 
 @dataclass(frozen=True)
 class PolicyBatch:
-    """Policy to environment: the answer to one :class:`ObservationBatch`.
+    """Policy to environment: the answer to one :class:`ObservationBatch` that wants actions.
 
     Args:
-        actions: [n, C, A] float32, clipped to the action box; empty where no action was wanted.
+        actions: [n, C, A] float32, clipped to the action box.
         log_probs: [n, C, A] float32 of the raw actions.
-        values: [n, V] float32 of the observations.
-        final_values: [n, V] float32 of the final observations, 0 where no episode ended.
         forward_inputs: What else is needed to recompute the log-probs; the observations are not
             sent back.
         version: Weight version that acted.
@@ -46,7 +44,23 @@ class PolicyBatch:
 
     actions: np.ndarray
     log_probs: torch.Tensor
-    values: torch.Tensor
-    final_values: torch.Tensor
     forward_inputs: dict[str, torch.Tensor]
     version: int
+
+
+@dataclass(frozen=True)
+class RolloutValues:
+    """Policy to environment: the values of a whole rollout of T exchanges, after its last one.
+
+    The critic is not needed to act, so it is evaluated once for all observations.
+
+    Args:
+        values: [T, n, V] float32 of the observations that actions answered.
+        final_values: [T, n, V] float32 of the last observations of the episodes that the actions
+            ended, 0 where none ended.
+        bootstrap_values: [n, V] float32 of the observation after the last action.
+    """
+
+    values: torch.Tensor
+    final_values: torch.Tensor
+    bootstrap_values: torch.Tensor

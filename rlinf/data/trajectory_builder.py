@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlinf.data.exchange import ObservationBatch, PolicyBatch
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import VectorStep
 
@@ -33,7 +33,6 @@ class TrajectoryBuilder:
         self._rows_wanted = rows_wanted
         self._rows: list[_Row] = []
         self._valid: list[np.ndarray] = []
-        self._final_values: list[torch.Tensor] = []
         self._segment_start = np.zeros(len(env_ids), dtype=np.int64)
 
     @property
@@ -59,11 +58,9 @@ class TrajectoryBuilder:
 
         Args:
             observation: What the policy saw.
-            policy: What it answered; its ``final_values`` belong to the previous row.
+            policy: What it answered.
             step: What the environments did with the actions.
         """
-        if self._rows:
-            self._final_values.append(policy.final_values)
         self._rows.append(_Row(observation, policy, step))
         self._valid.append(step.valid.copy())
         for row in np.flatnonzero(~step.valid):
@@ -72,10 +69,9 @@ class TrajectoryBuilder:
                 self._valid[time][row] = False
         self._segment_start[step.final_mask | ~step.valid] = self.time
 
-    def build(self, last: PolicyBatch) -> Trajectory:
-        """The trajectory, closed by the policy's answer to the observation after the last row."""
+    def build(self, critic: RolloutValues) -> Trajectory:
+        """The trajectory, with the values that the policy gave after the last row."""
         rows = self._rows
-        final_values = [*self._final_values, last.final_values]
         observation_keys = rows[0].observation.observations
         forward_inputs = {
             key: torch.from_numpy(np.stack([r.observation.observations[key] for r in rows]))
@@ -87,12 +83,12 @@ class TrajectoryBuilder:
         return Trajectory(
             forward_inputs=forward_inputs,
             log_probs=torch.stack([row.policy.log_probs for row in rows]),
-            values=torch.stack([row.policy.values for row in rows]),
+            values=critic.values,
             rewards=torch.from_numpy(np.stack([row.step.rewards for row in rows])),
             terminations=torch.from_numpy(np.stack([row.step.terminations for row in rows])),
             truncations=torch.from_numpy(np.stack([row.step.truncations for row in rows])),
-            final_values=torch.stack(final_values),
-            bootstrap_values=last.values,
+            final_values=critic.final_values,
+            bootstrap_values=critic.bootstrap_values,
             valid=torch.from_numpy(np.stack(self._valid)),
             versions=torch.from_numpy(np.repeat(versions[:, None], len(self._env_ids), axis=1)),
             env_ids=torch.from_numpy(self._env_ids),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -87,8 +87,9 @@ class Trunk(torch.nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, input_dim] to [B, output_dim]."""
         last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            features = layer(features)
+        for i, layer in enumerate(cast(Iterable[torch.nn.Linear], self.layers)):
+            # Called for every decision of a rollout: a layer's __call__ would cost as much as it.
+            features = functional.linear(features, layer.weight, layer.bias)
             if i < last:
                 features = self._activation(features)
         return features
@@ -173,14 +174,13 @@ class GaussianPolicy(Policy):
     @torch.inference_mode()
     def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
         """Act, without gradients; see :meth:`Policy.sample`."""
-        actor_features, critic_features = self.encode(observations)
-        mean, log_std = self._distribution(actor_features)
+        mean, log_std = self._distribution(self.encode(observations)[0])
         raw_actions = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise)
-        deviation = (raw_actions - mean) * (-log_std).exp()
+        # The deviation of the raw action in standard deviations is the noise itself.
+        deviation = torch.zeros_like(mean) if noise is None else noise
         return ActionSample(
             actions=raw_actions.clamp(self.action_low, self.action_high),
             log_probs=gaussian_log_prob(deviation=deviation, log_std=log_std),
-            values=self._values(critic_features),
             forward_inputs={RAW_ACTIONS: raw_actions},
         )
 

@@ -20,14 +20,12 @@ class ActionSample:
     Args:
         actions: [B, C, A] float32, clipped to the box of the environment.
         log_probs: [B, C, A] float32, of the raw actions.
-        values: [B, V] float32.
         forward_inputs: What :meth:`Policy.evaluate_actions` needs beside the observations, each
             [B, ...]: the raw actions.
     """
 
     actions: Tensor
     log_probs: Tensor
-    values: Tensor
     forward_inputs: dict[str, Tensor]
 
 

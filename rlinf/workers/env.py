@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.data.exchange import ObservationBatch, PolicyBatch
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.records import EpisodeRecord
@@ -138,9 +138,11 @@ class EnvWorker(StageWorker):
         self._was_reset = True
         for stage, answer, step in self._exchanges(env, actions, report):
             builder = builders[stage]
-            if step is None:
+            if isinstance(answer, RolloutValues):
                 yield self._emit("trajectories", stage, builder.build(answer))
                 continue
+            if step is None:
+                raise RuntimeError(f"sub-batch {stage} was answered but not stepped")
             builder.add(sent[stage], answer, step)
             report.add(step)
             if builder.exhausted and not builder.complete:
@@ -198,8 +200,8 @@ class EnvWorker(StageWorker):
         report: RolloutReport,
         *,
         ahead: bool = True,
-    ) -> Iterator[tuple[int, PolicyBatch, VectorStep | None]]:
-        """Step sub-batches as their actions arrive, until the policy was asked for its last value.
+    ) -> Iterator[tuple[int, PolicyBatch | RolloutValues, VectorStep | None]]:
+        """Step sub-batches as their actions arrive, until the policy has given its values.
 
         With ``ahead``, actions that are there are handed to the simulators before waiting for any
         result, so that the simulators have work while the policy thinks.
@@ -210,8 +212,8 @@ class EnvWorker(StageWorker):
             if not in_flight or (ahead and actions.ready()):
                 item = next(actions)
                 stage = item.source % self._setup.stages
-                answer: PolicyBatch = item.payload
-                if answer.actions.size == 0:
+                answer: PolicyBatch | RolloutValues = item.payload
+                if isinstance(answer, RolloutValues):
                     unfinished -= 1
                     yield stage, answer, None
                 else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from rlinf.checkpoint.compatibility import check_compatible
-from rlinf.data.exchange import ObservationBatch, PolicyBatch
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
@@ -40,6 +40,7 @@ class RolloutSetup:
 
 
 _NOISE = "noise"
+_NOISE_STEPS = 16
 
 
 class RolloutWorker(StageWorker):
@@ -92,33 +93,24 @@ class RolloutWorker(StageWorker):
             step: Number of the rollout; it chooses the exploration noise.
             deterministic: Whether to take the most likely action, for evaluation.
         """
+        memories: dict[int, _Memory] = {}
+        noise = _Noise(self._setup, self._policy, step)
         for item in observations:
+            batch: ObservationBatch = item.payload
+            memory = memories.setdefault(item.source, _Memory())
+            answer: PolicyBatch | RolloutValues
             with torch.inference_mode():
-                answer = self._answer(item.payload, step, deterministic)
+                if not deterministic:
+                    memory.add(batch)
+                if batch.act:
+                    answer = self._act(batch, None if deterministic else noise.rows(batch))
+                else:
+                    answer = self._values_of(memory)
             yield Emit("actions", item.source, answer)
 
-    def _answer(self, batch: ObservationBatch, step: int, deterministic: bool) -> PolicyBatch:
+    def _act(self, batch: ObservationBatch, noise: torch.Tensor | None) -> PolicyBatch:
         inputs = _tensors(batch.observations)
         rows = len(batch.env_ids)
-        final_values = torch.zeros(rows, self._policy.value_dim)
-        if batch.final_observations is not None:
-            # Evaluated among the other rows, so that the number of rows, and with it the rounding,
-            # is the same however many episodes ended.
-            mask = torch.from_numpy(batch.final_mask)
-            full = {key: value.clone() for key, value in inputs.items()}
-            for key, value in _tensors(batch.final_observations).items():
-                full[key][mask] = value
-            final_values[mask] = self._values(full)[mask]
-        if not batch.act:
-            return PolicyBatch(
-                actions=np.empty((0, 0, 0), dtype=np.float32),
-                log_probs=torch.empty(0),
-                values=self._values(inputs),
-                final_values=final_values,
-                forward_inputs={},
-                version=self._version,
-            )
-        noise = None if deterministic else self._noise(step, batch)
         samples = [
             self._policy.sample(block, None if noise is None else block.pop(_NOISE))
             for block in self._blocks(inputs if noise is None else {**inputs, _NOISE: noise})
@@ -126,8 +118,6 @@ class RolloutWorker(StageWorker):
         return PolicyBatch(
             actions=_join([sample.actions for sample in samples], rows).numpy(),
             log_probs=_join([sample.log_probs for sample in samples], rows),
-            values=_join([sample.values for sample in samples], rows),
-            final_values=final_values,
             forward_inputs={
                 key: _join([sample.forward_inputs[key] for sample in samples], rows)
                 for key in samples[0].forward_inputs
@@ -136,9 +126,28 @@ class RolloutWorker(StageWorker):
             version=self._version,
         )
 
-    def _values(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _values_of(self, memory: _Memory) -> RolloutValues:
+        """Values of everything that a sub-batch saw in the rollout."""
+        if not memory.observations:
+            nothing = torch.zeros(0, 0, 0)
+            return RolloutValues(nothing, nothing, nothing[0:0].flatten(1))
+        values = self._values(memory.observations)
+        final_values = torch.zeros_like(values)[1:]
+        for time, (mask, final) in memory.finals.items():
+            # Among the other rows of its time: the place of a row stays what it was, and with it
+            # the rounding.
+            full = {key: value.clone() for key, value in memory.observations[time].items()}
+            for key, value in final.items():
+                full[key][mask] = value
+            final_values[time - 1][mask] = self._values([full])[0][mask]
+        return RolloutValues(values[:-1], final_values, values[-1])
+
+    def _values(self, observations: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """[T, n, V] values of T observations of n rows."""
+        inputs = {key: torch.cat([o[key] for o in observations]) for key in observations[0]}
         rows = len(next(iter(inputs.values())))
-        return _join([self._policy.value(block) for block in self._blocks(inputs)], rows)
+        values = _join([self._policy.value(block) for block in self._blocks(inputs)], rows)
+        return values.view(len(observations), rows // len(observations), self._policy.value_dim)
 
     def _blocks(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         """The rows in blocks of the configured size, the last one filled up with its last row."""
@@ -154,14 +163,42 @@ class RolloutWorker(StageWorker):
                 }
             yield block
 
-    def _noise(self, step: int, batch: ObservationBatch) -> torch.Tensor:
-        """[n, C, A] standard normal noise, a function of seed, step, time and environment alone."""
-        mixed = np.random.SeedSequence((self._setup.seed, step, batch.time)).generate_state(
-            1, np.uint64
-        )
-        generator = torch.Generator().manual_seed(int(mixed[0] >> np.uint64(1)))
-        shape = (self._setup.total_envs, self._policy.chunk, self._policy.action_dim)
-        return torch.randn(shape, generator=generator)[torch.from_numpy(batch.env_ids)]
+
+@dataclass
+class _Memory:
+    """What one sub-batch showed during a rollout, for the critic."""
+
+    observations: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    finals: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = field(default_factory=dict)
+
+    def add(self, batch: ObservationBatch) -> None:
+        if batch.final_observations is not None:
+            mask = torch.from_numpy(batch.final_mask)
+            self.finals[len(self.observations)] = (mask, _tensors(batch.final_observations))
+        self.observations.append(_tensors(batch.observations))
+
+
+class _Noise:
+    """Standard normal noise: a function of seed, rollout, time and environment alone.
+
+    It is drawn for all environments of the run and some chunk steps at once, and sliced, so that
+    neither the split of the environments nor the order of the exchanges matters.
+    """
+
+    def __init__(self, setup: RolloutSetup, policy: Policy, step: int) -> None:
+        self._key = (setup.seed, step)
+        self._shape = (_NOISE_STEPS, setup.total_envs, policy.chunk, policy.action_dim)
+        self._drawn: dict[int, torch.Tensor] = {}
+
+    def rows(self, batch: ObservationBatch) -> torch.Tensor:
+        """[n, C, A] noise of a sub-batch at its time."""
+        part, time = divmod(batch.time, _NOISE_STEPS)
+        if part not in self._drawn:
+            seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
+            generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+            self._drawn[part] = torch.randn(self._shape, generator=generator)
+        first = int(batch.env_ids[0])
+        return self._drawn[part][time, first : first + len(batch.env_ids)]
 
 
 def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

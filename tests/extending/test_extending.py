@@ -12,7 +12,7 @@ import torch
 from rlinf.algorithms.registry import build_algorithm
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
-from rlinf.data.exchange import ObservationBatch, PolicyBatch
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
@@ -92,7 +92,6 @@ def collect(env, policy, steps: int, generator: torch.Generator):
     builder = TrajectoryBuilder(ids, steps)
     observations = env.reset()
     shape = (env.num_envs, policy.chunk, policy.action_dim)
-    no_values = torch.zeros(env.num_envs, 0)
     for time in range(steps):
         inputs = {key: torch.from_numpy(value) for key, value in observations.items()}
         sample = policy.sample(inputs, torch.randn(shape, generator=generator))
@@ -101,16 +100,13 @@ def collect(env, policy, steps: int, generator: torch.Generator):
         answer = PolicyBatch(
             actions=sample.actions.numpy(),
             log_probs=sample.log_probs,
-            values=sample.values,
-            final_values=no_values,
             forward_inputs=sample.forward_inputs,
             version=0,
         )
         builder.add(seen, answer, step)
         observations = step.observations
-    nothing = torch.zeros(0)
-    end = PolicyBatch(np.empty((0, 0, 0), np.float32), nothing, no_values, no_values, {}, 0)
-    return builder.build(end)
+    no_values = torch.zeros(steps, env.num_envs, 0)
+    return builder.build(RolloutValues(no_values, no_values, no_values[0]))
 
 
 def test_model_and_algorithm_learn_in_the_env():

@@ -61,7 +61,7 @@ def rollout():
                 },
             },
             log_probs=torch.stack([sample.log_probs for sample in samples]),
-            values=torch.stack([sample.values for sample in samples]),
+            values=torch.stack([policy.value({"states": s}) for s in states]),
             rewards=torch.randn(STEPS, ENVS, 1, generator=generator),
             terminations=ends,
             truncations=ends,

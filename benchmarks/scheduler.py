@@ -96,7 +96,9 @@ def timed(function: Callable[[], Any], count: int) -> float:
     return statistics.median(seconds)
 
 
-def report(name: str, ours: float, peer: float, unit: str, peer_name: str, target: str) -> None:
+def report(  # noqa: PLR0917 - a table row
+    name: str, ours: float, peer: float, unit: str, peer_name: str, target: str
+) -> None:
     ratio = ours / peer if peer else float("nan")
     print(f"{name:34} {ours:9.3f} {unit:5} {peer_name}: {peer:9.3f}  x{ratio:.2f}  target {target}")
 

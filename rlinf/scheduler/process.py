@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlinf.scheduler.deferred import DeferredPuts
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
@@ -53,6 +54,7 @@ class Process:
         self.mailbox = MailboxService(endpoint)
         self.waits = WaitTable(endpoint)
         self.channels = ChannelService(endpoint)
+        self.deferred = DeferredPuts()
 
     def encode(
         self,
@@ -87,13 +89,28 @@ class Process:
         if future.done():
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
-            try:
-                return future.result(self.deadline_seconds)
-            except FutureTimeoutError:
-                if future.done():
-                    return future.result()
-                report = self._report()
-                raise self._timed_out(what, report) from None
+            if current_worker() is None:
+                # An interrupt of the driver must not hit the handling of somebody's message.
+                wait([future], self.deadline_seconds)
+            else:
+                self.endpoint.wait(future, self.deadline_seconds)
+            if future.done():
+                return future.result()
+            raise self._timed_out(what, self._report())
+
+    def settle_puts(self, host: str | None = None) -> None:
+        """Wait for the answers of deferred puts, except of those to ``host``.
+
+        Raises:
+            SchedulerError: A channel did not take what was put.
+        """
+        for put in self.deferred.before(host):
+            self.wait(put, "a channel to take an item")
+
+    def defer_put(self, host: str, put: Future[Any]) -> None:
+        """Let a put be answered later; raises for an earlier one that failed."""
+        for earlier in self.deferred.add(host, put):
+            self.wait(earlier, "a channel to take an item")
 
     async def wait_async(self, future: Future[Any], what: str) -> Any:
         """Wait on the event loop until a future is done; raises like `wait`."""

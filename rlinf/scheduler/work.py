@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from rlinf.scheduler.errors import WaitTimeout
 from rlinf.scheduler.process import Process, require_process
 
 _Finish = Callable[[Any], Any]
@@ -19,10 +20,19 @@ class AsyncWork:
         future: Done when the operation is.
         what: What a waiter waits for, in words.
         finish: Turns what the future holds into the result, on the thread that waits.
+        abandon: Called when a deadline passes, so that what comes later is not lost to a handle
+            that nobody waits for.
     """
 
-    def __init__(self, future: Future[Any], what: str, finish: _Finish | None = None) -> None:
+    def __init__(
+        self,
+        future: Future[Any],
+        what: str,
+        finish: _Finish | None = None,
+        abandon: Callable[[], object] | None = None,
+    ) -> None:
         self._future = future
+        self._abandon = abandon
         self._what = what
         self._finish = finish
         self._lock = threading.Lock()
@@ -31,11 +41,21 @@ class AsyncWork:
 
     def wait(self) -> Any:
         """Block until done and return the result; again returns the same result."""
-        return self._take(self._process().wait(self._future, self._what))
+        try:
+            raw = self._process().wait(self._future, self._what)
+        except WaitTimeout:
+            self._give_up()
+            raise
+        return self._take(raw)
 
     async def async_wait(self) -> Any:
         """Wait on the event loop until done and return the result."""
-        return self._take(await self._process().wait_async(self._future, self._what))
+        try:
+            raw = await self._process().wait_async(self._future, self._what)
+        except WaitTimeout:
+            self._give_up()
+            raise
+        return self._take(raw)
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -54,6 +74,10 @@ class AsyncWork:
 
         self._future.add_done_callback(lambda _: _chains().submit(run))
         return AsyncWork(chained, f"{self._what}, then {getattr(func, '__name__', func)}")
+
+    def _give_up(self) -> None:
+        if self._abandon is not None and not self._future.done():
+            self._abandon()
 
     def _take(self, raw: Any) -> Any:
         with self._lock:

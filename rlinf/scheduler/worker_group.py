@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -269,10 +268,8 @@ class WorkerGroupFuncResult:
             WaitTimeout: A worker's process did not start within the deadline.
         """
         with Tracer.trace_span(self._method, cat="group call"):
-            self._collect()
             while len(self._results) < len(self._calls):
                 self._wait_some()
-                self._collect()
         return [self._results[index] for index in range(len(self._calls))]
 
     async def async_wait(self) -> list[Any]:
@@ -337,22 +334,26 @@ class WorkerGroupFuncResult:
     def _collect(self) -> None:
         for index, call in enumerate(self._calls):
             if index not in self._results and call.done():
-                outcome = call.outcome()
-                self._outcomes[index] = outcome
-                self._results[index] = result_of(outcome, self._names[index], self._method)
+                self._take(index)
+
+    def _take(self, index: int) -> None:
+        outcome = self._calls[index].outcome()
+        self._outcomes[index] = outcome
+        self._results[index] = result_of(outcome, self._names[index], self._method)
 
     def _wait_some(self) -> None:
         """Wait for one more rank; a process that does not even start has a deadline."""
         process = require_process()
-        open_calls = [c for index, c in enumerate(self._calls) if index not in self._results]
-        begin = time.monotonic()
-        missing = [n for index, n in enumerate(self._names) if index not in self._results]
-        with process.waits.waiting(current_worker_name(), f"{self._method} of {missing}"):
-            self._runtime.wait_any(open_calls, process.deadline_seconds)
-        if time.monotonic() - begin < process.deadline_seconds:
+        missing = [index for index in range(len(self._calls)) if index not in self._results]
+        names = [self._names[index] for index in missing]
+        with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
+            calls = [self._calls[index] for index in missing]
+            position = self._runtime.wait_any(calls, process.deadline_seconds)
+        if position is not None:
+            self._take(missing[position])
             return
-        for index, name in enumerate(self._names):
-            if index not in self._results and not process.ask_driver("registry.started", name):
+        for name in names:
+            if not process.ask_driver("registry.started", name):
                 raise WaitTimeout(
                     f"worker '{name}' did not start within {process.deadline_seconds / 60:g} "
                     "minutes; see the cluster's logs for why its process is missing"

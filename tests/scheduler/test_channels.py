@@ -247,6 +247,10 @@ def test_waiting_too_long(channel, short_deadline):
     queue.put("not for the one who gave up")
     with pytest.raises(TimeoutError, match="room in channel"):
         queue.put("no room")
+    with pytest.raises(TimeoutError, match="items of weight 3"):
+        queue.get_batch(3, key="batch", async_op=True).wait()
+    queue.put("batch", 3, key="batch")
+    assert queue.get("batch") == "batch"
     assert queue.qsize() == 1
     assert queue.get() == "not for the one who gave up"
     assert queue.empty()

@@ -184,5 +184,9 @@ def test_receive_from_nobody_ends_with_a_wait_for_list(shared, short_deadline):
     assert "waiting for a message from nobody:0" in text
     assert "sharedTalker:1: idle" in text
     assert "in receive_from" in text
+    with pytest.raises(TimeoutError):
+        group.execute_on(0).receive_from(NAME, 2).wait()
+    group.execute_on(2).send_to_peer("not for the one who gave up", NAME, 0).wait()
+    assert group.execute_on(0).receive_from(NAME, 2).wait() == ["not for the one who gave up"]
     with pytest.raises(TimeoutError, match="worker nobody:0 to start"):
         group.execute_on(1).send_to_peer(1, "nobody", 0).wait()

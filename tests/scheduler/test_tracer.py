@@ -1,12 +1,11 @@
 """Timelines that trace viewers load."""
 
 import json
+import subprocess
+import sys
+import textwrap
 
-import pytest
-
-from rlinf.scheduler import Cluster, NodePlacementStrategy, Tracer
-from rlinf.scheduler.process import current_process
-from tests.scheduler.workers import Basic
+from rlinf.scheduler import Tracer
 
 
 def test_events_are_lines_and_one_document(tmp_path):
@@ -32,15 +31,23 @@ def test_nothing_is_recorded_without_a_tracer():
     assert function() == 3
 
 
-def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
-    if current_process() is not None:
-        pytest.skip("another cluster is up")
-    path = tmp_path / "events.jsonl"
-    config = {"runtime": "local", "tracer": {"enable": True, "output_file": str(path)}}
+PROGRAM = """
+    import sys
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    config = {"runtime": "local", "tracer": {"enable": True, "output_file": sys.argv[1]}}
     cluster = Cluster(cluster_cfg=config)
     group = Basic.create_group().launch(cluster, NodePlacementStrategy([0]), "traced")
     group.work().wait()
     cluster.shutdown()
+"""
+
+
+def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
+    path = tmp_path / "events.jsonl"
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path)]
+    subprocess.run(program, check=True, timeout=120)
     events = [json.loads(line) for line in path.read_text().splitlines()]
     spans = [event for event in events if event["name"] == "inner"]
     assert [event["ph"] for event in spans] == ["B", "E"]

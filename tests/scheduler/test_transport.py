@@ -3,19 +3,24 @@
 import errno
 import gc
 import os
+import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import torch
 
-from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
 from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool, remove_free_blocks
+from rlinf.scheduler.transport.endpoint import Reply
+from rlinf.scheduler.transport.links import SECRET_BYTES, OutgoingLink
 from rlinf.scheduler.transport.payload import LARGE_BYTES, Codec
 from rlinf.scheduler.transport.session import (
     OwnedSession,
     remove_stale_sessions,
     shared_memory_directory,
 )
+from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 LARGE = LARGE_BYTES // 4 + 1
 
@@ -150,7 +155,7 @@ def test_files_of_a_session_are_removed(owned, codec):
     remove_stale_sessions()  # its driver, this process, lives
     assert list(shared_memory_directory().glob(f"{prefix}*"))
     owned.close()
-    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.token}*"))
+    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.name}*"))
 
 
 def test_files_of_a_dead_driver_are_removed(owned, codec):
@@ -158,7 +163,7 @@ def test_files_of_a_dead_driver_are_removed(owned, codec):
     os.close(owned._lock)  # what the kernel does when a process dies
     owned._lock = None
     remove_stale_sessions()
-    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.token}*"))
+    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.name}*"))
 
 
 def test_only_free_blocks_of_a_dead_worker_are_removed(owned, codec):
@@ -169,3 +174,122 @@ def test_only_free_blocks_of_a_dead_worker_are_removed(owned, codec):
     remove_free_blocks(owned.session, os.getpid())
     assert len(list(shared_memory_directory().glob(f"{owned.session.block_prefix}*"))) == 1
     assert float(codec.decode(payload).sum()) == LARGE
+
+
+@pytest.fixture
+def connect(owned):
+    endpoints = []
+
+    def make(node: int = 0, ip: str | None = None) -> SocketEndpoint:
+        own = Codec(BlockPool(owned.session), AttachedBlocks())
+        endpoints.append(SocketEndpoint(owned.session, own, node, ip))
+        endpoints[-1].register("echo", lambda value, payloads=(): Reply(value, payloads))
+        return endpoints[-1]
+
+    yield make
+    for endpoint in endpoints:
+        endpoint.close()
+
+
+@pytest.mark.parametrize("nodes", [(0, 0), (0, 1)])
+def test_messages_larger_than_the_sockets_cross_both_ways(connect, codec, nodes):
+    here, there = (connect(node, "127.0.0.1") for node in nodes)
+    data = np.random.default_rng(0).random(3_000_000)
+    answers = []
+    for _ in range(4):
+        for source, target in ((here, there), (there, here)):
+            payload = codec.encode(data, inline=True)
+            answers.append(source.request(target.address, "echo", "back", payloads=[payload]))
+    for answer in answers:
+        reply = answer.result(30)
+        assert reply.value == "back"
+        assert np.array_equal(codec.decode(reply.payloads[0]), data)
+
+
+def test_blocks_are_sent_as_bytes_to_another_node(connect, codec):
+    here, there = connect(0, "127.0.0.1"), connect(1, "127.0.0.1")
+    payload = codec.encode(torch.ones(LARGE))
+    assert payload.uses_blocks
+    reply = here.request(there.address, "echo", 1, payloads=[payload]).result(30)
+    assert not reply.payloads[0].uses_blocks
+    assert float(codec.decode(reply.payloads[0]).sum()) == LARGE
+
+
+def test_order_is_kept_under_load(connect):
+    here, there = connect(), connect()
+    seen = []
+    there.register("note", seen.append)
+    for index in range(5000):
+        here.tell(there.address, "note", (index, b"x" * 3000))
+    assert here.request(there.address, "echo", "last").result(30).value == "last"
+    assert [index for index, _ in seen] == list(range(5000))
+
+
+def test_errors_and_unknown_kinds_come_back(connect):
+    here, there = connect(), connect()
+
+    def fail():
+        raise KeyError("gone")
+
+    there.register("fail", fail)
+    with pytest.raises(KeyError, match="gone"):
+        here.request(there.address, "fail").result(30)
+    with pytest.raises(SchedulerError, match="no service answers 'nothing'"):
+        here.request(there.address, "nothing").result(30)
+
+
+def test_a_process_that_is_gone_is_an_error(connect):
+    here, there = connect(), connect()
+    here.request(there.address, "echo", 1).result(30)
+    there.close()
+
+    def keep_telling() -> None:
+        for _ in range(100):
+            here.tell(there.address, "echo", 1)
+
+    with pytest.raises(WorkerDiedError, match="is gone"):
+        keep_telling()
+    waiting = here.request(here.address, "echo", 1)
+    assert waiting.result(30).value == 1
+
+
+def test_waiting_threads_read_for_themselves(connect):
+    here, there = connect(), connect()
+    gate: Future = Future()
+    there.register("gate", lambda: gate)
+    late = here.request(there.address, "gate")
+    results = []
+
+    def ask(value: int) -> None:
+        for _ in range(200):
+            answer = here.request(there.address, "echo", value)
+            here.wait(answer, 30)
+            results.append(answer.result(0).value)
+
+    threads = [threading.Thread(target=ask, args=(value,)) for value in range(3)]
+    for thread in threads:
+        thread.start()
+    here.wait(late, 0.05)
+    assert not late.done()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == [0] * 200 + [1] * 200 + [2] * 200
+    gate.set_result("open")
+    here.wait(late, 30)
+    assert late.result(0).value == "open"
+
+
+def test_who_does_not_know_the_secret_is_not_heard(connect):
+    there = connect(0, "127.0.0.1")
+    heard = []
+    there.register("note", heard.append)
+    _, path, network = there.address.split("|")
+    stranger = OutgoingLink(path, network, b"0" * SECRET_BYTES, lambda link: None)
+
+    def keep_sending() -> None:
+        for _ in range(10_000):
+            stranger.send([b"x" * 1000])
+
+    with pytest.raises(OSError):  # noqa: PT011 - refused while writing, whichever error that is
+        keep_sending()
+    assert heard == []

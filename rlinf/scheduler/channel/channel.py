@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Hashable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress
@@ -132,6 +133,9 @@ class Channel:
     ) -> AsyncWork | None:
         """Add an item; waits while the key's queue is full.
 
+        In a worker, a put into a channel without a maximal size does not wait for its answer; if
+        the channel was closed, the next operation or the end of the worker's method raises.
+
         Args:
             item: Anything that can be sent.
             weight: What it counts in `get_batch`.
@@ -145,6 +149,9 @@ class Channel:
         with Tracer.trace_span(f"put {self.name}", cat="channel"):
             payload = self._encode(item, key)
             future = self._request("put", key, weight, ticket, payloads=[payload])
+            if not async_op and self._can_defer():
+                require_process().defer_put(self._host(key), future)
+                return None
             if not async_op:
                 self._wait(future, f"room in channel '{self.name}'", key, ticket)
                 return None
@@ -169,7 +176,7 @@ class Channel:
         what = f"an item of channel '{self.name}', key {key!r}"
         future = self._request("get", key, None, ticket)
         if async_op:
-            return AsyncWork(future, what, self._first)
+            return AsyncWork(future, what, self._first, partial(self._withdraw, key, ticket))
         with Tracer.trace_span(f"get {self.name}", cat="channel"):
             return self._first(self._wait(future, what, key, ticket))
 
@@ -198,7 +205,7 @@ class Channel:
         what = f"items of weight {target_weight} of channel '{self.name}', key {key!r}"
         future = self._request("get", key, target_weight, ticket)
         if async_op:
-            return AsyncWork(future, what, self._all)
+            return AsyncWork(future, what, self._all, partial(self._withdraw, key, ticket))
         with Tracer.trace_span(f"get {self.name}", cat="channel"):
             return self._all(self._wait(future, what, key, ticket))
 
@@ -252,6 +259,10 @@ class Channel:
             return Payload(reference=item)
         return process.encode(item)
 
+    def _can_defer(self) -> bool:
+        """Whether a put needs no answer before the worker goes on."""
+        return self.maxsize == 0 and not self.is_local and current_worker() is not None
+
     def _host(self, key: Hashable) -> str:
         if not self._record.distributed or len(self._record.hosts) == 1:
             return self._record.main_host
@@ -266,8 +277,11 @@ class Channel:
         return self._endpoint or require_process().endpoint
 
     def _request(self, kind: str, key: Hashable, *arguments: Any, **kwargs: Any) -> Future[Reply]:
+        host = self._host(key)
+        if not self.is_local:
+            require_process().settle_puts(host)
         return self._endpoint_for().request(
-            self._host(key), f"channel.{kind}", self.name, key, *arguments, **kwargs
+            host, f"channel.{kind}", self.name, key, *arguments, **kwargs
         )
 
     def _ask(self, kind: str, key: Hashable) -> Reply:
@@ -280,11 +294,13 @@ class Channel:
             reply: Reply = process.wait(future, what)
         except WaitTimeout:
             # Without this a later item would be given to a request that nobody waits for.
-            withdrawn = process.wait(self._request("withdraw", key, ticket), "a withdrawal").value
-            if withdrawn:
+            if process.wait(self._withdraw(key, ticket), "a withdrawal").value:
                 raise
             reply = process.wait(future, what)
         return reply
+
+    def _withdraw(self, key: Hashable, ticket: Hashable) -> Future[Reply]:
+        return self._request("withdraw", key, ticket)
 
     def _first(self, reply: Reply) -> Any:
         return require_process().decode(reply.payloads[0]) if reply.payloads else None

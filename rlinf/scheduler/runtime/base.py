@@ -89,8 +89,8 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float | None) -> None:
-        """Wait until at least one of several calls is done, or the time is over."""
+    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
+        """Wait until one of several calls is done: its position, None when the time is over."""
 
     def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
         """Endpoints that host channels on these nodes, by node; may be a future of that."""

@@ -80,10 +80,11 @@ class LocalRuntime(Runtime):
             raise SchedulerValueError(f"there is no running worker '{worker_name}'")
         return worker
 
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float | None) -> None:
-        """Wait until at least one of several calls is done."""
+    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
+        """Wait until one of several calls is done."""
         futures = [call.future for call in calls if isinstance(call, _LocalCall)]
-        wait(futures, timeout=timeout, return_when=FIRST_COMPLETED)
+        done, _ = wait(futures, timeout=timeout, return_when=FIRST_COMPLETED)
+        return futures.index(done.pop()) if done else None
 
     def shutdown(self) -> None:
         """End every worker thread; one that computes ends after its current method."""

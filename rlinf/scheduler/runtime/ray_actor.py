@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from functools import cache
 from typing import Any
@@ -18,18 +19,20 @@ from rlinf.scheduler.worker.execution import (
 )
 from rlinf.scheduler.worker.launch import Launch, apply_environment
 
-Wire = tuple[list[bytes], bool]
-"""A payload as Ray carries it."""
+
+def to_wire(payload: Payload, *more: Any) -> bytes:
+    """A payload, and small values, as an argument or result of a Ray call.
+
+    Bytes are what Ray carries fastest: it copies them and pickles nothing.
+    """
+    frames = [bytes(frame) for frame in payload.frames or ()]
+    return pickle.dumps((frames, payload.uses_blocks, *more), 5)
 
 
-def to_wire(payload: Payload) -> Wire:
-    """A payload as an argument of a Ray call."""
-    return [bytes(frame) for frame in payload.frames or ()], payload.uses_blocks
-
-
-def from_wire(wire: Wire) -> Payload:
-    """A payload that Ray carried."""
-    return Payload(wire[0], uses_blocks=wire[1])
+def from_wire(wire: bytes) -> tuple[Payload, list[Any]]:
+    """A payload, and small values, that Ray carried."""
+    frames, uses_blocks, *more = pickle.loads(wire)
+    return Payload(frames, uses_blocks=uses_blocks), more
 
 
 @cache
@@ -51,7 +54,7 @@ def actor_class(worker_class: type) -> Any:
     return ray.remote(type(worker_class)(worker_class.__name__, (worker_class,), members))
 
 
-def _build(self: Any, launch: Launch, arguments: Wire) -> None:
+def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     """Prepare the process, then build the user's worker in it."""
     apply_environment(launch.environment, launch.cores)
     sys.path.extend(path for path in launch.import_paths if path not in sys.path)
@@ -64,24 +67,26 @@ def _build(self: Any, launch: Launch, arguments: Wire) -> None:
     )
     self._rlinf_start_error = None
     try:
-        args, kwargs = process.decode(from_wire(arguments))
+        args, kwargs = process.decode(from_wire(arguments)[0])
         set_launching(launch)
         self._rlinf_user_class.__init__(self, *args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
         self._rlinf_start_error = error
 
 
-def _invoke(self: Any, method: str, arguments: Wire) -> tuple[Wire, bool, float]:
+def _invoke(self: Any, call: bytes) -> bytes:
     if self._rlinf_start_error is not None:
         return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
-    return _answer(run_method(self, method, from_wire(arguments)))
+    arguments, (method,) = from_wire(call)
+    return _answer(run_method(self, method, arguments))
 
 
-async def _invoke_async(self: Any, method: str, arguments: Wire) -> tuple[Wire, bool, float]:
+async def _invoke_async(self: Any, call: bytes) -> bytes:
     if self._rlinf_start_error is not None:
         return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
-    return _answer(await run_async_method(self, method, from_wire(arguments)))
+    arguments, (method,) = from_wire(call)
+    return _answer(await run_async_method(self, method, arguments))
 
 
-def _answer(outcome: Outcome) -> tuple[Wire, bool, float]:
-    return to_wire(outcome.payload), outcome.failed, outcome.seconds
+def _answer(outcome: Outcome) -> bytes:
+    return to_wire(outcome.payload, outcome.failed, outcome.seconds)

@@ -31,7 +31,7 @@ class RayWorker(WorkerHandle):
 
     def call(self, method: str, arguments: Payload) -> PendingCall:
         """Start a method call."""
-        return _RayCall(self.name, self.actor._rlinf_invoke.remote(method, to_wire(arguments)))
+        return _RayCall(self.name, self.actor._rlinf_invoke.remote(to_wire(arguments, method)))
 
     def kill(self) -> None:
         """End the process."""
@@ -60,12 +60,21 @@ class _RayCall(PendingCall):
         ready, _ = ray.wait([self.ref], timeout=0)
         return bool(ready)
 
-    def outcome(self) -> Outcome:
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the outcome; False when the time is over."""
         if self._outcome is None:
             try:
-                self._outcome = _read(ray.get(self.ref))
+                self._outcome = _read(ray.get(self.ref, timeout=timeout))
             except RayActorError as error:
                 raise _died(self._worker_name, error) from None
+            except GetTimeoutError:
+                return False
+        return True
+
+    def outcome(self) -> Outcome:
+        self.wait(None)
+        if self._outcome is None:
+            raise WorkerDiedError(f"worker '{self._worker_name}' gave no answer")
         return self._outcome
 
     async def outcome_async(self) -> Outcome:
@@ -78,8 +87,8 @@ class _RayCall(PendingCall):
 
 
 def _read(answer: Any) -> Outcome:
-    wire, failed, seconds = answer
-    return Outcome(from_wire(wire), failed, seconds)
+    payload, (failed, seconds) = from_wire(answer)
+    return Outcome(payload, failed, seconds)
 
 
 def _died(worker: str, error: RayActorError) -> WorkerDiedError:
@@ -153,10 +162,14 @@ class RayRuntimeBase(Runtime):
         except (ValueError, RayError):
             raise SchedulerValueError(f"there is no running worker '{worker_name}'") from None
 
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float | None) -> None:
-        """Wait until at least one of several calls is done."""
-        refs = [call.ref for call in calls if isinstance(call, _RayCall)]
-        ray.wait(refs, num_returns=1, timeout=timeout)
+    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
+        """Wait until one of several calls is done."""
+        pending = [call for call in calls if isinstance(call, _RayCall)]
+        if len(pending) == 1:
+            return 0 if pending[0].wait(timeout) else None  # one request to Ray instead of two
+        refs = [call.ref for call in pending]
+        done, _ = ray.wait(refs, num_returns=1, timeout=timeout)
+        return refs.index(done[0]) if done else None
 
     def shutdown(self) -> None:
         """Nothing here is this process's to stop."""

@@ -134,7 +134,9 @@ class ChannelService:
         return channel
 
     def _open(self, name: str, maxsize: int) -> None:
-        self._channels.setdefault(name, _Channel(maxsize))
+        channel = self._channels.get(name)
+        if channel is None or channel.closed is not None:
+            self._channels[name] = _Channel(maxsize)
 
     def _put(
         self, name: str, key: Hashable, weight: int, ticket: Hashable,

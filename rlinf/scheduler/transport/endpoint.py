@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,10 @@ class Endpoint(ABC):
             self._dispatch(kind, arguments, payloads)
         else:
             self._tell(address, kind, arguments, payloads)
+
+    def wait(self, future: Future[Any], timeout: float) -> None:
+        """Wait for an answer, at most so many seconds."""
+        wait([future], timeout)
 
     def forget(self, address: str, error: Exception) -> None:
         """Fail every open request to a peer that is gone."""

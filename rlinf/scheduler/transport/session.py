@@ -1,6 +1,6 @@
 """Files of one cluster on one machine: sockets and shared-memory blocks, and their removal.
 
-A cluster owns a token. Its driver holds a lock on ``rlinf-<token>.lock`` for as long as it lives,
+A cluster has a name. Its driver holds a lock on ``rlinf-<name>.lock`` for as long as it lives,
 so whoever can take that lock knows that the driver is gone and may remove what it left. (A process
 id would not do: containers may share ``/dev/shm`` and not their process ids.)
 """
@@ -32,24 +32,34 @@ def _socket_root() -> Path:
 
 @dataclass(frozen=True)
 class Session:
-    """Names of the files that belong to one cluster."""
+    """Names of the files that belong to one cluster.
+
+    Args:
+        token: ``name.secret``: the name is part of file names, the secret is what a process has to
+            show before another node listens to it.
+    """
 
     token: str
 
     @property
+    def name(self) -> str:
+        """The part of the token that is no secret."""
+        return self.token.partition(".")[0]
+
+    @property
     def block_prefix(self) -> str:
         """Every shared-memory block of the cluster starts with this."""
-        return f"{_PREFIX}{self.token}-"
+        return f"{_PREFIX}{self.name}-"
 
     @property
     def socket_directory(self) -> Path:
         """Private directory of the cluster's Unix sockets."""
-        return _socket_root() / f"{_PREFIX}{self.token}"
+        return _socket_root() / f"{_PREFIX}{self.name}"
 
     @property
     def lock_path(self) -> Path:
         """File that the driver keeps locked while it lives."""
-        return shared_memory_directory() / f"{_PREFIX}{self.token}.lock"
+        return shared_memory_directory() / f"{_PREFIX}{self.name}.lock"
 
     def remove_files(self) -> None:
         """Remove every block and socket of the cluster."""
@@ -64,7 +74,7 @@ class OwnedSession:
 
     def __init__(self) -> None:
         remove_stale_sessions()
-        self.session = Session(secrets.token_hex(4))
+        self.session = Session(f"{secrets.token_hex(4)}.{secrets.token_hex(16)}")
         self._lock: int | None = os.open(self.session.lock_path, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.session.socket_directory.mkdir(mode=0o700, parents=True)
@@ -81,7 +91,7 @@ class OwnedSession:
 def remove_stale_sessions() -> None:
     """Remove the files of every session whose driver is gone."""
     for path in shared_memory_directory().glob(f"{_PREFIX}*.lock"):
-        token = path.name.removeprefix(_PREFIX).removesuffix(".lock")
+        name = path.name.removeprefix(_PREFIX).removesuffix(".lock")
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
@@ -91,6 +101,6 @@ def remove_stale_sessions() -> None:
         except OSError:
             continue  # its driver lives
         else:
-            Session(token).remove_files()
+            Session(name).remove_files()
         finally:
             os.close(descriptor)

@@ -1,43 +1,47 @@
-"""The endpoint between processes: ZeroMQ over Unix sockets, or TCP to other nodes.
-
-Each process binds one receiving socket, read by one thread. Any thread sends, on one socket per
-peer that is guarded by a lock, so a message costs no hand-over to another thread on the way out.
-Messages between two processes keep their order.
-"""
+"""The endpoint between processes: requests and answers over one-way connections."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import logging
 import os
 import pickle
+import select
+import socket
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import zmq
-
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply, as_reply, try_fail
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, as_reply, claim, try_fail
+from rlinf.scheduler.transport.links import (
+    IncomingLink,
+    OutgoingLink,
+    listen_at,
+    listen_on_network,
+)
 from rlinf.scheduler.transport.payload import Codec, Payload, dumps
 from rlinf.scheduler.transport.session import Session
 
-_REQUEST, _TELL, _REPLY, _ERROR, _STOP = range(5)
-_zmq: Any = zmq  # its constants are made at run time, where a type checker does not see them
+_REQUEST, _TELL, _REPLY, _ERROR = range(4)
+_SMALL_FRAME = 4096
 _serial = itertools.count()
-
-_Peer = tuple[Any, threading.Lock]  # a ZeroMQ socket and its guard
+_logger = logging.getLogger("rlinf")
 
 
 class SocketEndpoint(Endpoint):
     """Mailbox of a process that talks to other processes.
 
-    Its address has three parts, ``node|ipc path|tcp address``; the last is empty in a cluster of
-    one node.
+    Its address has three parts, ``node|socket path|ip:port``; the last is empty in a cluster of
+    one node. Messages between two processes keep their order.
 
     Args:
-        session: Whose socket directory to use.
+        session: Whose socket directory and secret to use.
         codec: Re-encodes payloads in shared memory for peers on other nodes.
         node_rank: Node of this process.
         node_ip: Where other nodes reach it; None opens no network port.
@@ -49,31 +53,32 @@ class SocketEndpoint(Endpoint):
         super().__init__()
         self._codec = codec
         self._node = str(node_rank)
-        self._context = _zmq.Context()
-        self._inbox = self._context.socket(_zmq.PULL)
-        self._inbox.set_hwm(0)
+        self._secret = hashlib.sha256(session.token.encode()).digest()
         session.socket_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = f"ipc://{session.socket_directory}/{os.getpid()}.{next(_serial)}"
-        self._inbox.bind(path)
+        path = f"{session.socket_directory}/{os.getpid()}.{next(_serial)}"
+        listeners = [listen_at(path)]
         network = ""
         if node_ip is not None:
-            network = f"tcp://{node_ip}:{self._inbox.bind_to_random_port('tcp://*')}"
+            listeners.append(listen_on_network(node_ip))
+            network = f"{node_ip}:{listeners[1].getsockname()[1]}"
         self.address = f"{self._node}|{path}|{network}"
-        self._peers: dict[str, _Peer] = {}
-        self._peers_lock = threading.Lock()
+        self._links: dict[str, OutgoingLink] = {}
+        self._links_lock = threading.Lock()
         self._pending: dict[int, tuple[str, Future[Reply]]] = {}
         self._numbers = itertools.count()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="rlinf-endpoint", daemon=True)
-        self._thread.start()
+        self._reader = _Reader(listeners, self._secret, self._receive)
+
+    def wait(self, future: Future[Any], timeout: float) -> None:
+        """Wait for an answer on the calling thread, which reads meanwhile."""
+        self._reader.wait(future, timeout)
 
     def forget(self, address: str, error: Exception) -> None:
         """Fail every open request to a peer that is gone and drop the connection."""
-        with self._peers_lock:
-            peer = self._peers.pop(address, None)
-        if peer is not None:
-            with peer[1]:
-                peer[0].close(linger=0)
+        with self._links_lock:
+            link = self._links.pop(address, None)
+        if link is not None:
+            link.close()
         for number, (target, future) in list(self._pending.items()):
             if target == address and self._pending.pop(number, None) is not None:
                 try_fail(future, error)
@@ -83,15 +88,11 @@ class SocketEndpoint(Endpoint):
         if self._closed:
             return
         self._closed = True
-        self._send(self.address, _STOP, 0, None, ())
-        self._thread.join(timeout=5)
-        with self._peers_lock:
-            for socket, lock in self._peers.values():
-                with lock:
-                    socket.close(linger=200)
-            self._peers.clear()
-        self._inbox.close(linger=0)
-        self._context.term()
+        self._reader.close()
+        with self._links_lock:
+            for link in self._links.values():
+                link.close()
+            self._links.clear()
         while self._pending:
             _, (_, future) = self._pending.popitem()
             try_fail(future, SchedulerError("the cluster was shut down"))
@@ -119,58 +120,64 @@ class SocketEndpoint(Endpoint):
     ) -> None:
         if address.partition("|")[0] != self._node:
             payloads = [self._codec.without_blocks(payload) for payload in payloads]
-        encoded = [
-            payload if payload.frames is not None else self._codec.encode(payload.reference)
-            for payload in payloads
+        # Small frames travel inside the head, which saves a buffer per frame.
+        inside: list[tuple[list[Any], bool, int]] = []
+        behind: list[Any] = []
+        for payload in payloads:
+            encoded = payload
+            if payload.frames is None:
+                encoded = self._codec.encode(payload.reference)
+            frames: list[Any] = []
+            for frame in encoded.frames or ():
+                small = len(frame) <= _SMALL_FRAME
+                frames.append(bytes(frame) if small else None)
+                if not small:
+                    behind.append(frame)
+            inside.append((frames, encoded.uses_blocks, encoded.nbytes))
+        head = _dump_head((form, number, self.address, content, inside))
+        try:
+            self._link(address).send([head, *behind])
+        except OSError as error:
+            raise WorkerDiedError(f"the process at {address} is gone ({error})") from None
+
+    def _link(self, address: str) -> OutgoingLink:
+        link = self._links.get(address)
+        if link is None:
+            with self._links_lock:
+                link = self._links.get(address)
+                if link is None:
+                    if self._closed:
+                        raise SchedulerError("the cluster was shut down")
+                    node, path, network = address.split("|")
+                    near = path if node == self._node else ""
+                    link = OutgoingLink(near, network, self._secret, self._reader.watch_backlog)
+                    self._links[address] = link
+        return link
+
+    def _receive(self, frames: list[bytes]) -> None:
+        form, number, source, content, inside = pickle.loads(frames[0])
+        behind = iter(frames[1:])
+        payloads = [
+            Payload(
+                [next(behind) if frame is None else frame for frame in parts],
+                uses_blocks=uses_blocks,
+                nbytes=nbytes,
+            )
+            for parts, uses_blocks, nbytes in inside
         ]
-        layout = [(len(p.frames or ()), p.uses_blocks, p.nbytes) for p in encoded]
-        frames: list[Any] = [dumps((form, number, self.address, content, layout))]
-        for payload in encoded:
-            frames.extend(payload.frames or ())
-        socket, lock = self._peer(address)
-        with lock:
-            if socket.closed:
-                raise WorkerDiedError(f"the process at {address} is gone")
-            socket.send_multipart(frames)
-
-    def _peer(self, address: str) -> _Peer:
-        peer = self._peers.get(address)
-        if peer is not None:
-            return peer
-        with self._peers_lock:
-            peer = self._peers.get(address)
-            if peer is None:
-                socket = self._context.socket(_zmq.PUSH)
-                socket.set_hwm(0)
-                node, path, network = address.split("|")
-                socket.connect(path if node == self._node else network)
-                peer = self._peers[address] = (socket, threading.Lock())
-            return peer
-
-    def _serve(self) -> None:
-        while True:
-            head, *frames = self._inbox.recv_multipart()
-            form, number, source, content, layout = pickle.loads(head)
-            if form == _STOP:
-                return
-            payloads = []
-            for count, uses_blocks, nbytes in layout:
-                payloads.append(Payload(frames[:count], uses_blocks=uses_blocks, nbytes=nbytes))
-                del frames[:count]
-            if form in (_REPLY, _ERROR):
-                self._finish(number, form, content, payloads)
-            else:
-                self._answer(form, number, source, content, payloads)
+        if form in (_REPLY, _ERROR):
+            self._finish(number, form, content, payloads)
+        else:
+            self._answer(form, number, source, content, payloads)
 
     def _finish(self, number: int, form: int, content: Any, payloads: list[Payload]) -> None:
         entry = self._pending.pop(number, None)
-        if entry is None or not entry[1].set_running_or_notify_cancel():
+        if entry is None or not claim(entry[1]):
             return
-        future = entry[1]
         if form == _ERROR:
-            future.set_exception(content)
+            entry[1].set_exception(content)
         else:
-            future.set_result(Reply(content, payloads))
+            entry[1].set_result(Reply(content, payloads))
 
     def _answer(
         self, form: int, number: int, source: str, content: Any, payloads: list[Payload]
@@ -182,19 +189,27 @@ class SocketEndpoint(Endpoint):
             if form == _REQUEST:
                 self._reply_error(source, number, error)
             return
-        if form == _REQUEST:
-            self._when_done(result, partial(self._reply, source, number))
+        if form != _REQUEST:
+            return
+        if isinstance(result, Future):
+            result.add_done_callback(partial(self._reply_later, source, number))
+        else:
+            self._reply(source, number, as_reply(result))
 
-    def _reply(self, source: str, number: int, result: Future[Any]) -> None:
+    def _reply_later(self, source: str, number: int, result: Future[Any]) -> None:
         if self._closed or result.cancelled():
             return
         error = result.exception()
         if error is not None:
             self._reply_error(source, number, error)
-            return
-        reply = as_reply(result.result())
+        else:
+            self._reply(source, number, as_reply(result.result()))
+
+    def _reply(self, source: str, number: int, reply: Reply) -> None:
         try:
             self._send(source, _REPLY, number, reply.value, reply.payloads)
+        except WorkerDiedError:
+            return  # nobody is there to hear the answer
         except Exception as failure:  # noqa: BLE001 - the requester must hear of it
             self._reply_error(source, number, failure)
 
@@ -205,3 +220,128 @@ class SocketEndpoint(Endpoint):
             return
         except Exception:  # noqa: BLE001 - an exception that cannot be pickled, as text
             self._send(source, _ERROR, number, SchedulerError(repr(error)), ())
+
+
+def _dump_head(head: Any) -> bytes:
+    data = pickle.dumps(head, 5)
+    # What a program defines itself must travel by value; that is rare in heads, as keys only.
+    return dumps(head) if b"__main__" in data else data
+
+
+class _Reader:
+    """The thread that reads every connection of this process."""
+
+    def __init__(self, listeners: list[socket.socket], secret: bytes, receive: Any) -> None:
+        self._secret = secret
+        self._receive = receive
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._links: dict[int, IncomingLink] = {}
+        self._full: dict[int, OutgoingLink] = {}
+        self._new_full: list[OutgoingLink] = []
+        self._closed = False
+        self._turn = threading.Lock()  # held by the thread that reads
+        self._guest = threading.Lock()  # held by the one other thread that wants to
+        self._open = threading.Event()  # the thread of this class may take its turn
+        self._open.set()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.epoll()
+        for descriptor in (*self._listeners, self._wake):
+            self._poll.register(descriptor, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="rlinf-endpoint", daemon=True)
+        self._thread.start()
+
+    def watch_backlog(self, link: OutgoingLink) -> None:
+        """Write out the rest of a message as soon as the socket has room."""
+        self._new_full.append(link)
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Stop reading and close every connection."""
+        self._closed = True
+        self._open.set()
+        os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+        for link in self._links.values():
+            link.close()
+        for listener in self._listeners.values():
+            listener.close()
+        self._poll.close()
+        os.close(self._wake)
+
+    def wait(self, future: Future[Any], timeout: float) -> None:
+        """Wait for an answer by reading oneself, which saves a hand-over between threads.
+
+        Where another thread does that already, its result is enough.
+        """
+        if not self._guest.acquire(blocking=False):
+            wait([future], timeout)
+            return
+        limit = time.monotonic() + timeout
+        self._open.clear()
+        try:
+            os.eventfd_write(self._wake, 1)
+            with self._turn:
+                while not future.done() and (left := limit - time.monotonic()) > 0:
+                    self._read_once(left)
+        finally:
+            self._open.set()
+            self._guest.release()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._turn:
+                self._read_once(-1)
+            self._open.wait()
+
+    def _read_once(self, timeout: float) -> None:
+        for descriptor, _ in self._poll.poll(timeout):
+            link = self._links.get(descriptor)
+            if link is not None:
+                self._read(descriptor, link)
+            elif descriptor in self._full:
+                self._write(descriptor)
+            elif descriptor == self._wake:
+                self._take_full()
+            else:
+                self._accept(self._listeners[descriptor])
+
+    def _read(self, descriptor: int, link: IncomingLink) -> None:
+        messages, still_open = link.read()
+        for frames in messages:
+            try:
+                self._receive(frames)
+            except Exception:
+                # One message that cannot be read must not silence the process for all others.
+                _logger.exception("a message to this process could not be read")
+        if not still_open:
+            self._poll.unregister(descriptor)
+            del self._links[descriptor]
+            link.close()
+
+    def _write(self, descriptor: int) -> None:
+        try:
+            done = self._full[descriptor].flush()
+        except OSError:
+            done = True  # the peer is gone; who waits for it is told by the registry
+        if done:
+            del self._full[descriptor]
+            with suppress(OSError):  # the kernel forgets a descriptor when it is closed
+                self._poll.unregister(descriptor)
+
+    def _take_full(self) -> None:
+        os.eventfd_read(self._wake)
+        links, self._new_full = self._new_full, []
+        for link in links:
+            descriptor = link.fileno()
+            if descriptor < 0 or self._full.get(descriptor) is link:
+                continue
+            self._full[descriptor] = link
+            with suppress(FileExistsError):
+                self._poll.register(descriptor, select.EPOLLOUT)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        link = IncomingLink(connection, self._secret)
+        self._links[connection.fileno()] = link
+        self._poll.register(connection.fileno(), select.EPOLLIN)

@@ -43,6 +43,7 @@ def run_method(worker: Worker, method: str, arguments: Payload) -> Outcome:
         try:
             args, kwargs = process.decode(arguments)
             result = getattr(worker, method)(*args, **kwargs)
+            process.settle_puts()
             return _succeeded(result, begin)
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller
             return _failed(error, method, begin)
@@ -57,6 +58,7 @@ async def run_async_method(worker: Worker, method: str, arguments: Payload) -> O
         result = getattr(worker, method)(*args, **kwargs)
         if inspect.isawaitable(result):
             result = await result
+        process.settle_puts()
         return _succeeded(result, begin)
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller
         return _failed(error, method, begin)

@@ -172,11 +172,12 @@ class Messaging:
         def finish(reply: Reply) -> Any:
             return process.decode(reply.payloads[0], position, len(receivers))
 
-        work = AsyncWork(future, f"the broadcast from {source}", finish)
+        work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
         return work if async_op else work.wait()
 
     def _broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
         process = require_process()
+        process.settle_puts()
         own = self._worker_address.get_name()
         if receivers:
             hosts = [self._resolve(process, receiver) for receiver in receivers]
@@ -199,6 +200,7 @@ class Messaging:
         options: CollectiveGroupOptions | None,
     ) -> AsyncWork | None:
         process = require_process()
+        process.settle_puts()
         host = self._resolve(process, peer)
         with Tracer.trace_span(f"send to {peer}", cat="communication"):
             pair = self._pair_transfer(process, peer, options)
@@ -276,7 +278,7 @@ class Messaging:
             value = process.decode(reply.payloads[0])
             return value if piggyback is None else (value, piggyback)
 
-        work = AsyncWork(future, f"a message from {peer}", finish)
+        work = AsyncWork(future, f"a message from {peer}", finish, future.cancel)
         if async_op:
             return work
         with Tracer.trace_span(f"receive from {peer}", cat="communication"):

@@ -364,7 +364,7 @@ def main() -> None:
     parser.add_argument("--sb3-vector", choices=["dummy", "subproc"], default="subproc")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "embodied.json")
     parser.add_argument("overrides", nargs="*", help="key=value")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     config = configuration(arguments.recipe, arguments.overrides)
     if arguments.what == "throughput":

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--level", type=float, default=0.9, help="success rate to be reached")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("overrides", nargs="*", help="key=value")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as directory:
         runs = [
             train(arguments.recipe, seed, arguments.overrides, Path(directory))

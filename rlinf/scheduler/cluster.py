@@ -18,12 +18,14 @@ from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError, Sche
 from rlinf.scheduler.node import NodeGroupInfo, NodeInfo
 from rlinf.scheduler.node_table import build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
+from rlinf.scheduler.profiling import profiled_command
 from rlinf.scheduler.services.driver import DriverServices
 from rlinf.scheduler.worker.launch import merge_path_variables
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlinf.scheduler.cluster_options import ProfilingConfig
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
     from rlinf.scheduler.services.registry import GroupRecord
     from rlinf.scheduler.worker.launch import Launch
@@ -115,12 +117,18 @@ class Cluster:
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
         """Start the cluster that this process drives."""
+        if config.net_emulation is not None and config.net_emulation.enabled:
+            raise ClusterConfigValueError(
+                "cluster.net_emulation.enabled is true, but network emulation is not available. "
+                "Set it to false."
+            )
         deadline = deadline_seconds(config)
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
 
             self.runtime: Runtime = LocalRuntime(config, deadline)
         else:
+            _stop_ray_from_starting_itself()
             from rlinf.scheduler.runtime.ray import RayRuntime
 
             self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
@@ -140,6 +148,7 @@ class Cluster:
     def _attach(self) -> None:
         """Join the cluster of this worker, or of the Ray cluster that this process can reach."""
         if current_process() is None:
+            _stop_ray_from_starting_itself()
             from rlinf.scheduler.runtime.ray import attach_to_running
 
             if not attach_to_running():
@@ -288,12 +297,34 @@ class Cluster:
         raise SchedulerError(f"no free port up to {max_port_num}")
 
     @staticmethod
+    def modify_profile_context(
+        python: str, worker_name: str, config: ProfilingConfig | None
+    ) -> str:
+        """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
+        return profiled_command(python, worker_name, config)
+
+    @staticmethod
+    def get_profiling_env_vars_for_worker(
+        worker_name: str, config: ProfilingConfig | None
+    ) -> dict[str, str]:
+        """Variables that a profiled worker needs; the supported profilers need none."""
+        return {}
+
+    @staticmethod
     def merge_worker_env_vars(*environments: Mapping[str, str]) -> dict[str, str]:
         """Merge environments of a worker, later ones over earlier ones; paths are joined."""
         merged: dict[str, str] = {}
         for environment in environments:
             merged.update(merge_path_variables(environment))
         return merged
+
+
+def _stop_ray_from_starting_itself() -> None:
+    """Make a call to Ray after its end an error, instead of a new Ray cluster in the background.
+
+    Ray reads this when it is imported.
+    """
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 
 
 def _read_config(

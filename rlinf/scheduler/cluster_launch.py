@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator, HardwareInfo
+from rlinf.scheduler.node import NodeGroupInfo
 from rlinf.scheduler.node_table import slot_cores
 from rlinf.scheduler.placement import (
     NodePlacementStrategy,
@@ -19,6 +20,7 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.profiling import profiled_command
 from rlinf.scheduler.worker.launch import Launch, merge_path_variables, worker_environment
 
 if TYPE_CHECKING:
@@ -110,6 +112,15 @@ def _master(cluster: Cluster, placement: Placement, worker: str) -> tuple[str, i
     raise SchedulerError(f"no free port for group master on node {node_rank}")
 
 
+def _interpreter(
+    cluster: Cluster, node_rank: int, group: NodeGroupInfo | None, worker_name: str
+) -> str | None:
+    """Command that runs a worker, None for the interpreter that Ray has started already."""
+    configured = group.get_node_python_interpreter_path(node_rank) if group else None
+    command = profiled_command(configured or sys.executable, worker_name, cluster.config.profiling)
+    return configured if command == (configured or sys.executable) else command
+
+
 def _launch(  # noqa: PLR0917 - private
     cluster: Cluster,
     names: tuple[str, str],
@@ -148,7 +159,7 @@ def _launch(  # noqa: PLR0917 - private
         environment={**merge_path_variables(configured), **environment},
         network_ip=runtime.network_ips.get(node.node_rank),
         log_directory=None if no_log else cluster.distributed_log_dir,
-        interpreter=group.get_node_python_interpreter_path(node.node_rank) if group else None,
+        interpreter=_interpreter(cluster, node.node_rank, group, info.address.get_name()),
         traced=cluster.traced,
         import_paths=tuple(sys.path),
     )

@@ -218,6 +218,39 @@ def test_process_environment(launch, runtime):
     )
 
 
+CHILD = """
+import sys
+from rlinf.scheduler import Worker, WorkerAddress
+
+class Child(Worker):
+    def __init__(self, parent):
+        super().__init__(parent_address=parent, world_size=2, rank=1)
+
+parent = WorkerAddress.from_name(sys.argv[1])
+child = Child(parent)
+child.send(child.get_name(), parent.root_group_name, parent.rank)
+print(child.get_parent_rank(), child._world_size)
+"""
+
+
+def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
+    if runtime == "local":
+        pytest.skip("workers of the local runtime are no processes")
+    group = shared(Basic)
+    printed = group.execute_on(2).start_child(CHILD).wait()
+    assert printed == ["2 2\n"]
+    assert group.execute_on(2).from_child().wait() == ["sharedBasic:2:1"]
+
+
+def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "distributed_log_dir", str(tmp_path))
+    launch(Basic, 2, "logging").log_something().wait()
+    texts = [(tmp_path / f"worker_logs/logging/rank_{r}.log").read_text() for r in range(2)]
+    for rank, text in enumerate(texts):
+        assert text.count("something happened") == 1
+        assert f"logging:{rank}" in text
+
+
 def test_one_cluster_per_process(cluster):
     assert Cluster(num_nodes=1) is cluster
     assert Cluster() is cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -108,6 +109,19 @@ class Basic(Impatient):
     @Worker.timer()
     def timed(self) -> None:
         time.sleep(0.01)
+
+    def start_child(self, script: str) -> str:
+        parent = self.worker_address.get_name()
+        done = subprocess.run(
+            [sys.executable, "-c", script, parent], capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    def from_child(self) -> Any:
+        return self.recv(self._group_name, (self._rank, 1))
+
+    def log_something(self) -> None:
+        self.log_info("something happened")
 
     def port(self) -> int:
         return self.acquire_free_port()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.cluster_config import ClusterConfig
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WorkerDiedError
 from rlinf.scheduler.node import NodeInfo
 from rlinf.scheduler.node_table import probe_node
 from rlinf.scheduler.placement import NodePlacementStrategy
@@ -61,6 +62,7 @@ class RayRuntime(RayRuntimeBase):
         self._owns_ray = _connect(config)
         self._owned: OwnedSession | None = None
         self._watch: DeathWatch | None = None
+        self._channel_nodes: set[int] = set()
         try:
             nodes = _find_nodes(config, deadline_seconds, all_nodes)
             self._owned = OwnedSession()
@@ -131,7 +133,8 @@ class RayRuntime(RayRuntimeBase):
         from rlinf.scheduler.channel.channel_worker import ChannelWorker
 
         name = f"ChannelWorker_node{node}"
-        if f"{name}:0" not in self._started:
+        if node not in self._channel_nodes:
+            self._channel_nodes.add(node)
             strategy = NodePlacementStrategy([node])
             ChannelWorker.create_group().launch(cluster, strategy, name=name)
         return f"{name}:0"
@@ -139,11 +142,10 @@ class RayRuntime(RayRuntimeBase):
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""
         endpoint = self.process.endpoint
-        answers = [
-            endpoint.request(address, "trace.flush")
-            for address in registry.endpoints()
-            if address != endpoint.address
-        ]
+        answers = []
+        for address in registry.endpoints():
+            with suppress(WorkerDiedError):
+                answers.append(endpoint.request(address, "trace.flush"))
         limit = time.monotonic() + _FLUSH_SECONDS
         while any(not answer.done() for answer in answers) and time.monotonic() < limit:
             time.sleep(0.01)

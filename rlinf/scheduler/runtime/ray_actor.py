@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
 import sys
 from functools import cache
@@ -65,6 +67,7 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
         network_ip=launch.network_ip,
         deadline_seconds=launch.deadline_seconds,
     )
+    _set_up_logging()
     self._rlinf_start_error = None
     try:
         args, kwargs = process.decode(from_wire(arguments)[0])
@@ -72,6 +75,16 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
         self._rlinf_user_class.__init__(self, *args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
         self._rlinf_start_error = error
+
+
+def _set_up_logging() -> None:
+    """Let the worker's log lines reach its output, which Ray shows on the driver."""
+    logger = logging.getLogger("rlinf")
+    logger.setLevel(os.environ.get("RLINF_LOG_LEVEL", "INFO").upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
 
 
 def _invoke(self: Any, call: bytes) -> bytes:

@@ -35,10 +35,13 @@ class RayWorker(WorkerHandle):
 
     def kill(self) -> None:
         """End the process."""
-        ray.kill(self.actor, no_restart=True)
+        if ray.is_initialized():
+            ray.kill(self.actor, no_restart=True)
 
     def cause_of_death(self) -> str | None:
         """Why the process ended, in Ray's words; None while Ray does not know of it."""
+        if not ray.is_initialized():
+            return None
         try:
             ray.get(self.actor.__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
         except RayActorError as error:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf.scheduler.errors import WorkerDiedError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
 
 _STACK_LINES = 3
@@ -133,7 +134,10 @@ class DiagnosisService:
         """Ask everyone; who does not answer soon is listed as silent."""
         gathering = _Gathering(self._endpoints())
         for address in list(gathering.silent):
-            answer = self._endpoint.request(address, "diagnosis.rows")
+            try:
+                answer = self._endpoint.request(address, "diagnosis.rows")
+            except WorkerDiedError:
+                continue  # listed as silent
             answer.add_done_callback(lambda done, address=address: gathering.add(address, done))  # type: ignore[misc]
         timer = threading.Timer(_ANSWER_SECONDS, gathering.finish)
         timer.daemon = True

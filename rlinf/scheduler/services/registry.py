@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,7 +180,9 @@ class RegistryService:
 
     def _tell_everyone(self, kind: str, *arguments: Any) -> None:
         for address in self.endpoints():
-            self._endpoint.tell(address, kind, *arguments)
+            # Some may have died themselves and not be known to have.
+            with suppress(WorkerDiedError):
+                self._endpoint.tell(address, kind, *arguments)
 
     def add_channel(self, record: ChannelRecord) -> tuple[ChannelRecord, bool]:
         """Announce a channel; an existing one of that name wins. Returns whether it is new."""

@@ -92,8 +92,9 @@ def transfer_mode(own: WorkerInfo, peer: WorkerInfo) -> Mode:
     )
     backend = AcceleratorUtil.get_ccl_backend(own.accelerator_type)
     apart = not set(own.available_accelerators) & set(peer.available_accelerators)
+    both = bool(own.available_accelerators and peer.available_accelerators)
     supported = own.accelerator_type in AcceleratorUtil.CCL_SUPPORT_LIST and backend == "nccl"
-    return "library" if alike and apart and supported and own.available_accelerators else "host"
+    return "library" if alike and apart and supported and both else "host"
 
 
 def through_host(tensor: torch.Tensor) -> Any:

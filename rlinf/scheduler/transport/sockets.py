@@ -341,7 +341,10 @@ class _Reader:
                 self._poll.register(descriptor, select.EPOLLOUT)
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return  # it hung up before it was heard
         link = IncomingLink(connection, self._secret)
         self._links[connection.fileno()] = link
         self._poll.register(connection.fileno(), select.EPOLLIN)

@@ -114,6 +114,10 @@ def worker_environment(
         "NODE_GROUP_LABEL": placement.node_group_label,
         "CLUSTER_NAMESPACE": namespace,
     }
+    interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
+    if interfaces:
+        library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)
+        environment.update({"GLOO_SOCKET_IFNAME": interfaces, library: interfaces})
     if placement.accelerator_type not in (AcceleratorType.NO_ACCEL, AcceleratorType.CPU_SLOT):
         environment.update(
             AcceleratorUtil.get_accelerator_env_var(

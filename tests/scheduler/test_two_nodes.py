@@ -1,0 +1,88 @@
+"""Two Ray nodes on this machine: messages, channels, attaching, deaths."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+    import json, os, signal, subprocess, sys
+
+    import torch
+    from ray.cluster_utils import Cluster as RayCluster
+
+    from rlinf.scheduler import Channel, Cluster, NodePlacementStrategy
+    from rlinf.scheduler.errors import WorkerDiedError
+    from tests.scheduler.workers import Basic, Queuer, Talker
+
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    machines = RayCluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    machines.add_node(**node)
+    cluster = Cluster(cluster_cfg={"num_nodes": 2, "address": machines.address})
+    both = NodePlacementStrategy([0, 1])
+    found = {"nodes": cluster.num_nodes}
+
+    talkers = Talker.create_group().launch(cluster, both, "talkers")
+    values = [torch.ones(100_000), {"a": torch.zeros(3)}]
+    echo = talkers.execute_on(1).echo("talkers", 0, 2)
+    (got,) = talkers.execute_on(0).round_trip(values, "talkers", 1).wait()
+    echo.wait()
+    found["round trip"] = torch.equal(got[0], values[0])
+    spread = talkers.spread(values[0], [("talkers", [0, 1])]).wait()
+    found["broadcast"] = torch.equal(spread[1], values[0])
+
+    queuers = Queuer.create_group().launch(cluster, both, "queuers")
+    options = {"near": {}, "far": {"node_rank": 1}, "spread": {"distributed": True}}
+    for name, option in options.items():
+        channel = Channel.create(name, maxsize=2, **option)
+        putting = queuers.execute_on(0).stream(channel, 5, 100_000)
+        found[name] = queuers.execute_on(1).drain(channel, 5).wait()[0]
+        putting.wait()
+
+    attached = '''
+    from rlinf.scheduler import Channel, Cluster
+    from rlinf.scheduler.worker import WorkerGroup
+    from tests.scheduler.workers import Queuer
+    Cluster()
+    assert WorkerGroup.from_group_name(Queuer, "queuers").world_size == 2
+    Channel.connect("near").put("from another process")
+    '''
+    code = "\\n".join(line.strip() for line in attached.splitlines())
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+    found["attached"] = Channel.connect("near").get()
+
+    mortal = Basic.create_group().launch(cluster, NodePlacementStrategy([1]), "mortal")
+    (pid,) = mortal.process_id().wait()
+    waiting = talkers.execute_on(0).receive_from("mortal", 0)
+    os.kill(pid, signal.SIGKILL)
+    try:
+        waiting.wait()
+    except WorkerDiedError as error:
+        found["death"] = "mortal:0" in str(error)
+    print(json.dumps(found))
+    cluster.shutdown()
+    machines.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_two_nodes():
+    pytest.importorskip("ray")
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    streamed = [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert json.loads(line) == {
+        "nodes": 2,
+        "round trip": True,
+        "broadcast": True,
+        "near": streamed,
+        "far": streamed,
+        "spread": streamed,
+        "attached": "from another process",
+        "death": True,
+    }

@@ -173,7 +173,7 @@ def test_a_loop_runs_as_one_node(cluster):
         "doubler": launch(cluster, Doubler, 1, "doubler"),
         "collector": launch(cluster, Ping, 1, "collector"),
     }
-    everywhere = {name: ((0,), 1, "resident") for name in groups}
+    everywhere = dict.fromkeys(groups, ((0,), 1, "resident"))
     executor = Executor(flow, plan(**everywhere), groups, cluster, sources=1)
     assert executor.run(0, {"ping": {"rounds": 5}}).results("collector") == [[32]]
 

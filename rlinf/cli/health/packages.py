@@ -18,7 +18,6 @@ REQUIRED = (
     "typer",
     "rich",
     "safetensors",
-    "pyzmq",
     "cloudpickle",
     "psutil",
     "tensorboard",

@@ -147,12 +147,14 @@ def _figure(columns: int) -> tuple[Figure, list[Axes]]:
     # The object interface draws without a display and leaves the user's pyplot state alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(5.5 * columns, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
     for each in axes:
         each.set_xlabel("environment steps")
+        each.xaxis.set_major_formatter(EngFormatter(sep=""))
         each.grid(alpha=0.3)
     return figure, axes
 

@@ -121,7 +121,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     ),
     # overrides that are none
     (["seed"], ["'seed' is not of the form key=value"]),
-    (["rollout.steps.x=1"], ["`rollout.steps` is the value 128", "quickstart.yaml line"]),
+    (["rollout.steps.x=1"], ["`rollout.steps` is the value 64", "quickstart.yaml line"]),
     (["seed=[1"], ["command line: seed", "not a YAML value"]),
     (["seed.x=1"], ["`seed` is the value 0", "quickstart.yaml line"]),
     (["~algorithm.gama"], ["nothing sets `algorithm.gama`", "did you mean `algorithm.gamma`?"]),

@@ -42,7 +42,7 @@ def test_an_option_is_explained_with_type_default_and_description() -> None:
     (task,) = explain(EmbodiedConfig, "env.train.options.task")
     assert (task.owner, task.kind, task.default) == ("metaworld", "text", "required")
     assert task.description == "Task of MT50, for example ``reach-v3``."
-    assert ("quickstart", "'button-press-topdown-v3'") in task.settings
+    assert ("quickstart", "'window-open-v3'") in task.settings
     (size,) = explain(EmbodiedConfig, "image_size")
     assert (size.key, size.kind, size.default) == (
         "env.train.options.image_size",

@@ -189,7 +189,7 @@ def _lock(path: Path) -> int:
     """Return the descriptor that holds the lock; the kernel frees it when the process dies."""
     descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(descriptor)
     except OSError as error:
         holder = os.pread(descriptor, 64, 0).decode(errors="replace") or "unknown"
         os.close(descriptor)
@@ -203,6 +203,18 @@ def _lock(path: Path) -> int:
     os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
     _held.add(descriptor)
     return descriptor
+
+
+def _take(descriptor: int) -> None:
+    """Lock, with a second of patience: what a killed process had forked closes its copy at once."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 _held: set[int] = set()

@@ -36,6 +36,7 @@ def rollout(policy: Policy, generator: torch.Generator) -> Trajectory:
     states = torch.randn(STEPS, groups, 2, generator=generator).repeat_interleave(GROUP, 1)
     noise = torch.randn(STEPS, ENVS, 1, 2, generator=generator)
     rows = [policy.sample({"states": states[t]}, noise[t]) for t in range(STEPS)]
+    values = torch.stack([policy.value({"states": seen}) for seen in states])
     actions = torch.stack([row.forward_inputs[RAW_ACTIONS] for row in rows])
     executed = torch.stack([row.actions for row in rows])
     return random_trajectory(
@@ -44,10 +45,10 @@ def rollout(policy: Policy, generator: torch.Generator) -> Trajectory:
         value_dim=policy.value_dim,
         forward_inputs={"states": states, RAW_ACTIONS: actions},
         log_probs=torch.stack([row.log_probs for row in rows]),
-        values=torch.stack([row.values for row in rows]),
+        values=values,
         rewards=-(executed[:, :, 0] - best_action(states)).square().sum(-1, keepdim=True),
         terminations=flags(STEPS, ENVS, [(t, b) for t in range(STEPS) for b in range(ENVS)]),
-        bootstrap_values=rows[-1].values,
+        bootstrap_values=values[-1],
         reset_seeds=torch.arange(STEPS).unsqueeze(1) * 100 + torch.arange(ENVS) // GROUP,
     )
 

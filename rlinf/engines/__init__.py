@@ -1,0 +1,1 @@
+"""Rollout engines: how completions of prompts are generated."""

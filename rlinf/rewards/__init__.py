@@ -1,0 +1,1 @@
+"""Rewards of generated text: what a completion is worth."""

@@ -16,7 +16,8 @@ from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure
 from rlinf.models.policy import Policy
 from rlinf.trainers.config import ActorConfig
-from rlinf.trainers.optimizer import build_optimizer, set_learning_rate
+from rlinf.trainers.flat_parameters import FlatParameters
+from rlinf.trainers.optimizer import build_optimizer, parameter_groups, set_learning_rate
 from rlinf.trainers.reduction import block_of, tree_sum
 
 
@@ -73,8 +74,8 @@ class PolicyTrainer:
         self._all_reduce = all_reduce
         self._first_kl = float("nan")
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
-        self._parameters = [p for p in policy.parameters() if p.requires_grad]
-        self._optimizer = build_optimizer(policy, policy.value_parameters(), config.optim)
+        self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
+        self._optimizer = build_optimizer(self._flat.pieces, config.optim)
 
     @property
     def micro_batch_size(self) -> int:
@@ -126,10 +127,9 @@ class PolicyTrainer:
         self, batch: TrainingBatch, step: int, epoch: int, updates: list[UpdateResult]
     ) -> bool:
         """Pass once over the samples; False ends the phase early."""
-        order = self._order(len(batch), step, epoch)
-        for first in range(0, len(order), self._config.global_batch_size):
-            indices = order[first : first + self._config.global_batch_size]
-            update = self._update(batch.select(indices), first=not updates)
+        shuffled = batch.select(self._order(len(batch), step, epoch))
+        for global_batch in shuffled.split(self._config.global_batch_size):
+            update = self._update(global_batch, first=not updates)
             updates.append(update)
             skipped = sum(not u.applied for u in updates)
             if skipped > self._config.max_skipped_updates:
@@ -168,13 +168,9 @@ class PolicyTrainer:
             if first and index == first_micro:
                 self._check_first_update(evaluation, micro)
             loss, metrics = self._algorithm.loss(evaluation, micro, normalizer=normalizer)
-            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
             names[:] = metrics
-            parts = [
-                torch.zeros_like(p).flatten() if g is None else g.flatten()
-                for p, g in zip(self._parameters, gradients, strict=True)
-            ]
-            return torch.cat([*parts, torch.stack([metrics[name].detach() for name in names])])
+            summed = torch.stack([metrics[name].detach() for name in names])
+            return torch.cat([self._flat.gradient(loss), summed])
 
         total = tree_sum(first_micro, last_micro, leaf)
         if self._all_reduce is not None:
@@ -209,10 +205,7 @@ class PolicyTrainer:
         limit = self._config.optim.max_grad_norm
         if limit is not None and metrics["actor/grad_norm"] > limit:
             gradient = gradient * (limit / (norm + 1e-6))
-        offset = 0
-        for parameter in self._parameters:
-            parameter.grad = gradient[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        self._flat.set_gradient(gradient)
         self._optimizer.step()
         return UpdateResult(metrics, applied=True)
 

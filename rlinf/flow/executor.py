@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlinf.flow.stage_worker import StageCall, StageReport
 from rlinf.flow.stream import InputPort, Item, OutputPort
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Channel, Cluster
+from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.worker_group import WorkerGroup
 
 
@@ -69,7 +71,7 @@ class Executor:
         self._sources = sources
         self._timeline = timeline
         self._order = flow.order()
-        self._ports = _Ports(flow, plan, sources)
+        self._ports = _Ports(flow, plan, groups, sources)
         # One thread per node waits for its lease, and one per stage for its workers.
         self._threads = ThreadPoolExecutor(
             max_workers=len(self._order) + len(list(flow.stages())),
@@ -174,16 +176,24 @@ class Executor:
 
 
 class _Ports:
-    """The channels of a flow: one per edge and consuming worker."""
+    """The channels of a flow: one per edge and consuming worker, who hosts it.
 
-    def __init__(self, flow: Flow, plan: Plan, sources: int) -> None:
+    An item thus travels once, and taking it is no message.
+    """
+
+    def __init__(
+        self, flow: Flow, plan: Plan, groups: Mapping[str, WorkerGroup], sources: int
+    ) -> None:
         self._plan = plan
         self._sources = sources
         self._edges: dict[str, Edge] = {edge.name: edge for edge in flow.edges()}
         run = uuid.uuid4().hex[:8]
         self._channels = {
             edge.name: tuple(
-                Channel.create(f"{flow.name}-{run}/{edge.name}/{rank}")
+                Channel.create(
+                    f"{flow.name}-{run}/{edge.name}/{rank}",
+                    host=f"{groups[edge.consumer.component].worker_group_name}:{rank}",
+                )
                 for rank in range(self._processes(edge.consumer))
             )
             for edge in self._edges.values()
@@ -196,7 +206,8 @@ class _Ports:
         """Put an item into every channel that makes its reader stop."""
         for channels in self._channels.values():
             for channel in channels:
-                channel.put(Item(step, source=-1, aborted=reason))
+                with suppress(SchedulerError):  # a reader that is gone waits for nothing
+                    channel.put(Item(step, source=-1, aborted=reason))
 
     def inputs(self, stage: Stage, rank: int) -> tuple[InputPort, ...]:
         return tuple(

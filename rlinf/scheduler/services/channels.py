@@ -146,7 +146,8 @@ class ChannelService:
         entry = _Entry(payloads[0], weight)
         if not queue.full and not queue.putters:
             queue.items.append(entry)
-            queue.settle()
+            if queue.getters:
+                queue.settle()
             return None
         putter = _Putter(ticket, Future(), entry)
         queue.putters.append(putter)
@@ -162,8 +163,12 @@ class ChannelService:
         queue.items.append(_Entry(payloads[0], weight))
         queue.settle()
 
-    def _get(self, name: str, key: Hashable, target: int | None, ticket: Hashable) -> Future[Reply]:
+    def _get(
+        self, name: str, key: Hashable, target: int | None, ticket: Hashable
+    ) -> Future[Reply] | Reply:
         queue = self._find(name).queue(key)
+        if target is None and queue.items and not queue.getters:
+            return self._take(queue)
         getter = _Getter(ticket, Future(), target)
         queue.getters.append(getter)
         queue.settle()
@@ -173,8 +178,14 @@ class ChannelService:
         queue = self._find(name).queue(key)
         if not queue.items:
             raise asyncio.QueueEmpty(f"channel '{name}' has no item under key {key!r}")
+        return self._take(queue)
+
+    @staticmethod
+    def _take(queue: _Queue) -> Reply:
+        """The oldest item of a queue that has one and where nobody waits for it."""
         entry = queue.items.popleft()
-        queue.settle()
+        if queue.putters:
+            queue.settle()
         return Reply([entry.weight], [entry.payload])
 
     def _withdraw(self, name: str, key: Hashable, ticket: Hashable) -> bool:

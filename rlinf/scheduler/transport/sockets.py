@@ -12,13 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply, as_reply, claim, try_fail
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, as_reply, claim, try_fail, wait_for
 from rlinf.scheduler.transport.links import (
     IncomingLink,
     OutgoingLink,
@@ -275,7 +275,7 @@ class _Reader:
         Where another thread does that already, its result is enough.
         """
         if not self._guest.acquire(blocking=False):
-            wait([future], timeout)
+            wait_for(future, timeout)
             return
         limit = time.monotonic() + timeout
         self._open.clear()

@@ -148,14 +148,17 @@ def normalize(
 
 
 def group_advantages(
-    *, scores: Tensor, groups: Tensor, epsilon: float = 1e-6
+    *, scores: Tensor, groups: Tensor, epsilon: float = 1e-6, divide_by_std: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """GRPO advantage (Shao et al. 2024, §4.1.2): (R − mean of group) / (std of group + ε).
+
+    Without the division it is that of Dr. GRPO (Liu et al. 2025, §3.1).
 
     Args:
         scores: [M] one score per episode.
         groups: [M] int64, number of the group of each episode.
         epsilon: Added to the sample standard deviation (ddof 1).
+        divide_by_std: Whether to divide by the standard deviation.
 
     Returns:
         [M] advantages (0 for the only member of a group), [M] mean score of the episode's group,
@@ -165,6 +168,8 @@ def group_advantages(
     zeros = scores.new_zeros(len(sizes))
     mean = (zeros.index_add(0, group, scores) / sizes)[group]
     centred = scores - mean
+    if not divide_by_std:
+        return centred, mean, sizes[group]
     squares = zeros.index_add(0, group, centred.square())
     std = (squares / (sizes - 1).clamp(min=1)).sqrt()[group]
     return centred / (std + epsilon), mean, sizes[group]

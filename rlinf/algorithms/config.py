@@ -20,18 +20,23 @@ AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-me
 Level = Literal["token_level", "action_level", "chunk_level"]
 
 
-class AlgorithmConfig(StrictModel):
-    """Base of every algorithm's config section."""
+class NamedConfig(StrictModel):
+    """A section whose ``type`` names an algorithm."""
 
     implementation: ClassVar[str]
     """``module:Class`` of the algorithm, imported when it is built."""
+
+    type: str
+    """Which algorithm this section configures."""
+
+
+class AlgorithmConfig(NamedConfig):
+    """Base of every algorithm's config section."""
+
     needs_values: ClassVar[bool] = False
     """Whether the policy must have a critic."""
     needs_groups: ClassVar[bool] = False
     """Whether environments must start in groups of equal reset states."""
-
-    type: str
-    """Which algorithm this section configures."""
 
     def build(self, *, group_size: int = 1) -> Algorithm:
         """The algorithm.
@@ -46,39 +51,31 @@ class AlgorithmConfig(StrictModel):
         return algorithm
 
 
-class ClippedObjectiveConfig(AlgorithmConfig):
-    """Terms of the policy loss."""
+class PolicyLossConfig(StrictModel):
+    """Bounds of the ratio, entropy and KL terms: what action and token algorithms share."""
 
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
     """ε by which the probability ratio may fall below 1."""
     clip_ratio_high: float = Field(default=0.2, gt=0)
     """ε by which the probability ratio may rise above 1; larger than `clip_ratio_low` it is
     known as clip-higher."""
-    clip_ratio_c: float | None = Field(default=None, gt=1)
-    """Dual clip: the loss of a sample with negative advantage A is at most c|A|; null: off."""
     clip_log_ratio_min: float | None = Field(default=None, lt=0)
     """Lower bound of the logarithm of the ratio; null: none."""
     clip_log_ratio_max: float | None = Field(default=None, gt=0)
     """Upper bound of the logarithm of the ratio; null: none."""
-    logprob_type: Level = "chunk_level"
-    """What one probability ratio belongs to: one action dimension (token_level), one primitive
-    action (action_level), or the whole chunk (chunk_level)."""
-    entropy_type: Level = "chunk_level"
-    """What one entropy belongs to, as `logprob_type`."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Weight of the entropy in the loss."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the reference policy in the loss."""
     kl_penalty_type: KLType = "low_var_kl"
     """Estimator of that KL divergence."""
-    loss_agg_func: AggregationMode = "token-mean"
-    """Mean over all terms of the global batch, or over samples of the sum or mean of their
-    terms."""
-    normalize_advantages: bool = True
-    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
-    weight_by_episode_length: bool = True
-    """Without automatic reset, give every environment's rollout the same share in the loss
-    however early its episode ended."""
+
+
+class DualClipConfig(PolicyLossConfig):
+    """A clipped surrogate with a bound for bad samples whose probability rose."""
+
+    clip_ratio_c: float | None = Field(default=None, gt=1)
+    """Dual clip: the loss of a sample with negative advantage A is at most c|A|; null: off."""
 
     @model_validator(mode="after")
     def _check_clip_order(self) -> Self:
@@ -90,6 +87,24 @@ class ClippedObjectiveConfig(AlgorithmConfig):
                 hint=f"nearest: {1 + self.clip_ratio_high}, or null",
             )
         return self
+
+
+class ClippedObjectiveConfig(DualClipConfig, AlgorithmConfig):
+    """Terms of the policy loss."""
+
+    logprob_type: Level = "chunk_level"
+    """What one probability ratio belongs to: one action dimension (token_level), one primitive
+    action (action_level), or the whole chunk (chunk_level)."""
+    entropy_type: Level = "chunk_level"
+    """What one entropy belongs to, as `logprob_type`."""
+    loss_agg_func: AggregationMode = "token-mean"
+    """Mean over all terms of the global batch, or over samples of the sum or mean of their
+    terms."""
+    normalize_advantages: bool = True
+    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
+    weight_by_episode_length: bool = True
+    """Without automatic reset, give every environment's rollout the same share in the loss
+    however early its episode ended."""
 
 
 class PPOConfig(ClippedObjectiveConfig):

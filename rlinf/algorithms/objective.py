@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.config import ClippedObjectiveConfig
+from rlinf.algorithms.config import ClippedObjectiveConfig, PolicyLossConfig
 from rlinf.algorithms.kl import kl_estimate
 from rlinf.algorithms.losses import aggregate, at_level, clipped_policy_loss
 from rlinf.algorithms.protocol import Evaluation, TrainingBatch
@@ -38,9 +38,7 @@ def policy_terms(
         )
 
     log_probs = at_level(evaluation.log_probs, config.logprob_type)
-    log_ratio = log_probs - batch.log_probs
-    if config.clip_log_ratio_min is not None or config.clip_log_ratio_max is not None:
-        log_ratio = log_ratio.clamp(config.clip_log_ratio_min, config.clip_log_ratio_max)
+    log_ratio = bounded_log_ratio(config, log_probs - batch.log_probs)
     terms, ratio, clipped_ratio = clipped_policy_loss(
         log_ratio=log_ratio,
         advantages=batch.advantages,
@@ -63,6 +61,13 @@ def policy_terms(
     return loss, metrics
 
 
+def bounded_log_ratio(config: PolicyLossConfig, log_ratio: Tensor) -> Tensor:
+    """``log_ratio`` within the bounds of the config, any shape."""
+    if config.clip_log_ratio_min is None and config.clip_log_ratio_max is None:
+        return log_ratio
+    return log_ratio.clamp(config.clip_log_ratio_min, config.clip_log_ratio_max)
+
+
 def _reference_kl(
     config: ClippedObjectiveConfig, log_probs: Tensor, batch: TrainingBatch
 ) -> Tensor:
@@ -75,6 +80,20 @@ def _reference_kl(
     )
 
 
+RATIO_STATISTICS = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
+
+
+@torch.no_grad()
+def ratio_statistics(log_ratio: Tensor, ratio: Tensor, clipped_ratio: Tensor) -> Tensor:
+    """[4, ...] elementwise, in the order of ``RATIO_STATISTICS``.
+
+    Their means are those of ratio and clipped ratio, the fraction that was clipped, and
+    KL(old ‖ new) by ρ − 1 − log ρ.
+    """
+    clipped = (ratio != clipped_ratio).to(ratio.dtype)
+    return torch.stack([ratio, clipped_ratio, clipped, torch.expm1(log_ratio) - log_ratio])
+
+
 @torch.no_grad()
 def ratio_metrics(
     log_ratio: Tensor,
@@ -83,24 +102,13 @@ def ratio_metrics(
     weights: Tensor | None,
     normalizer: float,
 ) -> dict[str, Tensor]:
-    """Means of ratio, clipped ratio, clipped fraction, and KL(old ‖ new) by ρ − 1 − log ρ.
-
-    Each is the share of the micro batch in the mean over the global batch.
-    """
-    statistics = torch.stack(
-        [
-            ratio,
-            clipped_ratio,
-            (ratio != clipped_ratio).to(ratio.dtype),
-            torch.expm1(log_ratio) - log_ratio,
-        ]
-    ).flatten(2)
+    """Means of :func:`ratio_statistics`, each the share of a micro batch in its global batch."""
+    statistics = ratio_statistics(log_ratio, ratio, clipped_ratio).flatten(2)
     per_sample = statistics.mean(dim=-1)
     if weights is not None:
         per_sample = per_sample * weights
     means = per_sample.sum(dim=-1) / normalizer
-    names = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
-    return {f"actor/{name}": value for name, value in zip(names, means, strict=True)}
+    return {f"actor/{name}": value for name, value in zip(RATIO_STATISTICS, means, strict=True)}
 
 
 def total_weight(batch: TrainingBatch) -> float:

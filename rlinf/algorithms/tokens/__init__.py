@@ -1,0 +1,1 @@
+"""Algorithms for language models: advantages and losses over sampled tokens."""

@@ -1,0 +1,208 @@
+"""Configuration of the engines that generate text, and of how they sample; imports no torch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.registry import load_attribute
+from rlinf.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from rlinf.engines.protocol import Engine, ModelSource
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class SamplingConfig(StrictModel):
+    """How the tokens of a completion are drawn.
+
+    The order is: repetition penalty, ban of stop tokens before ``min_new_tokens``, temperature,
+    ``top_k``, ``top_p``. Recorded log-probs are those of softmax(logits / temperature) over the
+    whole vocabulary, which a trainer can recompute; penalty, ban, ``top_k`` and ``top_p`` change
+    which tokens are drawn, not how they are scored.
+    """
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Divisor of the logits."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from that many most likely tokens; 0: from all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the fewest most likely tokens whose probabilities sum to this."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Positive logits of tokens that occurred, in the prompt too, are divided by it and negative
+    ones multiplied; 1: off."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Length at which a completion is cut off."""
+    min_new_tokens: int = Field(default=0, ge=0)
+    """Length before which it cannot end."""
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens that end a completion; null: the end tokens of the model; an empty list: none."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a completion."""
+    greedy: bool = False
+    """Take the most likely token each time; needs temperature 1, at which it is scored."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise illegal(
+                "min_new_tokens",
+                f"{self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}",
+                hint=f"nearest: {self.max_new_tokens}",
+            )
+        if self.greedy and self.temperature != 1.0:
+            raise illegal(
+                "temperature",
+                f"{self.temperature} has no effect on which token is the most likely",
+                hint="with greedy, leave it at 1.0",
+            )
+        return self
+
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are drawn from less than softmax(logits / temperature)."""
+        return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
+
+
+class EngineConfig(StrictModel):
+    """Base of every engine's config section."""
+
+    implementation: ClassVar[str]
+    """``module:Class`` of the engine, imported when it is built."""
+    package: ClassVar[str]
+    """Import name of the package behind it."""
+    extra: ClassVar[str]
+    """Extra of this project that installs the package."""
+
+    type: str
+    """Which engine this section configures."""
+    max_running_requests: int = Field(default=64, ge=1)
+    """Sequences that are generated at the same time; more wait."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of weights and caches; auto: that of the model."""
+
+    def check(self) -> None:
+        """Refuse an engine whose package is not installed."""
+        if find_spec(self.package) is None:
+            raise MissingPackageError(self.package, self.extra, f"engine `{self.type}`")
+        super().check()
+
+    def build(self, source: ModelSource) -> Engine:
+        """The engine, with the weights of ``source`` as version 0.
+
+        Raises:
+            ConfigError: It cannot serve this model.
+            MissingPackageError: Its package is not installed.
+        """
+        self.check()
+        engine: Engine = load_attribute(self.implementation)(self, source)
+        return engine
+
+
+class HFEngineConfig(EngineConfig):
+    """Continuous batching over a transformers model, in the process of the caller."""
+
+    implementation = "rlinf.engines.hf:HFEngine"
+    package = "transformers"
+    extra = "language"
+    type: Literal["hf"] = "hf"
+    """Which engine this section configures."""
+    max_prefill_tokens: int = Field(default=8192, ge=1)
+    """Tokens, padding included, of one forward pass over prompts; a longer prompt has its own."""
+    on_update: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the caches of running sequences when weights change: `recompute` computes
+    them under the new weights, so that later log-probs are those of the new weights; `keep` saves
+    the work and scores later tokens under a mixture of both."""
+    deterministic: bool = False
+    """Compute in blocks of a fixed shape: a sequence is then bitwise the same whatever runs beside
+    it, and when it is aborted and resumed. Costs speed."""
+    block_size: int = Field(default=16, ge=1)
+    """Sequences per forward pass of the deterministic mode."""
+
+
+class VLLMEngineConfig(EngineConfig):
+    """vLLM in the process of the caller, on CUDA or CPU."""
+
+    implementation = "rlinf.engines.vllm:VLLMEngine"
+    package = "vllm"
+    extra = "vllm"
+    type: Literal["vllm"] = "vllm"
+    """Which engine this section configures."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that share each layer."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    """Devices that share the stack of layers."""
+    gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
+    """Fraction of device memory for weights and caches; on CPU of no effect."""
+    cpu_cache_gib: float = Field(default=1.0, gt=0)
+    """Size of the KV cache in GiB where there is no accelerator."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest prompt plus completion; null: that of the model."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one forward pass; null: chosen by vLLM."""
+    enforce_eager: bool = True
+    """Neither compile nor capture graphs: starts quicker, runs slower on CUDA."""
+    enable_prefix_caching: bool = True
+    """Share the caches of equal prompt beginnings."""
+    enable_chunked_prefill: bool = True
+    """Let long prompts share forward passes with running sequences."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy`: start with random weights; the first synchronisation brings the real ones."""
+    log_probs: Literal["processed", "raw"] = "processed"
+    """Which log-probs vLLM reports. `processed`: after temperature and filters, for any
+    temperature without top_k, top_p and repetition_penalty. `raw`: before both, for temperature 1
+    with any filter."""
+    max_lora_rank: int = Field(default=0, ge=0)
+    """Rank up to which LoRA adapters are served; 0: none, weights arrive merged."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's `EngineArgs`, by their names there."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        taken = sorted(set(self.options) & _OWN_VLLM_ARGUMENTS)
+        if taken:
+            raise illegal("options", f"{taken[0]} is written elsewhere in this section or fixed")
+        return self
+
+
+_OWN_VLLM_ARGUMENTS = {
+    "model", "dtype", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size",
+    "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "enforce_eager",
+    "enable_prefix_caching", "enable_chunked_prefill", "load_format", "logprobs_mode",
+    "enable_lora", "max_lora_rank", "worker_extension_cls", "seed",
+}  # fmt: skip
+
+
+class SGLangEngineConfig(EngineConfig):
+    """SGLang's engine, on CUDA."""
+
+    implementation = "rlinf.engines.sglang:SGLangEngine"
+    package = "sglang"
+    extra = "sglang"
+    type: Literal["sglang"] = "sglang"
+    """Which engine this section configures."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that share each layer."""
+    mem_fraction_static: float = Field(default=0.6, gt=0, le=1)
+    """Fraction of device memory for weights and caches."""
+    attention_backend: str | None = None
+    """Name of the attention kernels; null: chosen by SGLang."""
+    disable_cuda_graph: bool = False
+    """Run without captured graphs."""
+    cuda_graph_max_bs: int = Field(default=128, ge=1)
+    """Largest batch for which a graph is captured."""
+    enable_memory_saver: bool = True
+    """Let weights and caches be released between rollouts."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of SGLang's `ServerArgs`, by their names there."""
+
+
+def local_directory(path: Path | str) -> Path:
+    """The directory of a model, made absolute so that no package takes it for a hub name."""
+    return Path(path).expanduser().resolve()

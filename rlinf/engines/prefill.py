@@ -1,0 +1,95 @@
+"""Forward passes over whole prompts for the engine ``hf``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf.engines.kv_cache import PromptCapture
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Keys and values of one text, and what the model says after it.
+
+    Args:
+        capture: Forward pass that it was part of.
+        row: Its row there.
+        logits: [V] after its last token; None where they were not asked for.
+    """
+
+    capture: PromptCapture
+    row: int
+    logits: Tensor | None
+
+
+def prefill(
+    model: Any,
+    texts: Sequence[np.ndarray],
+    wants_logits: Sequence[bool],
+    *,
+    max_tokens: int,
+    alone: bool,
+) -> list[Prefilled]:
+    """Run texts through the model, several per forward pass, padded on the right.
+
+    Padding comes after every token of a text, so that causality alone hides it.
+
+    Args:
+        model: A causal language model of transformers.
+        texts: Tokens [P] of each.
+        wants_logits: Whose logits are needed.
+        max_tokens: Bound of the tokens of a forward pass, padding included.
+        alone: One text per forward pass: its result then depends on nothing else.
+
+    Returns:
+        One result per text, in their order.
+    """
+    results: list[Prefilled | None] = [None] * len(texts)
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    for chunk in _chunks(order, texts, 1 if alone else max_tokens):
+        capture = PromptCapture()
+        lengths = np.array([len(texts[number]) for number in chunk])
+        padded = np.zeros((len(chunk), lengths[-1]), np.int64)
+        for row, number in enumerate(chunk):
+            padded[row, : lengths[row]] = texts[number]
+        ends = np.unique(lengths[[wants_logits[number] for number in chunk]])
+        logits = _forward(model, padded, ends, capture)
+        for row, number in enumerate(chunk):
+            end = int(np.searchsorted(ends, lengths[row]))
+            wanted = logits[row, end] if wants_logits[number] else None
+            results[number] = Prefilled(capture, row, wanted)
+    return [result for result in results if result is not None]
+
+
+def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCapture) -> Tensor:
+    """Logits [N, U, V] after the first ``ends`` [U] tokens; any one place if there are none."""
+    device = model.device
+    keep = torch.from_numpy(ends - 1).to(device) if len(ends) else 1
+    inputs = torch.from_numpy(tokens).to(device)
+    positions = torch.arange(tokens.shape[1], device=device)[None].expand(len(tokens), -1)
+    logits: Tensor = model(
+        inputs,
+        position_ids=positions,
+        past_key_values=capture,
+        use_cache=True,
+        logits_to_keep=keep,
+    ).logits
+    return logits
+
+
+def _chunks(order: list[int], texts: Sequence[np.ndarray], max_tokens: int) -> Iterator[list[int]]:
+    """Texts by increasing length, as many as fit into ``max_tokens``, at least one."""
+    chunk: list[int] = []
+    for number in order:
+        if chunk and (len(chunk) + 1) * len(texts[number]) > max_tokens:
+            yield chunk
+            chunk = []
+        chunk.append(number)
+    if chunk:
+        yield chunk

@@ -1,0 +1,206 @@
+"""What every engine does: requests in, one step at a time, completions out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor
+
+from rlinf.data.sequences import Completion
+from rlinf.engines.config import SamplingConfig
+from rlinf.errors import ConfigError
+
+Weights = Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where an engine gets its model from.
+
+    Args:
+        path: Directory in the format of transformers: ``config.json``, safetensors, tokenizer.
+        module: The transformers model itself; ``hf`` then shares its parameters by reference, so
+            that a trainer in the same process has nothing to send.
+        tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
+    """
+
+    path: Path | None = None
+    module: Any = None
+    tokenizer: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One completion to be generated.
+
+    Args:
+        request_id: Chosen by the caller; no two unfinished requests have the same.
+        prompt_tokens: [P] int64, unpadded, P >= 1.
+        seed: Seed of the sampling, not negative. Requests of a group share their prompt and differ
+            in this.
+        sampling: How the tokens are drawn.
+        partial: The beginning of the completion, from an abort, to be continued; its length counts
+            for ``max_new_tokens``.
+    """
+
+    request_id: int
+    prompt_tokens: np.ndarray
+    seed: int
+    sampling: SamplingConfig
+    partial: Completion | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedCompletion:
+    """A completion that ended, or was aborted.
+
+    Args:
+        request_id: Of its request.
+        completion: Tokens from the first one, those of ``partial`` included.
+    """
+
+    request_id: int
+    completion: Completion
+
+
+class Engine(ABC):
+    """A model that answers many requests at once.
+
+    Everything happens within the calls, in the caller's thread: between two steps nothing is
+    generated, so that weights can be replaced there. Also a context manager, which closes it.
+    """
+
+    version: int
+    """Version of the weights in use; 0 at the start."""
+
+    @abstractmethod
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request; it is started by a later step.
+
+        Raises:
+            ConfigError: This engine or model cannot serve it.
+            ValueError: Its number is in use, or its prompt is empty.
+        """
+
+    @abstractmethod
+    def step(self) -> list[FinishedCompletion]:
+        """Generate about one token for every running sequence; returns what ended by it.
+
+        Without unfinished requests it does nothing.
+        """
+
+    @property
+    @abstractmethod
+    def unfinished(self) -> int:
+        """Requests that were submitted and neither returned nor aborted."""
+
+    @abstractmethod
+    def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
+        """End requests now and return what they have, with the stop reason ``abort``.
+
+        Args:
+            request_ids: Which; None: all. A number that is not unfinished is passed over.
+        """
+
+    @abstractmethod
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Replace the weights; running sequences go on under the new ones.
+
+        Caches of the old weights are not used afterwards: cached prefixes are dropped, those of
+        running sequences computed again (unless configured otherwise). Tokens from here on carry
+        the new version.
+
+        Args:
+            weights: Names and values as the model's ``state_dict`` has them, complete (a tied
+                output layer may be left out), on any device; for a model with a LoRA adapter all
+                tensors of the adapter by the names of its file; or nothing, where the weights are
+                shared by reference.
+            version: Number of the new weights.
+
+        Raises:
+            ValueError: A name is unknown or missing, or a shape differs.
+        """
+
+    @abstractmethod
+    def release_memory(self) -> None:
+        """Give memory back until :meth:`restore_memory`; only without unfinished requests.
+
+        Raises:
+            RuntimeError: There are unfinished requests.
+        """
+
+    @abstractmethod
+    def restore_memory(self) -> None:
+        """Take the memory again; released weights come by :meth:`update_weights` after it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; unfinished requests are lost."""
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[FinishedCompletion]:
+        """Submit requests and step until all have ended; in the order of the requests.
+
+        Raises:
+            RuntimeError: Other requests are unfinished; their completions would be lost.
+        """
+        if self.unfinished:
+            raise RuntimeError(f"{self.unfinished} other requests are unfinished")
+        order = []
+        for request in requests:
+            self.submit(request)
+            order.append(request.request_id)
+        finished: dict[int, FinishedCompletion] = {}
+        while len(finished) < len(order):
+            finished.update((item.request_id, item) for item in self.step())
+        return [finished[number] for number in order]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_request(request: GenerationRequest, *, context: int | None, vocabulary: int) -> None:
+    """Refuse a request that no engine can serve.
+
+    Args:
+        request: The request.
+        context: Longest prompt plus completion of the model; None: unbounded.
+        vocabulary: V, rows of its embedding.
+
+    Raises:
+        ConfigError: It would be longer than the context of the model.
+        ValueError: The prompt is empty or holds a token that is not one, the seed is negative, or
+            the partial completion has nothing to be continued.
+    """
+    prompt, sampling = request.prompt_tokens, request.sampling
+    if prompt.ndim != 1 or not len(prompt):
+        raise ValueError(f"prompt_tokens of shape {prompt.shape}, expected [P] with P >= 1")
+    if prompt.min() < 0 or prompt.max() >= vocabulary:
+        raise ValueError(f"a prompt token is not within the {vocabulary} of the model")
+    if request.seed < 0:
+        raise ValueError(f"seed {request.seed} is negative")
+    longest = len(prompt) + sampling.max_new_tokens
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"{sampling.max_new_tokens} new tokens after a prompt of {len(prompt)} exceed the "
+            f"model's context of {context}; nearest: {max(context - len(prompt), 0)}",
+            key="max_new_tokens",
+        )
+    if request.partial is not None and len(request.partial) >= sampling.max_new_tokens:
+        raise ValueError(
+            f"a partial completion of {len(request.partial)} tokens leaves none of "
+            f"max_new_tokens {sampling.max_new_tokens}"
+        )

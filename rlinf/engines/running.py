@@ -1,0 +1,216 @@
+"""The sequences that the engine ``hf`` is generating: row i has slot i of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rlinf.data.sequences import Completion, StopReason
+from rlinf.engines.protocol import GenerationRequest
+from rlinf.engines.sampling import Draw, Filters, uniforms
+
+_NUMBERS = np.dtype(
+    [
+        ("cached", np.int64),  # tokens in the cache, prompt included
+        ("last", np.int64),  # input of the next forward pass
+        ("count", np.int64),  # tokens of the completion so far
+        ("known", np.int64),  # of these, how many were given and are not drawn
+        ("limit", np.int64),
+        ("minimum", np.int64),
+        ("seed", np.uint64),
+        ("temperature", np.float32),
+        ("greedy", np.bool_),
+        ("filtered", np.bool_),
+    ],
+    align=True,
+)
+
+
+class Running:
+    """Numbers, tokens and requests of the running sequences.
+
+    Args:
+        slots: How many can run at the same time.
+        vocabulary: V, tokens of the model.
+        device: Of the model.
+    """
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.numbers = np.zeros(slots, _NUMBERS)
+        self._stops = np.full((slots, 1), -1, np.int64)
+        self._tokens = np.zeros((slots, 0), np.int64)
+        self._log_probs = np.zeros((slots, 0), np.float32)
+        self._versions = np.zeros((slots, 0), np.int64)
+        self._vocabulary = vocabulary
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def active(self) -> np.ndarray:
+        """[n] numbers of the running sequences, a view."""
+        return self.numbers[: len(self.requests)]
+
+    def add(
+        self, request: GenerationRequest, stops: Sequence[int], *, cached: int, drawn: int
+    ) -> None:
+        """Take a request into the next slot.
+
+        Args:
+            request: The request.
+            stops: Tokens that end it.
+            cached: Tokens of prompt and partial completion that its slot of the cache holds.
+            drawn: Tokens of the partial completion that need not be computed again.
+        """
+        sampling, slot = request.sampling, len(self.requests)
+        self._reserve(sampling.max_new_tokens, len(stops))
+        known = 0
+        if request.partial is not None:
+            known = len(request.partial)
+            self._tokens[slot, :known] = request.partial.tokens
+            self._log_probs[slot, :known] = request.partial.log_probs
+            self._versions[slot, :known] = request.partial.versions
+        last = self._tokens[slot, drawn - 1] if drawn else 0
+        self.numbers[slot] = (
+            cached, last, drawn, known, sampling.max_new_tokens, sampling.min_new_tokens,
+            request.seed % 2**64, sampling.temperature, sampling.greedy, sampling.filtered,
+        )  # fmt: skip
+        self._stops[slot] = -1
+        self._stops[slot, : len(stops)] = stops
+        self.requests.append(request)
+
+    def cached_tokens(self, slot: int) -> np.ndarray:
+        """[cached] tokens of prompt and completion that are in the cache."""
+        prompt, numbers = self.requests[slot].prompt_tokens, self.numbers[slot]
+        return np.concatenate([prompt, self._tokens[slot, : numbers["cached"] - len(prompt)]])
+
+    def completion(self, slot: int, reason: StopReason) -> Completion:
+        """What a sequence has; given tokens that were not yet computed again are part of it."""
+        numbers = self.numbers[slot]
+        length = max(int(numbers["count"]), int(numbers["known"]))
+        return Completion(
+            tokens=self._tokens[slot, :length].copy(),
+            log_probs=self._log_probs[slot, :length].copy(),
+            versions=self._versions[slot, :length].copy(),
+            stop_reason=reason,
+            seed=self.requests[slot].seed,
+        )
+
+    def tail(self, slot: int, length: int) -> np.ndarray:
+        """The last ``length`` tokens of a completion."""
+        count = int(self.numbers["count"][slot])
+        return self._tokens[slot, max(0, count - length) : count]
+
+    def how_to_draw(self, rows: np.ndarray) -> Draw:
+        """How the next token of each of ``rows`` is drawn."""
+        numbers = self.numbers[rows]
+        temperature, greedy = numbers["temperature"], numbers["greedy"]
+        changed = np.flatnonzero(numbers["filtered"] | (numbers["count"] < numbers["minimum"]))
+        return Draw(
+            uniforms=self._tensor(uniforms(numbers["seed"], numbers["count"])),
+            temperature=None if (temperature == 1).all() else self._tensor(temperature[:, None]),
+            greedy=self._tensor(greedy) if greedy.any() else None,
+            filters=self._filters(rows, changed) if len(changed) else None,
+        )
+
+    def _filters(self, rows: np.ndarray, changed: np.ndarray) -> Filters:
+        samplings = [self.requests[row].sampling for row in rows[changed]]
+        penalty = np.array([[sampling.repetition_penalty] for sampling in samplings], np.float32)
+        top_k = np.array([[sampling.top_k or self._vocabulary] for sampling in samplings])
+        top_p = np.array([[sampling.top_p] for sampling in samplings], np.float32)
+        truncated = (top_k < self._vocabulary).any() or (top_p < 1).any()
+        return Filters(
+            rows=self._tensor(changed),
+            seen=self._seen(rows[changed]) if (penalty != 1).any() else None,
+            penalty=self._tensor(penalty),
+            banned=self._banned(rows[changed]),
+            top_k=self._tensor(top_k) if truncated else None,
+            top_p=self._tensor(top_p),
+        )
+
+    def _seen(self, rows: np.ndarray) -> torch.Tensor:
+        """[m, S] tokens of prompt and completion, filled up with the first token of the prompt."""
+        texts = [
+            np.concatenate([self.requests[row].prompt_tokens, self.tail(row, 1 << 60)])
+            for row in rows
+        ]
+        seen = np.empty((len(rows), max(map(len, texts))), np.int64)
+        for number, text in enumerate(texts):
+            seen[number, : len(text)] = text
+            seen[number, len(text) :] = text[0]
+        return self._tensor(seen)
+
+    def _banned(self, rows: np.ndarray) -> torch.Tensor | None:
+        """[m, V] stop tokens of the sequences that are too short to end."""
+        short = np.flatnonzero(self.numbers["count"][rows] < self.numbers["minimum"][rows])
+        if not len(short):
+            return None
+        # One column more takes the -1 that fill up lists of stop tokens.
+        banned = np.zeros((len(rows), self._vocabulary + 1), np.bool_)
+        for number in short:
+            banned[number, self._stops[rows[number]]] = True
+        return self._tensor(banned[:, :-1])
+
+    def append(self, tokens: np.ndarray, log_probs: np.ndarray, version: int) -> np.ndarray:
+        """Take one drawn token [n] per sequence; returns [n] bool, where it was a stop token.
+
+        A token that was given in advance takes the place of the one drawn.
+        """
+        active = self.active
+        rows, count = np.arange(len(active)), active["count"]
+        given = count < active["known"]
+        if given.any():
+            tokens = np.where(given, self._tokens[rows, count], tokens)
+            rows, count = rows[~given], count[~given]
+        self._tokens[rows, count] = tokens[rows]
+        self._log_probs[rows, count] = log_probs[rows]
+        self._versions[rows, count] = version
+        active["last"] = tokens
+        active["count"] += 1
+        stopped: np.ndarray = (self._stops[: len(active)] == tokens[:, None]).any(1) & ~given
+        return stopped
+
+    def remove(self, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Drop slots; the last sequences move into the holes.
+
+        Returns:
+            Slots [m] that moved, and where they moved to [m].
+        """
+        total, left = len(self.requests), len(self.requests) - len(gone)
+        keep = np.ones(total, np.bool_)
+        keep[gone] = False
+        source = left + np.flatnonzero(keep[left:])
+        target = np.flatnonzero(~keep[:left])
+        for array in (self.numbers, self._stops, self._tokens, self._log_probs, self._versions):
+            array[target] = array[source]
+        for old, new in zip(source, target, strict=True):
+            self.requests[new] = self.requests[old]
+        del self.requests[left:]
+        return source, target
+
+    def reorder(self, order: np.ndarray) -> None:
+        """Put the sequence of slot ``order[i]`` into slot i."""
+        for array in (self.numbers, self._stops, self._tokens, self._log_probs, self._versions):
+            array[: len(order)] = array[order]
+        self.requests = [self.requests[old] for old in order]
+
+    def _reserve(self, columns: int, stops: int) -> None:
+        self._stops = _widened(self._stops, stops, -1)
+        self._tokens = _widened(self._tokens, columns, 0)
+        self._log_probs = _widened(self._log_probs, columns, 0)
+        self._versions = _widened(self._versions, columns, 0)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _widened(array: np.ndarray, columns: int, fill: int) -> np.ndarray:
+    if columns <= array.shape[1]:
+        return array
+    wide = np.full((len(array), columns), fill, array.dtype)
+    wide[:, : array.shape[1]] = array
+    return wide

@@ -12,18 +12,22 @@ import torch
 
 
 class FlatParameters:
-    """Views of one vector take the place of parameters; the optimizer works on pieces of it.
+    """Views of one vector take the place of parameters.
 
     Args:
         groups: Parameters by optimizer group; all of one dtype and device. Their values stay.
+
+    Attributes:
+        parameters: All of them, in order.
+        vectors: The parameters of each group as one vector.
     """
 
     def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         self.parameters = [parameter for group in groups for parameter in group]
-        vector = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
-        sizes = [sum(parameter.numel() for parameter in group) for group in groups]
-        self.pieces = [torch.nn.Parameter(piece) for piece in torch.split(vector, sizes)]
-        places = torch.split(vector, [parameter.numel() for parameter in self.parameters])
+        whole = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        self._sizes = [sum(parameter.numel() for parameter in group) for group in groups]
+        self.vectors = self.by_group(whole)
+        places = torch.split(whole, [parameter.numel() for parameter in self.parameters])
         for parameter, place in zip(self.parameters, places, strict=True):
             parameter.data = place.view_as(parameter)
 
@@ -37,8 +41,6 @@ class FlatParameters:
             ]
         )
 
-    def set_gradient(self, gradient: torch.Tensor) -> None:
-        """Give every piece its part of a gradient [P]."""
-        parts = torch.split(gradient, [piece.numel() for piece in self.pieces])
-        for piece, part in zip(self.pieces, parts, strict=True):
-            piece.grad = part
+    def by_group(self, vector: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The part of each group of a vector [P], as views."""
+        return torch.split(vector, self._sizes)

@@ -1,12 +1,15 @@
-"""The optimizer of a trainer."""
+"""AdamW over a few vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch.optim.adamw import adamw
 
 from rlinf.trainers.config import OptimizerConfig
+
+_STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
 def parameter_groups(
@@ -19,32 +22,68 @@ def parameter_groups(
     return [rest, values]
 
 
-def build_optimizer(
-    groups: Sequence[torch.nn.Parameter], config: OptimizerConfig
-) -> torch.optim.Optimizer:
-    """AdamW with one group for the policy and one for the value network, where there is one.
+class VectorAdamW:
+    """AdamW (Loshchilov and Hutter 2019) for parameters that lie in a vector per group.
 
-    The base rate of each group is kept under ``base_lr`` for the schedule.
+    The arithmetic is torch's functional AdamW. Its class of that name imports the compiler on the
+    first step, which costs a second and 65 MB per process, and twice the time of every step.
 
     Args:
-        groups: All parameters of each group as one vector.
+        vectors: Parameters of the policy and of the value network, each as one vector; the second
+            may be empty.
         config: Rates and moments.
     """
-    rates = (config.lr, config.value_lr or config.lr)
-    return torch.optim.AdamW(
-        [
-            {"params": [group], "lr": lr, "base_lr": lr}
-            for group, lr in zip(groups, rates, strict=True)
-            if group.numel()
-        ],
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,  # one kernel for a whole group; small networks are bound by call overhead
-    )
 
+    def __init__(self, vectors: Sequence[torch.Tensor], config: OptimizerConfig) -> None:
+        self._config = config
+        self._vectors = list(vectors)
+        self._rates = (config.lr, config.value_lr or config.lr)
+        self._factor = 1.0
+        self._state: list[dict[str, torch.Tensor]] = [
+            {
+                "exp_avg": torch.zeros_like(vector),
+                "exp_avg_sq": torch.zeros_like(vector),
+                "step": torch.zeros((), dtype=torch.float32),
+            }
+            for vector in self._vectors
+        ]
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Scale every group's base rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+    def set_factor(self, factor: float) -> None:
+        """Scale every group's learning rate, for the schedule."""
+        self._factor = factor
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Apply one gradient per vector, of its shape."""
+        config = self._config
+        for vector, gradient, rate, state in zip(
+            self._vectors, gradients, self._rates, self._state, strict=True
+        ):
+            if not vector.numel():
+                continue
+            adamw(
+                [vector],
+                [gradient],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [],
+                [state["step"]],
+                fused=True,
+                amsgrad=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=rate * self._factor,
+                weight_decay=config.weight_decay,
+                eps=config.eps,
+                maximize=False,
+            )
+
+    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Moments and step count by number of the vector."""
+        return {str(number): dict(state) for number, state in enumerate(self._state)}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Continue from :meth:`state_dict`."""
+        for number, own in enumerate(self._state):
+            for name in _STATE:
+                own[name].copy_(state[str(number)][name])

@@ -17,7 +17,7 @@ from rlinf.errors import RunFailure
 from rlinf.models.policy import Policy
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.flat_parameters import FlatParameters
-from rlinf.trainers.optimizer import build_optimizer, parameter_groups, set_learning_rate
+from rlinf.trainers.optimizer import VectorAdamW, parameter_groups
 from rlinf.trainers.reduction import block_of, tree_sum
 
 
@@ -75,7 +75,7 @@ class PolicyTrainer:
         self._first_kl = float("nan")
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
-        self._optimizer = build_optimizer(self._flat.pieces, config.optim)
+        self._optimizer = VectorAdamW(self._flat.vectors, config.optim)
 
     @property
     def micro_batch_size(self) -> int:
@@ -98,7 +98,7 @@ class PolicyTrainer:
                 updates had a loss or gradient that is not finite.
         """
         factor = self._config.lr_sched.factor(step, self._total_steps)
-        set_learning_rate(self._optimizer, factor)
+        self._optimizer.set_factor(factor)
         batch, metrics = self._algorithm.prepare(trajectory)
         if self._reference is not None:
             batch = self._with_reference(batch, self._reference)
@@ -205,16 +205,14 @@ class PolicyTrainer:
         limit = self._config.optim.max_grad_norm
         if limit is not None and metrics["actor/grad_norm"] > limit:
             gradient = gradient * (limit / (norm + 1e-6))
-        self._flat.set_gradient(gradient)
-        self._optimizer.step()
+        self._optimizer.step(self._flat.by_group(gradient))
         return UpdateResult(metrics, applied=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and the algorithm's running statistics."""
-        optimizer = self._optimizer.state_dict()
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": {str(key): value for key, value in optimizer["state"].items()},
+            "optimizer": self._optimizer.state_dict(),
             "algorithm": self._algorithm.state_dict(),
             "reference": None if self._reference is None else self._reference.state_dict(),
         }
@@ -227,9 +225,7 @@ class PolicyTrainer:
         """
         check_compatible(self.policy.state_dict(), state["policy"])
         self.policy.load_state_dict(state["policy"])
-        groups = self._optimizer.state_dict()["param_groups"]
-        moments = {int(key): value for key, value in state["optimizer"].items()}
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self._optimizer.load_state_dict(state["optimizer"])
         self._algorithm.load_state_dict(state["algorithm"])
         if self._reference is not None:
             self._reference.load_state_dict(state["reference"])

@@ -238,7 +238,21 @@ def _connect(config: ClusterConfig) -> bool:
         object_store_memory=_OBJECT_STORE_BYTES,
         **common,
     )
+    _end_idle_services()
     return True
+
+
+def _end_idle_services() -> None:
+    """End what Ray starts beside a cluster that is ours alone and that nobody asks anything.
+
+    Autoscaler and dashboard server hold a hundred megabytes. Ray has a switch for neither.
+    """
+    from ray._private.worker import _global_node as node
+
+    for name in ("kill_monitor", "kill_dashboard"):
+        end = getattr(node, name, None)
+        if end is not None:
+            end(check_alive=False)
 
 
 def _shipped_code() -> str | None:

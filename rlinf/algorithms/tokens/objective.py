@@ -25,12 +25,12 @@ class Estimate:
 
     Args:
         advantages: [N, L].
-        trained: [N] bool, sequences that the algorithm can train on.
+        trained: [N] bool, sequences that the algorithm can train on; None for all valid ones.
         returns: [N, L] value targets; None without a critic.
     """
 
     advantages: Tensor
-    trained: Tensor
+    trained: Tensor | None = None
     returns: Tensor | None = None
 
 
@@ -69,7 +69,7 @@ class PolicyObjective(TokenAlgorithm):
     def prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
         """Add advantages; see :meth:`TokenAlgorithm.prepare`."""
         estimate = self._estimate(batch)
-        trained = estimate.trained & batch.valid
+        trained = batch.valid if estimate.trained is None else estimate.trained & batch.valid
         if self.config.overlong_filter:
             trained = trained & ~batch.truncated
         mask = batch.mask * trained.unsqueeze(1)

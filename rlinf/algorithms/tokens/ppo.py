@@ -47,7 +47,7 @@ class PPO(ClippedObjective):
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
-        return Estimate(advantages=advantages, trained=batch.valid, returns=returns)
+        return Estimate(advantages=advantages, returns=returns)
 
     def value_loss(
         self, values: Tensor, batch: TokenBatch, *, normalizer: float

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
@@ -59,12 +60,19 @@ class TokenBatch:
 
     def select(self, indices: Tensor | slice) -> TokenBatch:
         """The sequences at ``indices`` (integers, a mask or a slice)."""
+        return self._map(lambda column: column[indices])
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """The same batch on a device."""
+        return self._map(lambda column: column.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        picked: dict[str, Any] = {
-            name: column[indices] if isinstance(column, Tensor) else column
+        changed: dict[str, Any] = {
+            name: change(column) if isinstance(column, Tensor) else column
             for name, column in columns.items()
         }
-        return TokenBatch(**picked)
+        return TokenBatch(**changed)
 
     def split(self, size: int) -> list[TokenBatch]:
         """Consecutive pieces of ``size`` sequences; the last one may be smaller."""
@@ -141,8 +149,7 @@ class TokenAlgorithm(ABC):
     def normalizer(self, batch: TokenBatch) -> float:
         """Normaliser of the losses of one prepared global batch, to be passed to its micro batches.
 
-        It is additive over disjoint parts of a global batch, but for parts with nothing to train
-        on: compute it on the whole.
+        It belongs to the whole global batch, over all ranks.
         """
 
     @abstractmethod

@@ -24,7 +24,7 @@ class ReinforcePP(ClippedObjective):
     def _estimate(self, batch: TokenBatch) -> Estimate:
         valid = batch.valid
         scores = torch.where(valid, batch.rewards.double(), 0.0)
-        trained = valid
+        trained = None
         if self.config.group_baseline:
             scores[valid], _, sizes = group_advantages(
                 scores=scores[valid], groups=batch.groups[valid], divide_by_std=False

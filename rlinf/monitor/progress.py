@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -14,17 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 Metrics = Mapping[str, float]
-
-FIGURES: tuple[tuple[str, str, str], ...] = (
-    ("env-steps", "env/steps", ",.0f"),
-    ("env-steps/s", "env/steps_per_second", ",.0f"),
-    ("success", "env/success_once", ".3f"),
-    ("eval success", "eval/success", ".3f"),
-    ("return", "env/return", ".2f"),
-    ("KL", "actor/approx_kl", ".4f"),
-    ("explained variance", "critic/explained_variance", ".3f"),
-)
-"""What is shown, besides step, times and ETA: label, metric and format."""
 
 _TIME = "time/"
 _WHOLE_STEP = "time/step"
@@ -42,6 +31,7 @@ class Progress:
 
     Args:
         total_steps: Training steps of the whole run.
+        figures: What is shown, besides step, times and ETA: label, metric and format.
         done_steps: Training steps that were done before, by a run that is resumed.
         title: Shown before the bar.
         line_interval: Least seconds between two plain lines.
@@ -53,6 +43,7 @@ class Progress:
         self,
         total_steps: int,
         *,
+        figures: Sequence[tuple[str, str, str]],
         done_steps: int = 0,
         title: str = "training",
         line_interval: float = 5.0,
@@ -60,6 +51,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total = total_steps
+        self._shown_figures = tuple(figures)
         self._first = self._step = done_steps
         self._title = title
         self._line_interval = line_interval
@@ -107,7 +99,7 @@ class Progress:
     def _shown(self) -> list[tuple[str, str]]:
         return [
             (label, format(self._figures[name], style))
-            for label, name, style in FIGURES
+            for label, name, style in self._shown_figures
             if math.isfinite(self._figures.get(name, math.nan))
         ]
 

@@ -7,30 +7,20 @@ optimizer step) → *micro batch* (one forward and backward pass).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.algorithms import registry as algorithms
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.envs.config import EnvConfig
-from rlinf.errors import MissingPackageError
-from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
-from rlinf.monitor.config import LoggerConfig
-from rlinf.scheduler.cluster_config import ClusterConfig
-from rlinf.scheduler.component_grammar import parse_component_placement
-from rlinf.scheduler.cpu_slots import available_cores, divide_cores
-from rlinf.scheduler.errors import PlacementError
+from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")
@@ -39,15 +29,11 @@ ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 
 
-class RunnerConfig(StrictModel):
+class EmbodiedRunnerConfig(RunnerConfig):
     """How long the run lasts and where it is written."""
 
     total_env_steps: int = Field(ge=1)
     """Environment steps of the run, over all environments; rounded up to whole rollouts."""
-    output_dir: Path = Path("runs")
-    """Directory that holds the run directories."""
-    timeline: bool = False
-    """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
 
 
 class TrainingEnvironments(StrictModel):
@@ -99,23 +85,22 @@ class RolloutConfig(StrictModel):
     split of the environments; null: whatever arrives, the fastest."""
 
 
-class EmbodiedConfig(StrictModel):
+class EmbodiedConfig(PlacedConfig):
     """A run that trains a policy in simulators."""
+
+    components = COMPONENTS
 
     task: Literal["embodied"]
     """Which runner executes the recipe."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, exploration noise, sample order and episodes."""
-    runner: RunnerConfig
-    cluster: ClusterConfig = ClusterConfig(runtime="local")
+    runner: EmbodiedRunnerConfig
     env: TrainingEnvironments
     rollout: RolloutConfig
     model: ModelSection
     algorithm: AlgorithmSection
     actor: ActorConfig
     evaluation: EvaluationConfig = EvaluationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    logger: LoggerConfig = LoggerConfig()
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -144,37 +129,9 @@ class EmbodiedConfig(StrictModel):
         """Environments that share their reset states."""
         return self.env.train.group_size
 
-    def placement(self) -> dict[str, Any]:
-        """Placement of each component; without one, every component is one process on node 0."""
-        given = self.cluster.component_placement
-        return dict(given) if given else {",".join(COMPONENTS): "0"}
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The hand-written placement as a plan."""
-        stages = self.rollout.pipeline_stage_num
-        components: dict[str, ComponentPlan] = {}
-        for entry in parse_component_placement(self.placement()):
-            assigned: dict[int, tuple[int, ...]] = {}
-            for segment in entry.segments(self._resources()):
-                assigned |= segment.assignment()
-            for name in entry.components:
-                components[name] = ComponentPlan(
-                    devices=tuple(sorted({d for devices in assigned.values() for d in devices})),
-                    processes=len(assigned),
-                    pipeline_stages=1 if name == "actor" else stages,
-                )
-        return Plan(components=components)
-
-    def _resources(self) -> int:
-        """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
-        cluster = self.cluster
-        per_node = cluster.cpu_devices_per_node or _nvidia_devices() or 1
-        return per_node * cluster.num_nodes
-
-    def world_size(self, component: str) -> int:
-        """Processes of a component."""
-        return self.plan.components[component].processes
+    def pipeline_stages(self, component: str) -> int:
+        """Sub-batches of environments that are in flight at once."""
+        return 1 if component == "actor" else self.rollout.pipeline_stage_num
 
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show how environments become samples, batches and updates."""
@@ -194,25 +151,6 @@ class EmbodiedConfig(StrictModel):
             ("training steps", f"{self.training_steps} ({self.runner.total_env_steps} env steps)"),
         ]
 
-    def placement_table(self) -> list[tuple[str, ...]]:
-        """Column names, then a row of the plan per component."""
-        return self.plan.table()
-
-    def check(self) -> None:
-        """Refuse, before anything starts, what cannot run on this machine.
-
-        Raises:
-            ConfigError: The simulator has no such task, its interpreter is missing, or the machine
-                has fewer cores than CPU slots are asked for.
-            MissingPackageError: A package of the simulator, a logger or the runtime is missing.
-        """
-        super().check()
-        slots = self.cluster.cpu_devices_per_node
-        if slots is not None and self.cluster.num_nodes == 1:
-            divide_cores(available_cores(), slots)
-        if self.cluster.runtime == "ray" and find_spec("ray") is None:
-            raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
-
     @property
     def micro_batch_size(self) -> int:
         """Samples of one forward and backward pass."""
@@ -223,38 +161,10 @@ class EmbodiedConfig(StrictModel):
 
     @model_validator(mode="after")
     def _rules(self) -> EmbodiedConfig:
-        self._check_cluster()
-        self._check_components()
+        self.check_cluster()
         for problem in (*self._env_problems(), *self._batch_problems(), *self._data_problems()):
             raise problem
         return self
-
-    def _check_cluster(self) -> None:
-        cluster = self.cluster
-        if cluster.runtime == "local" and cluster.num_nodes > 1:
-            raise illegal(
-                "cluster.num_nodes",
-                "the local runtime is one process on one node",
-                hint="nearest: 1, or cluster.runtime: ray",
-            )
-        for key in ("auto_scheduler", "profiling", "net_emulation"):
-            if getattr(cluster, key):
-                raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
-
-    def _check_components(self) -> None:
-        placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
-        missing, unknown = set(COMPONENTS) - placed, placed - set(COMPONENTS)
-        if missing or unknown:
-            found = ", ".join(sorted(unknown or missing))
-            raise illegal(
-                "cluster.component_placement",
-                f"{'does not know' if unknown else 'does not place'} {found}",
-                hint=f"the components of this task are {', '.join(COMPONENTS)}",
-            )
-        try:
-            _ = self.plan
-        except PlacementError as error:
-            raise illegal("cluster.component_placement", str(error)) from error
 
     def _env_problems(self) -> Iterator[PydanticCustomError]:
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
@@ -328,8 +238,3 @@ class EmbodiedConfig(StrictModel):
                 "rollout of this length would cut",
                 hint=f"nearest: {join_choices(nearest_multiples(horizon, self.rollout.steps))}",
             )
-
-
-def _nvidia_devices() -> int:
-    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

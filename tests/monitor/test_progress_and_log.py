@@ -12,6 +12,7 @@ from rich.console import Console
 from rlinf.monitor.log import logging_to
 from rlinf.monitor.progress import Progress
 from rlinf.monitor.stage_timer import StageTimer
+from rlinf.runners.embodied import FIGURES
 
 METRICS = {
     "env/steps": 20_480.0,
@@ -35,7 +36,11 @@ class Clock:
 
 def plain(total, **options):
     clock, out = Clock(), io.StringIO()
-    return Progress(total, console=Console(file=out), clock=clock, **options), clock, out
+    return (
+        Progress(total, figures=FIGURES, console=Console(file=out), clock=clock, **options),
+        clock,
+        out,
+    )
 
 
 def test_plain_line_shows_everything():
@@ -79,7 +84,7 @@ def on_a_terminal():
 def test_live_display_on_a_terminal():
     console, out = on_a_terminal()
     stdout = sys.stdout
-    with Progress(40, title="reach", console=console) as progress:
+    with Progress(40, figures=FIGURES, title="reach", console=console) as progress:
         progress.update(10, METRICS)
     text = out.getvalue()
     for part in ("reach", "10/40", "elapsed", "ETA", "success 0.250", "KL 0.0123", "env 0.40 s"):
@@ -89,7 +94,7 @@ def test_live_display_on_a_terminal():
 
 def test_prints_and_log_lines_stand_above_the_display(tmp_path):
     console, out = on_a_terminal()
-    progress = Progress(40, console=console)
+    progress = Progress(40, figures=FIGURES, console=console)
     with logging_to(tmp_path / "run.log"), progress:
         progress.update(10, METRICS)
         logging.getLogger("rlinf.some.room").warning("watch out")

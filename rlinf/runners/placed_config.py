@@ -1,0 +1,138 @@
+"""What the recipes of all tasks share: components that are placed on the devices of a cluster."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.errors import MissingPackageError
+from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.monitor.config import LoggerConfig
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.scheduler.cpu_slots import available_cores, divide_cores
+from rlinf.scheduler.errors import PlacementError
+
+
+class RunnerConfig(StrictModel):
+    """Where a run is written."""
+
+    output_dir: Path = Path("runs")
+    """Directory that holds the run directories."""
+    timeline: bool = False
+    """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
+
+
+class PlacedConfig(StrictModel):
+    """A run of some components on a cluster."""
+
+    components: ClassVar[tuple[str, ...]]
+    """Worker groups of the task."""
+
+    task: str
+    """Which runner executes the recipe."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of everything that is drawn in the run."""
+    runner: RunnerConfig
+    cluster: ClusterConfig = ClusterConfig(runtime="local")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logger: LoggerConfig = LoggerConfig()
+
+    def placement(self) -> dict[str, Any]:
+        """Placement of each component; without one, every component is one process on node 0."""
+        given = self.cluster.component_placement
+        return dict(given) if given else {",".join(self.components): "0"}
+
+    def pipeline_stages(self, component: str) -> int:
+        """Sub-batches of a component that are in flight at once."""
+        del component
+        return 1
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The hand-written placement as a plan."""
+        components: dict[str, ComponentPlan] = {}
+        for entry in parse_component_placement(self.placement()):
+            assigned: dict[int, tuple[int, ...]] = {}
+            for segment in entry.segments(self._resources()):
+                assigned |= segment.assignment()
+            for name in entry.components:
+                components[name] = ComponentPlan(
+                    devices=tuple(sorted({d for devices in assigned.values() for d in devices})),
+                    processes=len(assigned),
+                    pipeline_stages=self.pipeline_stages(name),
+                )
+        return Plan(components=components)
+
+    def _resources(self) -> int:
+        """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
+        cluster = self.cluster
+        per_node = cluster.cpu_devices_per_node or _nvidia_devices() or 1
+        return per_node * cluster.num_nodes
+
+    def world_size(self, component: str) -> int:
+        """Processes of a component."""
+        return self.plan.components[component].processes
+
+    def placement_table(self) -> list[tuple[str, ...]]:
+        """Column names, then a row of the plan per component."""
+        return self.plan.table()
+
+    def check(self) -> None:
+        """Refuse, before anything starts, what cannot run on this machine.
+
+        Raises:
+            ConfigError: A section cannot be met here, or the machine has fewer cores than CPU
+                slots are asked for.
+            MissingPackageError: A package of a section or of the runtime is missing.
+        """
+        super().check()
+        slots = self.cluster.cpu_devices_per_node
+        if slots is not None and self.cluster.num_nodes == 1:
+            divide_cores(available_cores(), slots)
+        if self.cluster.runtime == "ray" and find_spec("ray") is None:
+            raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
+
+    def check_cluster(self) -> None:
+        """Refuse keys of the cluster that have no effect on a task, and impossible placements.
+
+        Raises:
+            pydantic_core.PydanticCustomError: What is not legal; to be called by the validator of
+                a task's config.
+        """
+        cluster = self.cluster
+        if cluster.runtime == "local" and cluster.num_nodes > 1:
+            raise illegal(
+                "cluster.num_nodes",
+                "the local runtime is one process on one node",
+                hint="nearest: 1, or cluster.runtime: ray",
+            )
+        for key in ("auto_scheduler", "profiling", "net_emulation"):
+            if getattr(cluster, key):
+                raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
+        placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
+        known = set(self.components)
+        missing, unknown = known - placed, placed - known
+        if missing or unknown:
+            found = ", ".join(sorted(unknown or missing))
+            raise illegal(
+                "cluster.component_placement",
+                f"{'does not know' if unknown else 'does not place'} {found}",
+                hint=f"the components of this task are {', '.join(self.components)}",
+            )
+        try:
+            _ = self.plan
+        except PlacementError as error:
+            raise illegal("cluster.component_placement", str(error)) from error
+
+
+def _nvidia_devices() -> int:
+    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

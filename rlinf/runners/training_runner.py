@@ -1,0 +1,238 @@
+"""What every training run does around its steps: open, restore, commit, conclude."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlinf.checkpoint.store import CheckpointStore
+from rlinf.config.dump import config_hash, to_data
+from rlinf.monitor.curve import write_learning_curve
+from rlinf.monitor.metrics_log import MetricsLog
+from rlinf.monitor.progress import Progress
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.monitor.timeline import TimelineFile
+from rlinf.runners.placed_config import PlacedConfig
+
+log = logging.getLogger(__name__)
+
+
+class System(AbstractContextManager["System"], Protocol):
+    """The worker groups of a run; see :class:`~rlinf.runners.embodied_system.EmbodiedSystem`."""
+
+    def state(self) -> dict[str, Any]:
+        """State of every worker, for a checkpoint."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+
+
+@dataclass
+class RunState:
+    """What a runner itself must remember to continue."""
+
+    step: int = 0
+    training_seconds: float = 0.0
+    success: float = float("nan")
+    success_step: int = -1
+    best_success: float = -1.0
+
+    @property
+    def evaluated_now(self) -> bool:
+        """Whether the last step was followed by an evaluation."""
+        return self.success_step == self.step
+
+    def note_success(self, success: float) -> None:
+        """Remember what an evaluation after the last step showed."""
+        self.success, self.success_step = success, self.step
+
+
+ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
+StateT = TypeVar("StateT", bound=RunState)
+SystemT = TypeVar("SystemT", bound=System)
+
+
+class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
+    """Trains step by step, commits checkpoints, and can be continued from any of them.
+
+    A subclass says what a step is; metrics, progress, timeline, checkpoints and the end are the
+    same for all.
+
+    Args:
+        config: The run's configuration.
+        directory: Where everything is written.
+        stop: Set to end after the current step, with a checkpoint.
+    """
+
+    figures: tuple[tuple[str, str, str], ...]
+    """What the progress display shows, besides step, times and ETA: label, metric, format."""
+
+    def __init__(self, config: ConfigT, directory: RunDirectory, stop: threading.Event) -> None:
+        self._config = config
+        self._directory = directory
+        self._stop = stop
+        self._state = self._new_state()
+
+    # -- what a subclass says -------------------------------------------------------------------
+
+    @abstractmethod
+    def _new_state(self, **values: Any) -> StateT:
+        """The state at the beginning, or that of a checkpoint."""
+
+    @abstractmethod
+    def _new_system(self) -> SystemT:
+        """The worker groups, not started."""
+
+    @property
+    @abstractmethod
+    def _training_steps(self) -> int:
+        """Steps of the whole run."""
+
+    @abstractmethod
+    def _train_step(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """One training step; returns its metrics and timeline events."""
+
+    @abstractmethod
+    def _evaluate_now(self) -> dict[str, float] | None:
+        """Evaluate, where it is due after this step; returns what is to be logged."""
+
+    @abstractmethod
+    def _conclude(self) -> None:
+        """Last evaluation, and what is left behind."""
+
+    def _begin(self) -> None:
+        """What comes before the first step of a run that is not resumed."""
+
+    def _solved(self) -> bool:
+        """Whether training may end before all its steps."""
+        return False
+
+    def _progress_of_run(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says beside its step."""
+        return {}
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool) -> StateT:
+        """Train, evaluate, and leave curve and weights behind.
+
+        Ends early, with a checkpoint, when ``stop`` is set. A failure of a worker is raised after
+        the other workers were ended; what was committed before stays.
+        """
+        with ExitStack() as stack:
+            self._open(stack)
+            restored = resume and self._restore()
+            if not restored:
+                self._begin()
+            self._progress = stack.enter_context(
+                Progress(self._training_steps, done_steps=self._state.step, figures=self.figures)
+            )
+            while not self._finished():
+                self._step()
+            self._save(blocking=True)
+            self._progress.stop()
+            if not self._stop.is_set():
+                self._conclude()
+        return self._state
+
+    def _open(self, stack: ExitStack) -> None:
+        """Open everything that the run writes, then start its workers."""
+        config, directory = self._config, self._directory
+        self._store = stack.enter_context(
+            CheckpointStore(
+                directory.checkpoints, config.checkpoint, config_hash=config_hash(config)
+            )
+        )
+        self._metrics_log = stack.enter_context(
+            MetricsLog(directory.path, config.logger, run_config=to_data(config))
+        )
+        self._timeline = stack.enter_context(
+            TimelineFile(directory.timeline, enabled=config.runner.timeline)
+        )
+        self._system = self._new_system()
+        stack.enter_context(self._system)
+
+    def _finished(self) -> bool:
+        return self._stop.is_set() or self._solved() or self._state.step >= self._training_steps
+
+    def _step(self) -> None:
+        """One training step: train, write down, evaluate, commit."""
+        begin = time.perf_counter()
+        metrics, events = self._train_step()
+        seconds = time.perf_counter() - begin
+        self._state.step += 1
+        self._state.training_seconds += seconds
+        metrics["time/step"] = seconds
+        metrics.update(self._rates(seconds))
+        metrics.update(self._evaluate_now() or {})
+        self._metrics_log.log(self._state.step, metrics)
+        self._progress.update(self._state.step, metrics)
+        self._timeline.write(events)
+        # Asked first: it remembers the best.
+        if self._found_best() or self._config.checkpoint.due(self._state.step):
+            self._save(blocking=False)
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        """Metrics per second of a step that took so long."""
+        del seconds
+        return {}
+
+    def _due(self, interval: int) -> bool:
+        return interval > 0 and self._state.step % interval == 0
+
+    def _found_best(self) -> bool:
+        """Whether this step's evaluation is the best so far, so that its weights are kept."""
+        state = self._state
+        if not state.evaluated_now or state.success <= state.best_success:
+            return False
+        state.best_success = state.success
+        return self._config.checkpoint.keep_best > 0
+
+    def _show_curve(self) -> None:
+        print(f"learning curve: {write_learning_curve(self._directory.path)}", flush=True)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self, *, blocking: bool) -> None:
+        begin = time.perf_counter()
+        tree = {
+            "runner": asdict(self._state),
+            "system": self._system.state(),
+            "metrics": self._metrics_log.cursor(),
+            **self._own_state(),
+        }
+        self._store.save(
+            self._state.step,
+            tree,
+            meta=self._progress_of_run(),
+            metric=self._state.success if self._state.evaluated_now else None,
+            blocking=blocking,
+        )
+        log.debug("checkpoint blocked the run for %.1f ms", 1e3 * (time.perf_counter() - begin))
+
+    def _own_state(self) -> dict[str, Any]:
+        """Further state of the runner, beside that of its workers."""
+        return {}
+
+    def _load_own_state(self, tree: dict[str, Any]) -> None:
+        """Continue from :meth:`_own_state`, which is part of ``tree``."""
+        del tree
+
+    def _restore(self) -> bool:
+        """Continue from the newest good checkpoint; False where there is none yet."""
+        if not self._store.steps():
+            self._metrics_log.truncate({"bytes": 0, "lines": 0})
+            return False
+        checkpoint = self._store.load()
+        self._store.discard_after(checkpoint.step)
+        self._state = self._new_state(**checkpoint.tree["runner"])
+        self._system.load_state(checkpoint.tree["system"])
+        self._load_own_state(checkpoint.tree)
+        self._metrics_log.truncate(checkpoint.tree["metrics"])
+        log.info("continuing after step %d", checkpoint.step)
+        return True

@@ -1,0 +1,287 @@
+"""Causal language models: created, loaded with every weight accounted for, and handed on.
+
+Models are those of transformers, with LoRA those of peft around them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.errors import ConfigError
+from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
+
+_SHOWN = 6  # names listed per kind of difference
+_PREFIX = "base_model.model."
+
+
+def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any, Any]:
+    """The model of a config section and its tokenizer.
+
+    Args:
+        config: The section.
+        seed: Seed of the weights that are created: all of them, or those of the adapters.
+
+    Raises:
+        ConfigError: A file is missing, or does not fit the others.
+        MissingPackageError: transformers or peft is not installed.
+    """
+    tokenizer = load_tokenizer(config)
+    if config.architecture is None:
+        model = load_language_model(config, tokenizer=tokenizer, seed=seed)
+    else:
+        model = create_language_model(config, tokenizer=tokenizer, seed=seed)
+    return model, tokenizer
+
+
+def load_tokenizer(config: LanguageModelConfig) -> Any:
+    """The tokenizer in the directory of a model.
+
+    Raises:
+        ConfigError: There is none that can be read.
+    """
+    config.check()
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    kind = PreTrainedTokenizerFast if _is_generic(_directory(config)) else AutoTokenizer
+    try:
+        return kind.from_pretrained(_directory(config), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"the tokenizer cannot be read: {_line(error)}", key="path") from error
+
+
+def load_language_model(
+    config: LanguageModelConfig, *, tokenizer: Any = None, seed: int = 0
+) -> Any:
+    """The model of a directory, on the CPU, in training mode.
+
+    Args:
+        config: Says where it is; ``architecture`` is not looked at.
+        tokenizer: Its tokenizer, if it was loaded before.
+        seed: Seed of the adapters' weights.
+
+    Raises:
+        ConfigError: A weight is missing, left over or of another shape, or the tokenizer does not
+            fit.
+    """
+    tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            _directory(config),
+            dtype=getattr(torch, config.dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with the others
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"the model cannot be read: {_line(error)}", key="path") from error
+    _check_weights(config.path, report)
+    check_tokenizer(model, tokenizer)
+    return _with_adapters(model, config.lora, seed).train()
+
+
+def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: Any = None) -> Any:
+    """A model with random weights that depend on ``seed`` alone, in training mode.
+
+    Args:
+        config: Its ``architecture`` says what to create.
+        seed: Seed of all weights; the random state of the caller is left as it was.
+        tokenizer: Gives vocabulary and end token; None: loaded from ``path``.
+
+    Raises:
+        ConfigError: The section has no architecture, or the tokenizer no end token.
+    """
+    if config.architecture is None:
+        raise ConfigError("a model is created from this section only", key="architecture")
+    tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no end token: completions would not end", key="path")
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(
+            _architecture(config.architecture, tokenizer), dtype=torch.float32
+        )
+    check_tokenizer(model, tokenizer)
+    model = model.to(getattr(torch, config.dtype))
+    return _with_adapters(model, config.lora, seed).train()
+
+
+def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
+    """Write a model that other programs can load; adapters are merged into the weights.
+
+    Args:
+        model: The model, which stays as it is.
+        directory: Created if need be.
+        tokenizer: Written beside it.
+    """
+    base = model.get_base_model() if _has_adapters(model) else model
+    weights = dict(full_weights(model))
+    base.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """All weights by the names of the model without adapters, which are merged in.
+
+    What an engine takes that knows nothing of adapters. Merged values are new tensors, computed in
+    float32; the others are the model's own. A tied tensor comes once.
+    """
+    base = model.get_base_model() if _has_adapters(model) else model
+    seen: set[int] = set()
+    for name, value in base.state_dict().items():
+        if "lora_" in name or value.data_ptr() in seen:
+            continue
+        seen.add(value.data_ptr())
+        yield name.replace(".base_layer.", "."), _merged(base, name, value)
+
+
+def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the adapters by the names of an adapter's file."""
+    for name, value in model.get_base_model().state_dict().items():
+        if "lora_" in name:
+            yield _PREFIX + name.replace(".default.", "."), value
+
+
+def check_tokenizer(model: Any, tokenizer: Any) -> None:
+    """Refuse a tokenizer that gives tokens which the model does not have.
+
+    Raises:
+        ConfigError: Its vocabulary is larger than the embedding, or an end token is outside of it.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model's embedding {rows}: they are "
+            "not of the same model",
+            key="path",
+        )
+    found: dict[str, Any] = {
+        "the tokenizer": tokenizer.eos_token_id,
+        "config.json": model.config.get_text_config().eos_token_id,
+        "generation_config.json": getattr(model.generation_config, "eos_token_id", None),
+    }
+    for source, given in found.items():
+        tokens: Sequence[int] = given if isinstance(given, list) else [given]
+        for token in tokens:
+            if token is not None and not 0 <= token < rows:
+                raise ConfigError(
+                    f"the end token {token} of {source} is not among the {rows} of the model",
+                    key="path",
+                )
+
+
+def _architecture(config: ArchitectureConfig, tokenizer: Any) -> Any:
+    from transformers import Qwen2Config, Qwen3Config
+
+    values = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.intermediate_size,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if config.type == "qwen2":
+        return Qwen2Config(**values)
+    return Qwen3Config(**values, head_dim=config.hidden_size // config.heads)
+
+
+def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
+    if lora is None:
+        return model
+    import peft
+
+    names = {name.rpartition(".")[2] for name, part in model.named_modules() if _linear(part)}
+    unknown = [name for name in lora.target_modules if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"the model has no linear layer {unknown[0]}; it has: {', '.join(sorted(names))}",
+            key="lora.target_modules",
+        )
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return peft.get_peft_model(model, settings)
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _has_adapters(model: Any) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def _merged(base: nn.Module, name: str, value: Tensor) -> Tensor:
+    """A weight with its adapter, or as it is."""
+    layer_name, found, _ = name.partition(".base_layer.weight")
+    if not found:
+        return value
+    layer: Any = base.get_submodule(layer_name)
+    up, down = layer.lora_B["default"].weight, layer.lora_A["default"].weight
+    with torch.no_grad():
+        change = (up.float() @ down.float()) * layer.scaling["default"]
+        merged: Tensor = value.float() + change
+    return merged.to(value.dtype)
+
+
+def _check_weights(path: Path, report: Any) -> None:
+    """Refuse what transformers only warns of."""
+    lines = []
+    titles = {
+        "missing_keys": "missing in the files, so that they would be random",
+        "unexpected_keys": "unknown to the model",
+        "mismatched_keys": "of another shape than in config.json",
+    }
+    for kind, title in titles.items():
+        keys = sorted(str(key if isinstance(key, str) else key[0]) for key in report[kind])
+        if keys:
+            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+            lines.append(f"{title}: {', '.join(keys[:_SHOWN])}{more}")
+    if lines:
+        raise ConfigError(f"the weights in {path} do not fit; {'; '.join(lines)}", key="path")
+
+
+def _is_generic(directory: Path) -> bool:
+    """Whether a tokenizer is all that its tokenizer.json says.
+
+    By the type of the model beside it, transformers would take one of the model's family instead,
+    and add that family's special tokens.
+    """
+    settings = directory / "tokenizer_config.json"
+    if not (directory / "tokenizer.json").is_file() or not settings.is_file():
+        return False
+    found = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class")
+    return found in ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def _directory(config: LanguageModelConfig) -> Path:
+    """Absolute, so that nothing takes it for a name on a hub."""
+    return config.path.expanduser().resolve()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,103 @@
+"""Configuration of causal language models; imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.errors import ConfigError, MissingPackageError
+
+
+class LoraConfig(StrictModel):
+    """Low-rank adapters (Hu et al. 2021) in place of training all weights."""
+
+    rank: int = Field(default=8, ge=1)
+    """Inner dimension of each adapter."""
+    alpha: float = Field(default=16.0, gt=0)
+    """The adapter's output is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the adapter's input while training. Log-probs of a policy that was sampled
+    without it differ; keep 0 for RL."""
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+    )
+    """Last names of the linear layers that get one."""
+
+
+class ArchitectureConfig(StrictModel):
+    """A transformer to be created with random weights. Its vocabulary is that of the tokenizer."""
+
+    type: Literal["qwen2", "qwen3"] = "qwen2"
+    """Family of the architecture."""
+    hidden_size: int = Field(default=192, ge=1)
+    """Width of the residual stream."""
+    layers: int = Field(default=4, ge=1)
+    """Number of blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Attention heads per block."""
+    kv_heads: int = Field(default=2, ge=1)
+    """Heads of keys and values, each shared by heads / kv_heads queries."""
+    intermediate_size: int = Field(default=512, ge=1)
+    """Width of the feed-forward layer."""
+    tie_word_embeddings: bool = True
+    """Let the output layer be the embedding."""
+    max_position_embeddings: int = Field(default=1024, ge=1)
+    """Longest prompt plus completion."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.hidden_size % (2 * self.heads):
+            step = 2 * self.heads
+            nearest = max(step, round(self.hidden_size / step) * step)
+            raise illegal(
+                "hidden_size",
+                f"{self.hidden_size} is no even multiple of the {self.heads} heads",
+                hint=f"nearest: {nearest}",
+            )
+        if self.heads % self.kv_heads:
+            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            nearest = min(divisors, key=lambda n: abs(n - self.kv_heads))
+            raise illegal(
+                "kv_heads",
+                f"{self.kv_heads} does not divide the {self.heads} heads",
+                hint=f"nearest: {nearest}",
+            )
+        return self
+
+
+class LanguageModelConfig(StrictModel):
+    """A causal language model from a local directory, or from scratch."""
+
+    path: Path
+    """Directory in the format of transformers: tokenizer, and unless `architecture` is given
+    config.json and safetensors. Nothing is ever downloaded."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights."""
+    lora: LoraConfig | None = None
+    """Train adapters only; null: all weights."""
+    architecture: ArchitectureConfig | None = None
+    """Create the model with random weights; null: load it."""
+
+    def check(self) -> None:
+        """Look whether the packages and the files are there."""
+        for package, wanted in (("transformers", True), ("peft", self.lora is not None)):
+            if wanted and find_spec(package) is None:
+                raise MissingPackageError(package, "language", "a language model")
+        if not self.path.expanduser().is_dir():
+            raise ConfigError(f"{self.path} is not a directory on this machine", key="path")
+        self._check_file("tokenizer_config.json", "tokenizer.json", what="tokenizer")
+        if self.architecture is None:
+            self._check_file("config.json", what="model configuration")
+            self._check_file("model.safetensors", "model.safetensors.index.json", what="weights")
+
+    def _check_file(self, *names: str, what: str) -> None:
+        if not any((self.path.expanduser() / name).is_file() for name in names):
+            raise ConfigError(
+                f"{self.path} holds no {what}: {' or '.join(names)} expected", key="path"
+            )

@@ -1,0 +1,212 @@
+"""Language models: created by seed, loaded whole or not at all, merged with their adapters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf.errors import ConfigError
+from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlinf.models.language import (
+    adapter_weights,
+    build_language_model,
+    create_language_model,
+    full_weights,
+    load_language_model,
+    load_tokenizer,
+    save_language_model,
+)
+
+SMALL = ArchitectureConfig(
+    hidden_size=16, layers=2, heads=4, kv_heads=2, intermediate_size=24, max_position_embeddings=64
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tokenizer of 20 characters and an end token."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    words = {"<pad>": 0, "<end>": 1, **{text: 2 + i for i, text in enumerate("0123456789+-*/= ")}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>"
+    ).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def saved(tokenizer_path: Path, tmp_path: Path) -> Path:
+    """A directory with a model of random weights, not tied."""
+    architecture = SMALL.model_copy(update={"tie_word_embeddings": False})
+    config = LanguageModelConfig(path=tokenizer_path, architecture=architecture)
+    model, tokenizer = build_language_model(config, seed=3)
+    save_language_model(model, tmp_path / "model", tokenizer=tokenizer)
+    return tmp_path / "model"
+
+
+def _logits(model: torch.nn.Module) -> torch.Tensor:
+    model.eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.arange(2, 14).view(2, 6)).logits
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_seed_determines_the_weights(kind: str, tied: bool, tokenizer_path: Path) -> None:
+    architecture = SMALL.model_copy(update={"type": kind, "tie_word_embeddings": tied})
+    config = LanguageModelConfig(path=tokenizer_path, architecture=architecture)
+    state = torch.random.get_rng_state()
+    one, same, other = (create_language_model(config, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert one.config.model_type == kind
+    assert torch.equal(_logits(one), _logits(same))
+    assert not torch.allclose(_logits(one), _logits(other))
+    assert (one.lm_head.weight is one.model.embed_tokens.weight) == tied
+    assert one.config.vocab_size == len(load_tokenizer(config))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_was_saved_is_loaded(tied: bool, tokenizer_path: Path, tmp_path: Path) -> None:
+    architecture = SMALL.model_copy(update={"tie_word_embeddings": tied})
+    model, tokenizer = build_language_model(
+        LanguageModelConfig(path=tokenizer_path, architecture=architecture), seed=3
+    )
+    save_language_model(model, tmp_path, tokenizer=tokenizer)
+    assert not list(tmp_path.glob("*.bin"))
+    loaded = load_language_model(LanguageModelConfig(path=tmp_path))
+    assert loaded.training
+    assert torch.equal(_logits(model), _logits(loaded))
+    half = load_language_model(LanguageModelConfig(path=tmp_path, dtype="bfloat16"))
+    assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": None}, "missing in the files.*model.norm.weight"),
+        ({"model.extra.weight": torch.zeros(2)}, "unknown to the model: model.extra.weight"),
+        ({"model.norm.weight": torch.zeros(7)}, "another shape.*model.norm.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    change: dict[str, torch.Tensor | None], message: str, saved: Path
+) -> None:
+    weights = {**load_file(saved / "model.safetensors"), **change}
+    kept = {name: value for name, value in weights.items() if value is not None}
+    save_file(kept, saved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=message):
+        load_language_model(LanguageModelConfig(path=saved))
+
+
+def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
+    added = load_tokenizer(LanguageModelConfig(path=saved))
+    added.add_tokens(["one", "two"])
+    added.save_pretrained(saved)
+    with pytest.raises(ConfigError, match="has 20 tokens and the model's embedding 18"):
+        load_language_model(LanguageModelConfig(path=saved))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_end_token_outside_of_the_vocabulary_is_refused(name: str, saved: Path) -> None:
+    content = json.loads((saved / name).read_text())
+    (saved / name).write_text(json.dumps({**content, "eos_token_id": [1, 400]}))
+    with pytest.raises(ConfigError, match=f"end token 400 of {name}"):
+        load_language_model(LanguageModelConfig(path=saved))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "no model configuration"),
+        ("model.safetensors", "no weights: model.safetensors"),
+        ("", "not a directory"),
+    ],
+)
+def test_missing_files_are_named(missing: str, message: str, saved: Path) -> None:
+    if missing:
+        (saved / missing).unlink()
+        (saved / "pytorch_model.bin").write_bytes(b"pickled weights are not read")
+    else:
+        shutil.rmtree(saved)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_language_model(LanguageModelConfig(path=saved))
+    assert caught.value.key == "path"
+
+
+def test_only_adapters_are_trained_and_they_can_be_merged(saved: Path, tmp_path: Path) -> None:
+    config = LanguageModelConfig(path=saved, lora=LoraConfig(rank=2, alpha=6.0))
+    model = load_language_model(config, seed=1)
+    again, plain = (
+        load_language_model(config, seed=1),
+        load_language_model(LanguageModelConfig(path=saved)),
+    )
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    assert torch.allclose(_logits(model), _logits(plain), atol=1e-6)
+    for (name, one), (_, other) in zip(adapter_weights(model), adapter_weights(again), strict=True):
+        assert torch.equal(one, other), name
+
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.requires_grad:
+                value.normal_(std=0.3)
+    assert not torch.allclose(_logits(model), _logits(plain), atol=1e-2)
+    assert dict(full_weights(model)).keys() == plain.state_dict().keys()
+    plain.load_state_dict(dict(full_weights(model)))
+    assert torch.allclose(_logits(model), _logits(plain), atol=1e-5)
+
+    save_language_model(model, tmp_path / "merged", tokenizer=load_tokenizer(config))
+    merged = load_language_model(LanguageModelConfig(path=tmp_path / "merged"))
+    assert torch.equal(_logits(merged), _logits(plain))
+
+
+def test_the_names_of_adapters_are_those_of_their_file(saved: Path, tmp_path: Path) -> None:
+    model = load_language_model(LanguageModelConfig(path=saved, lora=LoraConfig()), seed=1)
+    model.save_pretrained(tmp_path)
+    written = load_file(tmp_path / "adapter_model.safetensors")
+    given = dict(adapter_weights(model))
+    assert written.keys() == given.keys()
+    assert all(torch.equal(written[name], given[name]) for name in written)
+
+
+def test_an_unknown_layer_gets_no_adapter(saved: Path) -> None:
+    lora = LoraConfig(target_modules=("q_proj", "query"))
+    with pytest.raises(ConfigError, match=r"no linear layer query; it has: .*q_proj"):
+        load_language_model(LanguageModelConfig(path=saved, lora=lora))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"hidden_size": 100, "heads": 8}, "nearest: 96"),
+        ({"heads": 6, "kv_heads": 4, "hidden_size": 48}, "nearest: 3"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(section: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ArchitectureConfig.model_validate(section)
+
+
+def test_the_configuration_is_checked_without_torch() -> None:
+    code = (
+        "import sys, rlinf.models.language_config, rlinf.engines.config\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,206 @@
+"""Scores completions in supervised processes: one that hangs or dies costs one sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import selectors
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rlinf.errors import RunFailure
+from rlinf.rewards.client import RewardProcess
+from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.protocol import FaultKind, RewardInput, RewardOutput
+from rlinf.rewards.scorer import invalid
+
+MAX_FAILED_STARTS = 3
+"""Starts in a row without one process that became ready, after which the run ends."""
+
+
+class RewardPool:
+    """Processes that score, replaced when they hang or die.
+
+    May be used from any thread; calls of several threads take turns.
+
+    Args:
+        config: The functions, the number of processes and their deadlines.
+        processes: Number of processes, in place of the config's.
+
+    Raises:
+        ConfigError: A function cannot be built.
+        MissingPackageError: A package is not installed.
+        RunFailure: The processes do not start.
+    """
+
+    def __init__(self, config: RewardConfig, *, processes: int | None = None) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._faults: Counter[str] = Counter()
+        self._failed_starts = 0
+        self._processes: list[RewardProcess] = []
+        try:
+            for _ in range(processes or config.processes):
+                self._processes.append(RewardProcess(config))
+            batch = _Batch([])
+            while any(process.state == "starting" for process in self._processes):
+                self._advance(batch)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes."""
+        return [process.pid for process in self._processes]
+
+    def take_faults(self) -> dict[str, int]:
+        """Return how often what went wrong since the last call, by :attr:`RewardOutput.fault`."""
+        with self._lock:
+            faults, self._faults = dict(self._faults), Counter()
+        return faults
+
+    def score(self, samples: Sequence[RewardInput]) -> list[RewardOutput]:
+        """Score samples; the outputs are in their order.
+
+        A sample whose function raises, returns no finite number, exceeds the deadline or ends its
+        process is not valid; the others are not affected.
+
+        Raises:
+            RunFailure: The pool is closed, or its processes no longer start.
+        """
+        with self._lock:
+            if not self._processes:
+                raise RunFailure("the reward pool is closed")
+            batch = _Batch(samples)
+            try:
+                while not batch.done:
+                    self._hand_out(batch)
+                    if not batch.done:
+                        self._advance(batch)
+            except BaseException:
+                # The processes hold samples of a batch that nobody waits for any more.
+                self._end()
+                raise
+            outputs = batch.results()
+            self._faults.update(output.fault for output in outputs if output.fault is not None)
+        return outputs
+
+    def close(self) -> None:
+        """End every process."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._processes = []
+
+    def _hand_out(self, batch: _Batch) -> None:
+        for position, process in enumerate(self._processes):
+            if process.state == "idle" and batch.waiting:
+                job = batch.waiting[0]
+                try:
+                    process.give(job, batch.encoded(job))
+                except OSError:  # it ended between two samples, which is no sample's fault
+                    self._replace(position)
+                except _NotJSONError as error:
+                    batch.waiting.popleft()
+                    batch.finish(job, invalid("", "exception", str(error), {}))
+                else:
+                    batch.waiting.popleft()
+
+    def _advance(self, batch: _Batch) -> None:
+        """Wait for the next message or deadline, and deal with what has happened."""
+        working = [process for process in self._processes if process.state != "idle"]
+        if not working:
+            return
+        with selectors.PollSelector() as selector:
+            for process in working:
+                selector.register(process.connection, selectors.EVENT_READ, process)
+            wait = min(process.deadline for process in working) - time.monotonic()
+            ready = {key.data for key, _ in selector.select(max(wait, 0))}
+        now = time.monotonic()
+        for position, process in enumerate(self._processes):
+            if process in ready:
+                self._receive(position, batch)
+            elif process.state != "idle" and now >= process.deadline:
+                limit = "start_deadline" if process.state == "starting" else "deadline"
+                seconds = getattr(self._config, limit)
+                self._lose(position, batch, "timeout", f"no result after {seconds:g} s ({limit})")
+
+    def _receive(self, position: int, batch: _Batch) -> None:
+        process = self._processes[position]
+        try:
+            output = process.take()
+        except (EOFError, OSError, ValueError):
+            self._lose(position, batch, "died", process.obituary())
+            return
+        self._failed_starts = 0
+        if output is not None:
+            batch.finish(process.job, RewardOutput(**output))
+
+    def _lose(self, position: int, batch: _Batch, kind: FaultKind, detail: str) -> None:
+        process = self._processes[position]
+        if process.state == "busy":
+            name = process.function_at_work()
+            batch.finish(process.job, invalid(name, kind, detail, {}))
+        else:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise RunFailure(
+                    f"a process of the reward pool failed to start {self._failed_starts} times in "
+                    f"a row: {detail}\n{process.log_tail()}"
+                )
+        self._replace(position)
+
+    def _replace(self, position: int) -> None:
+        self._processes[position].kill()
+        self._processes[position] = RewardProcess(self._config)
+
+
+class _NotJSONError(Exception):
+    """A sample cannot be sent."""
+
+
+class _Batch:
+    """The samples of one call and what has become of them."""
+
+    def __init__(self, samples: Sequence[RewardInput]) -> None:
+        self._samples = samples
+        self.waiting = deque(range(len(samples)))
+        self._outputs: dict[int, RewardOutput] = {}
+
+    @property
+    def done(self) -> bool:
+        return len(self._outputs) == len(self._samples)
+
+    def finish(self, job: int, output: RewardOutput) -> None:
+        self._outputs[job] = output
+
+    def encoded(self, job: int) -> dict[str, Any]:
+        sample = self._samples[job]
+        fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+        try:
+            json.dumps(fields["answer"])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _NotJSONError(f"the answer of the prompt is no JSON: {error}") from error
+        return fields
+
+    def results(self) -> list[RewardOutput]:
+        return [self._outputs[job] for job in range(len(self._samples))]

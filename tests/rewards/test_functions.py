@@ -1,0 +1,276 @@
+"""The reward functions on tables of completions."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf.rewards.config import (
+    ExactMatchConfig,
+    FormatConfig,
+    LengthConfig,
+    MathConfig,
+)
+from rlinf.rewards.exact_match import normalize
+from rlinf.rewards.extraction import code_block, last_answer, last_boxed, last_line, references
+from rlinf.rewards.length import over_long_penalty
+from rlinf.rewards.math_answer import MathReward
+from rlinf.rewards.protocol import RewardInput
+
+
+def sample(completion: str, answer=None, num_tokens: int = 1) -> RewardInput:
+    return RewardInput(prompt="", completion=completion, num_tokens=num_tokens, answer=answer)
+
+
+@pytest.fixture(scope="module")
+def math_reward():
+    return MathReward(MathConfig())
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        (r"so \boxed{42}", "42", True),
+        (r"so \boxed{42}", 42, True),
+        (r"so \boxed{0.5}", r"\frac{1}{2}", True),
+        (r"\boxed{\frac12}", "1/2", True),
+        (r"\boxed{41}", "42", False),
+        (r"\boxed{41} no, \boxed{42}", ["42"], True),
+        (r"\boxed{42} no, \boxed{41}", ["42"], False),
+        (r"\boxed{7}", ["42", "7"], True),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", True),
+        (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}", True),
+        (r"\boxed{\{1,2\}}", r"\{2,1\}", True),
+        (r"\boxed{1,000}", "1000", True),
+        (r"\boxed{x=3}", "3", True),
+        ("I think the answer is 42.", "42", True),
+        ("first 42, then 41", "42", False),
+        ("The answer is $\\frac{3}{4}$.", "0.75", True),
+        (r"cut off \boxed{4", "41", False),
+        ("nothing", "42", False),
+        ("", "42", False),
+        (r"\boxed{}", "42", False),
+        (r"\boxed{42}", r"The answer is \boxed{42}", True),
+        (r"\boxed{42}", "$42$", True),
+    ],
+)
+def test_math(math_reward, completion, answer, right):
+    assert math_reward(sample(completion, answer)) == (1.0 if right else -1.0)
+
+
+@pytest.mark.parametrize(("right", "value"), [(True, 5.0), (False, -5.0)])
+def test_math_scale_of_the_published_recipes(right, value):
+    reward = MathReward(MathConfig(scale=5.0))
+    assert reward(sample(rf"\boxed{{{1 if right else 2}}}", "1")) == value
+
+
+def test_math_may_ask_for_a_box():
+    reward = MathReward(MathConfig(require_boxed=True, max_value=1.0, min_value=0.0))
+    assert reward(sample("the answer is 42", "42")) == 0.0
+    assert reward(sample(r"\boxed{42}", "42")) == 1.0
+
+
+def test_math_answer_that_takes_forever_is_wrong():
+    reward = MathReward(MathConfig(seconds=0.5))
+    started = time.monotonic()
+    assert reward(sample(r"\boxed{10^{10^{10}}}", "3")) == -1.0
+    assert time.monotonic() - started < 20
+    assert reward(sample(r"\boxed{3}", "3")) == 1.0
+
+
+@pytest.mark.parametrize("answer", [None, [], "", {"a": 1}, ["1", None], "$$"])
+def test_math_refuses_a_reference_that_is_none(math_reward, answer):
+    with pytest.raises(ValueError, match=r"answer|reference"):
+        math_reward(sample(r"\boxed{1}", answer))
+
+
+def test_math_outside_the_main_thread_says_why(math_reward):
+    """It is why scoring has processes of its own."""
+    errors = []
+
+    def run() -> None:
+        try:
+            math_reward(sample(r"\boxed{1}", "1"))
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("length", "value"),
+    [(0, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0)],
+)
+def test_over_long_penalty_of_the_paper(length, value):
+    """The setting of DAPO: L_max 20480, L_cache 4096."""
+    config = LengthConfig(max_length=20480, cache_length=4096)
+    assert config.build()(sample("", num_tokens=length)) == pytest.approx(value)
+
+
+@given(st.integers(0, 500), st.integers(1, 200), st.integers(1, 200))
+def test_over_long_penalty_falls_from_nothing_to_minus_one(length, maximum, cache):
+    cache = min(cache, maximum)
+
+    def penalty(tokens: int) -> float:
+        return over_long_penalty(length=tokens, max_length=maximum, cache_length=cache)
+
+    assert -1 <= penalty(length + 1) <= penalty(length) <= 0
+    if length <= maximum - cache:
+        assert penalty(length) == 0
+    elif length <= maximum:
+        assert penalty(length) == pytest.approx(((maximum - cache) - length) / cache)
+    else:
+        assert penalty(length) == -1
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        ("<answer>Paris</answer>", 1.0),
+        ("<answer> the  PARIS! </answer>", 1.0),
+        ("<answer>Rome</answer> or <answer>Paris</answer>", 1.0),
+        ("<answer>Paris</answer> or <answer>Rome</answer>", 0.1),
+        ("<answer>Lutetia</answer>", 1.0),
+        ("<answer>Rome</answer>", 0.1),
+        ("Paris", 0.0),
+        ("<answer>Paris", 0.0),
+        ("<answer><answer>Paris</answer>", 1.0),
+        ("<answer>Paris</answer>" * 10, 1.0),
+        ("<answer>Paris</answer>" * 11, 0.25),
+    ],
+)
+def test_exact_match_in_tags(completion, value):
+    reward = ExactMatchConfig(found_value=0.1).build()
+    assert reward(sample(completion, ["Paris", "Lutetia"])) == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "completion", "right"),
+    [
+        ({"extract": "last_line"}, "so\n\n42\n\n", True),
+        ({"extract": "last_line"}, "42\nno", False),
+        ({"extract": "last_line"}, "", False),
+        ({"extract": "everything"}, " 42 ", True),
+        ({"extract": "everything", "strip_whitespace": False}, " 42 ", False),
+        ({"extract": "pattern", "pattern": r"is (\d+)"}, "it is 7, no, it is 42 now", True),
+        ({"extract": "pattern", "pattern": r"\d+"}, "7 and 42", True),
+        ({"extract": "pattern", "pattern": r"\d+"}, "none", False),
+    ],
+)
+def test_exact_match_elsewhere(settings, completion, right):
+    reward = ExactMatchConfig(**settings).build()
+    assert reward(sample(completion, "42")) == float(right)
+
+
+@pytest.mark.parametrize(
+    ("off", "text", "reference"),
+    [
+        ("lower", "Rome", "rome"),
+        ("strip_punctuation", "rome.", "rome"),
+        ("strip_articles", "the rome", "rome"),
+        ("strip_whitespace", "rome  city", "rome city"),
+    ],
+)
+def test_each_normalisation_can_be_switched_off(off, text, reference):
+    assert normalize(text) == normalize(reference)
+    assert normalize(text, **{off: False}) != normalize(reference, **{off: False})
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_more(text):
+    """The order of the steps is that of SQuAD, where it holds but for case and marks."""
+    once = normalize(text, lower=False, strip_articles=False)
+    assert normalize(once, lower=False, strip_articles=False) == once
+
+
+GOOD = "<think>one and one</think>\n<answer>2</answer>"
+
+
+@pytest.mark.parametrize(
+    ("settings", "completion", "right"),
+    [
+        ({}, GOOD, True),
+        ({}, f"  {GOOD}\n", True),
+        ({}, GOOD + " and more", False),
+        ({}, "well " + GOOD, False),
+        ({}, GOOD + GOOD, False),
+        ({}, GOOD.replace("</think>", "</think> so "), False),
+        ({}, "<think> </think><answer>2</answer>", False),
+        ({}, "<think>x</think><answer></answer>", False),
+        ({}, "<answer>2</answer><think>x</think>", False),
+        ({}, "<think>x<answer>2</answer></think>", False),
+        ({}, "", False),
+        ({"think_in_prompt": True}, GOOD.removeprefix("<think>"), True),
+        ({"think_in_prompt": True}, GOOD, False),
+        ({"form": "think"}, "<think>x</think> 2", True),
+        ({"form": "think"}, "<think>x</think>", False),
+        ({"form": "think"}, "2", False),
+        ({"form": "answer"}, "well <answer>2</answer>", True),
+        ({"form": "answer"}, "well <answer>2</answer> more", False),
+        ({"form": "answer"}, "well", False),
+        ({"form": "boxed"}, r"so \boxed{2}", True),
+        ({"form": "boxed"}, r"so \boxed{2", False),
+        ({"form": "pattern", "pattern": r"a.*b"}, "a\nb", True),
+        ({"form": "pattern", "pattern": r"a.*b"}, "a\nb\n", False),
+    ],
+)
+def test_format(settings, completion, right):
+    reward = FormatConfig(**settings, min_value=-0.5, scale=2.0).build()
+    assert reward(sample(completion)) == (2.0 if right else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{1}", "1"),
+        (r"\boxed{\frac{1}{2}} and", r"\frac{1}{2}"),
+        (r"\fbox{1} \fboxed{2}", "2"),
+        (r"\boxed {3}", "3"),
+        (r"\boxed{\{1\}}", r"\{1\}"),
+        (r"\boxed{1} \boxed{2", "1"),
+        (r"\boxed{a\boxed{b}}", "b"),
+        ("boxed{1}", None),
+        ("", None),
+    ],
+)
+def test_last_boxed(text, found):
+    assert last_boxed(text) == found
+
+
+@given(st.text(alphabet="{}\\boxed1<answer>/ \n`", max_size=60))
+def test_extraction_takes_any_text(text):
+    for extract in (last_boxed, last_answer, last_line, code_block):
+        found = extract(text)
+        assert found is None or found in text
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="{}\\")))
+def test_a_box_gives_back_what_was_put_in(text):
+    assert last_boxed(f"so \\boxed{{{text}}}.") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("```py\na\n```\nor\n```python\nb\n```\n```text\nc\n```", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("```python\ns = '```'\n```", "s = '```'\n"),
+        ("```python\nx = 1", None),
+        ("x = 1", None),
+        ("1.\n   ```python\n   x\n   ```", "   x\n"),
+    ],
+)
+def test_code_block(text, found):
+    assert code_block(text) == found
+
+
+def test_references_become_text():
+    assert references([1, 2.5, "x"]) == ["1", "2.5", "x"]

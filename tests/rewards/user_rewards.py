@@ -1,0 +1,52 @@
+"""Reward functions of a user, well-behaved and not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from rlinf.rewards.protocol import RewardInput
+
+
+def behave(sample: RewardInput, *, factor: float = 1.0):
+    """Does what the completion says."""
+    word, _, rest = sample.completion.partition(" ")
+    actions = {
+        "value": lambda: float(rest) * factor,
+        "integer": lambda: int(rest),
+        "numpy": lambda: np.float32(rest),
+        "raise": lambda: 1 / 0,
+        "nan": lambda: float("nan"),
+        "infinity": lambda: -float("inf"),
+        "text": lambda: rest,
+        "none": lambda: None,
+        "truth": lambda: True,
+        "hang": lambda: time.sleep(1000),
+        "hang_in_c": lambda: pow(3, 3**22) % 7,
+        "deaf": deaf,
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exit": lambda: os._exit(3),
+        "leave": lambda: sys.exit("gone"),
+        "memory": lambda: len(bytearray(2**40)),
+        "print": lambda: print("words of a dying process", file=sys.stderr) or os._exit(1),
+        "wait": lambda: time.sleep(float(rest)) or float(rest),
+        "pid": os.getpid,
+        "torch": lambda: float("torch" in sys.modules),
+        "main_thread": lambda: signal.signal(signal.SIGALRM, signal.SIG_DFL) is not None,
+    }
+    result = actions[word]()
+    return float(result) if word == "main_thread" else result
+
+
+def deaf() -> None:
+    for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        pass
+
+
+not_callable = 3

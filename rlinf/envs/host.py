@@ -101,11 +101,13 @@ class EnvHost:
         block["active"][pending] = block["status"][pending] == Status.RUNNING
         block["acted_episode"][pending] = block["episode_id"][pending]
         block["acted_seed"][pending] = block["seed"][pending]
-        active = block["active"]
-        for row in self._at_work(pending, sequence):
-            if active[row]:
+        # A copy: a simulator may keep the array it was given.
+        actions, active = block["actions"][pending, :chunk], block["active"][pending].tolist()
+        work = zip(self._at_work(pending, sequence), actions, active, strict=True)
+        for row, planned, runs in work:
+            if runs:
                 try:
-                    self._run_chunk(row, chunk)
+                    self._run_chunk(row, planned)
                 except EnvSideFault as fault:
                     self._replace_episode(row, fault)
 
@@ -168,25 +170,22 @@ class EnvHost:
             done[row] = sequence
         self._progress[0] = -1
 
-    def _run_chunk(self, row: int, chunk: int) -> None:
+    def _run_chunk(self, row: int, actions: np.ndarray) -> None:
+        """Execute ``actions`` [C, A] in ``row``, up to the end of the episode."""
         block, rules, env = self._block.arrays, self._rules, self._envs[row]
-        # A copy: a simulator may keep the array it was given.
-        actions = block["actions"][row, :chunk].copy()
-        log, rewards = block["log"][row], block["rewards"][row]
+        log, rewards, last = block["log"], block["rewards"], len(actions) - 1
         steps, total = int(block["steps"][row]), float(block["episode_return"][row])
         success_once = bool(block["success_once"][row])
         fail_once = bool(block["fail_once"][row])
         success = terminated = truncated = False
         observation: Any = None
-        for column in range(chunk):
-            observation, reward, ended, cut, info = self._step_env(
-                env, actions[column], blind=column < chunk - 1
-            )
+        for column, action in enumerate(actions):
+            observation, reward, ended, cut, info = self._step_env(env, action, blind=column < last)
             value = checked_reward(reward)
-            log[steps] = actions[column]
+            log[row, steps] = action
             steps += 1
             total += value
-            rewards[column] = value * rules.reward_scale
+            rewards[row, column] = value * rules.reward_scale
             success = bool(info.get("success", False))
             success_once |= success
             fail_once |= bool(info.get("fail", False))
@@ -194,7 +193,7 @@ class EnvHost:
             truncated = bool(cut) or steps >= rules.max_episode_steps
             if terminated or truncated:
                 break
-            if observation is not None and column < chunk - 1:
+            if observation is not None and column < last:
                 self._observations.check(observation)
         if observation is None:
             observation = guarded(env.observe)

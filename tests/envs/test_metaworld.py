@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -68,6 +71,150 @@ def test_episodes_of_the_other_tasks_are_those_of_metaworld(task):
     assert_same_episodes(task)
 
 
+def action_of(kind: str, policy, observation: np.ndarray, generator) -> np.ndarray:
+    """Return an action [4]: at random, at or beyond the limits, or one that solves the task."""
+    if kind == "random":
+        return generator.uniform(-1, 1, 4).astype(np.float32)
+    if kind == "extreme":
+        return np.sign(generator.uniform(-1, 1, 4)).astype(np.float32)
+    if kind == "beyond":
+        return generator.normal(0, 3, 4).astype(np.float32)
+    planned = np.clip(policy.get_action(observation), -1, 1)
+    if kind == "noisy":
+        return (planned + generator.normal(0, 0.3, 4)).astype(np.float32)
+    return planned if kind == "double" else planned.astype(np.float32)
+
+
+def assert_same_bits(found: object, expected: object, where: str) -> None:
+    """The same type, and the same doubles to the last bit."""
+    assert type(found) is type(expected), where
+    bits = [np.asarray(value, np.float64).tobytes() for value in (found, expected)]
+    assert bits[0] == bits[1], f"{where}: {found} instead of {expected}"
+
+
+def assert_same_bits_in_episodes(task: str, kinds: tuple[str, ...], steps: int) -> None:
+    """One episode per kind of action: observation, reward, info and state of the simulator."""
+    from metaworld.policies import ENV_POLICY_MAP
+
+    from rlinf.envs.metaworld_light import physics
+    from rlinf.envs.metaworld_task import MetaWorldTask
+
+    light, reference = MetaWorldTask(task, partially_observable=False), original(task)
+    policy, generator = ENV_POLICY_MAP[task](), np.random.default_rng(2)
+    for seed, kind in enumerate(kinds):
+        observation = light.reset(seed)
+        reference._last_rand_vec = light._env._last_rand_vec
+        expected, _ = reference.reset()
+        assert_same_bits(observation, expected, "reset")
+        for number in range(steps):
+            where = f"{kind}, step {number}"
+            action = action_of(kind, policy, expected, generator)
+            observation, reward, info = light.step(action)
+            expected, expected_reward, _, _, expected_info = reference.step(action)
+            assert_same_bits(observation, expected, where)
+            assert_same_bits(reward, float(expected_reward), where)
+            assert list(info) == list(expected_info)
+            for name, value in info.items():
+                assert_same_bits(value, expected_info[name], f"{where}, {name}")
+            assert_same_bits(physics(light._env), physics(reference), where)
+
+
+@pytest.mark.parametrize("task", [*SOME, "pick-place-v3"])
+def test_steps_are_those_of_metaworld_to_the_last_bit(task):
+    assert_same_bits_in_episodes(task, ("noisy", "beyond"), steps=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", env_dict.ALL_V3_ENVIRONMENTS)
+def test_whole_episodes_are_those_of_metaworld_to_the_last_bit(task):
+    kinds = ("random", "extreme", "beyond", "script", "noisy", "script", "double")
+    assert_same_bits_in_episodes(task, kinds, steps=500)
+
+
+def test_a_hidden_goal_is_hidden():
+    from rlinf.envs.metaworld_task import MetaWorldTask
+
+    light, reference = MetaWorldTask("push-v3", partially_observable=True), original("push-v3")
+    reference._partially_observable = True
+    observation = light.reset(1)
+    reference._last_rand_vec = light._env._last_rand_vec
+    assert_same_bits(observation, reference.reset()[0], "reset")
+    action = np.ones(4, np.float32)
+    observation = light.step(action)[0]
+    assert_same_bits(observation, reference.step(action)[0], "step")
+    assert not observation[-3:].any()
+
+
+def test_an_episode_does_not_go_on_beyond_its_limit():
+    from rlinf.envs.metaworld_task import MetaWorldTask
+
+    task = MetaWorldTask("reach-v3", partially_observable=False)
+    task.reset(0)
+    task._env.curr_path_length = task._env.max_path_length
+    with pytest.raises(ValueError, match="500 steps"):
+        task.step(np.zeros(4, np.float32))
+
+
+def test_quick_rewards_are_those_of_metaworld():
+    from metaworld.utils import reward_utils
+
+    from rlinf.envs import metaworld_quick as quick
+
+    generator = np.random.default_rng(3)
+    kinds = (float, np.float64, np.float32)
+    for _ in range(3000):
+        x, y, lower, width, margin = np.abs(generator.normal(0, [1, 1, 0.5, 0.5, 1]))
+        margin *= generator.random() < 0.9
+        as_x, as_y, as_margin = (kinds[index] for index in generator.integers(0, 3, 3))
+        sigmoid = ("long_tail", "gaussian")[int(generator.random() < 0.1)]
+        call = (as_x(x), (lower, float(lower + width)), as_margin(margin), sigmoid)
+        assert_same_bits(quick.tolerance(*call), reward_utils.tolerance(*call), str(call))
+        pair = as_x(min(x, 1)), as_y(min(y, 1) * (generator.random() < 0.9))
+        assert_same_bits(
+            quick.hamacher_product(*pair), reward_utils.hamacher_product(*pair), str(pair)
+        )
+    for value in (np.inf, np.nan, 1e200):
+        call = (value, (0, 0.1), 1e-3, "long_tail")
+        with np.errstate(over="ignore"):
+            assert_same_bits(quick.tolerance(*call), reward_utils.tolerance(*call), str(call))
+    for function in (quick.tolerance, reward_utils.tolerance):
+        with pytest.raises(ValueError, match="Lower bound"):
+            function(0.5, (1, 0), 1.0, "long_tail")
+        with pytest.raises(ValueError, match="margin"):
+            function(0.5, (0, 1), -1.0, "long_tail")
+    for product in (quick.hamacher_product, reward_utils.hamacher_product):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            product(1.5, np.float64(0.5))
+
+
+def test_quick_array_functions_are_those_of_numpy():
+    from rlinf.envs import metaworld_quick as quick
+
+    generator = np.random.default_rng(4)
+    for size in (1, 2, 3, 4, 7):
+        for _ in range(50):
+            wide = generator.normal(size=(2 * size, 2))
+            vectors = (wide[:size, 0], wide[0].copy(), wide[::-1, 1], wide[0].astype(np.float32))
+            for vector in (*vectors, wide, wide[0, 0], float(wide[0, 0]), 3):
+                assert_same_bits(quick.norm(vector), np.linalg.norm(vector), repr(vector))
+            assert_same_bits(quick.norm(vectors[2], ord=2), np.linalg.norm(vectors[2], ord=2), "2")
+            for parts in (vectors[:3], (wide[0, 0], wide[1, 1]), (1.0, wide[0]), vectors):
+                assert_same_bits(quick.hstack(parts), np.hstack(parts), repr(parts))
+
+
+def test_simulations_are_released():
+    """The views that an env keeps must not keep the simulation alive beyond the env."""
+    env = MetaWorldEnv(MetaWorldOptions(task="reach-v3"))
+    data = weakref.ref(env._task._env.data)
+    env.reset(seed=0)
+    env.close()
+    del env
+    # The model knows the env that used it last.
+    MetaWorldEnv(MetaWorldOptions(task="reach-v3")).reset(seed=0)
+    gc.collect()
+    assert data() is None
+
+
 def test_task_names_are_those_of_the_installed_package():
     assert sorted(task_names()) == sorted(env_dict.ALL_V3_ENVIRONMENTS)
 
@@ -75,7 +222,7 @@ def test_task_names_are_those_of_the_installed_package():
 def test_quaternions_are_those_of_scipy():
     from scipy.spatial.transform import Rotation
 
-    from rlinf.envs.metaworld_task import QuickRotation
+    from rlinf.envs.metaworld_quick import QuickRotation
 
     for quaternion in np.random.default_rng(0).normal(size=(500, 4)):
         matrix = np.zeros(9)

@@ -21,12 +21,12 @@ HONEST_ADD = "def add(a, b):\n    return a + b"
 
 @pytest.fixture(scope="module")
 def reward():
-    return CodeConfig(wall_seconds=5.0, cpu_seconds=2).build()
+    return CodeConfig(wall_seconds=5.0, cpu_seconds=1).build()
 
 
 @pytest.fixture(scope="module")
 def fraction():
-    return CodeConfig(value="fraction", min_value=-1.0, wall_seconds=5.0).build()
+    return CodeConfig(value="fraction", min_value=-1.0, wall_seconds=3.0).build()
 
 
 def sample(program: str, answer) -> RewardInput:

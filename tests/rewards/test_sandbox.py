@@ -52,6 +52,15 @@ def sandbox():
     return Sandbox(LIMITS)
 
 
+SLEEPER = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: None)
+print("ready", flush=True)
+while True:
+    time.sleep(99)
+"""
+
+
 @pytest.fixture
 def facts(tmp_path, monkeypatch):
     """What stands outside and must stay as it is."""
@@ -61,13 +70,8 @@ def facts(tmp_path, monkeypatch):
     for path in (tmp_path, secret, victim):
         path.chmod(0o777)
     monkeypatch.setenv("RLINF_TEST_SECRET", "s3cr3t-of-the-host")
-    sleeper = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import signal, time; signal.signal(10, lambda *_: 0); time.sleep(99)",
-        ]
-    )
+    sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE)
+    assert sleeper.stdout.readline() == b"ready\n"
     servers = [socket.socket(), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     servers[0].bind(("127.0.0.1", 0))
@@ -86,11 +90,12 @@ def facts(tmp_path, monkeypatch):
         "abstract_socket": f"rlinf-{os.getpid()}",
         "abstract_datagrams": f"rlinf-datagrams-{os.getpid()}",
     }
-    assert sleeper.poll() is None, "an attack has ended a process of the host"
-    sleeper.kill()
-    sleeper.wait()
     for server in (*servers, datagrams):
         server.close()
+    ended = sleeper.poll() is not None
+    sleeper.kill()
+    sleeper.communicate()
+    assert not ended, "an attack has ended a process of the host"
 
 
 def descendants() -> list[psutil.Process]:

@@ -141,7 +141,7 @@ class VLLMEngineConfig(EngineConfig):
     gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1)
     """Fraction of device memory for weights and caches; on CPU of no effect."""
     cpu_cache_gib: float = Field(default=1.0, gt=0)
-    """Size of the KV cache in GiB where there is no accelerator."""
+    """Size of the KV cache in GiB, rounded, where there is no accelerator."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus completion; null: that of the model."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
@@ -155,11 +155,9 @@ class VLLMEngineConfig(EngineConfig):
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: start with random weights; the first synchronisation brings the real ones."""
     log_probs: Literal["processed", "raw"] = "processed"
-    """Which log-probs vLLM reports. `processed`: after temperature and filters, for any
-    temperature without top_k, top_p and repetition_penalty. `raw`: before both, for temperature 1
-    with any filter."""
-    max_lora_rank: int = Field(default=0, ge=0)
-    """Rank up to which LoRA adapters are served; 0: none, weights arrive merged."""
+    """Which log-probs vLLM reports. `processed`: after temperature and filters, right for any
+    temperature without top_k, top_p, repetition_penalty and min_new_tokens. `raw`: before both,
+    right for temperature 1 with any of them. Other combinations are refused."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, by their names there."""
 
@@ -175,7 +173,8 @@ _OWN_VLLM_ARGUMENTS = {
     "model", "dtype", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size",
     "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "enforce_eager",
     "enable_prefix_caching", "enable_chunked_prefill", "load_format", "logprobs_mode",
-    "enable_lora", "max_lora_rank", "worker_extension_cls", "seed",
+    "enable_lora", "max_lora_rank", "max_loras", "worker_extension_cls", "seed",
+    "async_scheduling", "generation_config", "enable_sleep_mode",
 }  # fmt: skip
 
 

@@ -49,9 +49,12 @@ class HFEngine(Engine):
     ``deterministic`` to the last bit.
     """
 
+    continues_exactly = True
+
     def __init__(self, config: HFEngineConfig, source: ModelSource) -> None:
         self._config = config
         self._model, self._shared = _serving_model(config, source)
+        self.keeps_stale_caches = config.on_update == "keep"
         self._tokenizer, self._path = source.tokenizer, source.path
         text = self._model.config.get_text_config()
         self._context: int | None = getattr(text, "max_position_embeddings", None)
@@ -374,8 +377,9 @@ class HFEngine(Engine):
 def _serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:
     """The layers to compute with, and whether their parameters are those of ``source.module``."""
     if source.module is None:
-        if source.path is None:
-            raise ConfigError("the engine `hf` needs a model: a module or a directory")
+        if source.path is None or source.lora is not None:
+            wanted = "a module with its adapter" if source.lora else "a module or a directory"
+            raise ConfigError(f"the engine `hf` needs {wanted}")
         model, shared = _load(config, source), False
     else:
         module = source.module

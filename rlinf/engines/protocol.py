@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +20,19 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lora:
+    """The LoRA adapter that an engine serves on top of its model.
+
+    Args:
+        rank: Inner dimension.
+        alpha: Its output is multiplied by alpha / rank.
+    """
+
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """Where an engine gets its model from.
 
@@ -28,11 +41,14 @@ class ModelSource:
         module: The transformers model itself; ``hf`` then shares its parameters by reference, so
             that a trainer in the same process has nothing to send.
         tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
+        lora: Adapter that the engine serves; its tensors come by :meth:`Engine.update_weights`.
+            None: there is none, or it is part of ``module``, or weights arrive merged.
     """
 
     path: Path | None = None
     module: Any = None
     tokenizer: Any = None
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +91,12 @@ class Engine(ABC):
     Everything happens within the calls, in the caller's thread: between two steps nothing is
     generated, so that weights can be replaced there. Also a context manager, which closes it.
     """
+
+    continues_exactly: ClassVar[bool] = False
+    """Whether an aborted sequence, continued under the same weights, is what it would have been."""
+
+    keeps_stale_caches: bool = False
+    """Whether running sequences go on with caches of old weights after an update."""
 
     version: int
     """Version of the weights in use; 0 at the start."""

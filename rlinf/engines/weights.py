@@ -1,11 +1,19 @@
-"""Puts received weights into a model, all or none of them."""
+"""Names, files and values of weights: what the engines share about them."""
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlinf.engines.protocol import Weights
+from rlinf.engines.protocol import Lora, Weights
 
 _PREFIX = "base_model.model."
 
@@ -69,3 +77,63 @@ def _check(given: dict[str, Tensor], targets: dict[str, Tensor]) -> None:
     for name, value in given.items():
         if value.shape != targets[name].shape:
             raise ValueError(f"{name} is {list(value.shape)}, not {list(targets[name].shape)}")
+
+
+def given_names(path: Path) -> set[str] | None:
+    """Names of the weights in a model directory; None if it holds none."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    if not (path / "model.safetensors").is_file():
+        return None
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
+def end_tokens_of(path: Path) -> tuple[int, ...]:
+    """Tokens that a model directory names as the end, those of its generation settings first."""
+    for name in ("generation_config.json", "config.json"):
+        if (path / name).is_file():
+            content: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
+            found = content.get("eos_token_id", content.get("text_config", {}).get("eos_token_id"))
+            if found is not None:
+                return tuple(found) if isinstance(found, list) else (int(found),)
+    return ()
+
+
+class AdapterFile:
+    """An adapter as the files that servers load, in a folder that ends with this object.
+
+    Args:
+        lora: Rank and scaling.
+    """
+
+    def __init__(self, lora: Lora) -> None:
+        self.lora = lora
+        self._folder = tempfile.TemporaryDirectory(prefix="rlinf-adapter-")
+
+    def write(self, tensors: Mapping[str, Tensor]) -> Path:
+        """Write the tensors; returns the folder.
+
+        Raises:
+            ValueError: There are none, or some belong to no adapter.
+        """
+        strange = [name for name in tensors if not is_adapter(name)]
+        if strange or not tensors:
+            raise ValueError(
+                f"{strange[0]} belongs to no adapter" if strange else "the adapter has no tensors"
+            )
+        folder = Path(self._folder.name)
+        values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        save_file(values, folder / "adapter_model.safetensors", {"format": "pt"})
+        settings = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.lora.rank,
+            "lora_alpha": self.lora.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": sorted({name.split(".lora_")[0].split(".")[-1] for name in tensors}),
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        return folder

@@ -1,0 +1,329 @@
+"""What every engine must do, as checks that a user can run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlinf.engines.config import EngineConfig
+from rlinf.engines.conformance_subject import (
+    LETTERS,
+    VOCABULARY,
+    Kind,
+    Subject,
+    open_subject,
+    prompt,
+)
+from rlinf.errors import ConfigError, RLinfError
+
+TOLERANCE = 1e-5
+"""Largest difference of a float32 log-prob from that of a full forward pass."""
+_UPDATES = 5
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check.
+
+    Args:
+        name: What was checked.
+        passed: Whether the engine does it.
+        detail: What was seen; on failure, what was expected.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class _NotMetError(Exception):
+    """An engine does not do what the check asks for."""
+
+
+def check_engine(config: EngineConfig) -> list[CheckResult]:
+    """Run the conformance suite on the engine of ``config``, with tiny float32 models.
+
+    Works for every engine, also one of another package; builds it three times. The reference is a
+    full forward pass of transformers, without any cache.
+
+    Raises:
+        ConfigError: The engine cannot be built as configured.
+        MissingPackageError: Its package is not installed.
+    """
+    config.check()
+    results = []
+    for kind in ("tied", "untied", "adapter"):
+        with open_subject(config, kind) as subject:
+            for name, kinds, check in CHECKS:
+                if kind in kinds:
+                    shown = name if len(kinds) == 1 else f"{name}, {kind}"
+                    results.append(_outcome(shown, check, subject))
+    return results
+
+
+def _outcome(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckResult:
+    try:
+        return CheckResult(name, True, check(subject))
+    except (_NotMetError, RLinfError, RuntimeError, ValueError) as error:
+        return CheckResult(name, False, str(error))
+    finally:
+        subject.engine.abort()
+
+
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise _NotMetError(message)
+
+
+def _require_equal_scores(error: float, where: str) -> None:
+    _require(error <= TOLERANCE, f"log-probs differ by {error:.1e} from a full forward {where}")
+
+
+def _nothing_to_do(subject: Subject) -> str:
+    engine = subject.engine
+    _require(engine.step() == [], "a step without requests returned something")
+    _require(engine.abort() == [], "there was something to abort")
+    _require(engine.unfinished == 0, f"{engine.unfinished} requests are unfinished")
+    _require(engine.version == 0, f"the first version is {engine.version}, not 0")
+    return "a step without requests returns nothing"
+
+
+def _updates(subject: Subject) -> str:
+    errors = []
+    for number in range(_UPDATES + 1):
+        if number:
+            subject.update()
+        requests = subject.requests(7, temperature=0.8)
+        finished = subject.engine.generate(requests)
+        errors.append(subject.error(requests, finished))
+        _require_equal_scores(errors[-1], f"after {number} updates")
+        versions = {int(v) for item in finished for v in item.completion.versions}
+        expected = {subject.engine.version}
+        _require(versions == expected, f"tokens carry the versions {versions}, not {expected}")
+    return f"within {max(errors):.1e} of a full forward, before and after {_UPDATES} updates"
+
+
+def _prefixes(subject: Subject) -> str:
+    # Longer than the blocks in which engines keep prefixes.
+    text, errors = prompt(300, 1), []
+    for number in range(3):
+        request = subject.request(text, seed=number, max_new_tokens=4)
+        errors.append(subject.error([request], subject.engine.generate([request])))
+        _require_equal_scores(errors[-1], f"of a prompt that was known before update {number}")
+        subject.update()
+    return "a prompt that was computed under old weights is computed again"
+
+
+def _update_midway(subject: Subject) -> str:
+    if getattr(subject.engine, "keeps_stale_caches", False):
+        return "not checked: configured to keep the caches of old weights"
+    requests = subject.requests(6, max_new_tokens=16)
+    for request in requests:
+        subject.engine.submit(request)
+    before = subject.engine.version
+    finished = [item for _ in range(7) for item in subject.engine.step()]
+    _require(not finished, "a sequence of 16 tokens ended after 7 steps")
+    former = copy.deepcopy(subject.model)
+    subject.update()
+    finished = subject.run_out()
+    by_id = {item.request_id: item.completion for item in finished}
+    worst = 0.0
+    for request in requests:
+        found = by_id[request.request_id]
+        _require(len(found) == 16, f"{len(found)} of 16 tokens")
+        _require((np.diff(found.versions) >= 0).all(), f"versions {found.versions.tolist()}")
+        kinds = set(found.versions.tolist())
+        _require(kinds == {before, before + 1}, f"an interrupted sequence has versions {kinds}")
+        new = found.versions > before
+        expected = np.where(
+            new,
+            subject.scores(request, found.tokens),
+            subject.scores(request, found.tokens, former),
+        )
+        worst = max(worst, float(np.abs(expected - found.log_probs).max()))
+    _require_equal_scores(worst, "under the weights of each token's version")
+    return "running sequences go on, each token scored under the weights of its version"
+
+
+def _abort(subject: Subject) -> str:
+    engine = subject.engine
+    requests = subject.requests(6, max_new_tokens=16)
+    uninterrupted = [item.completion.tokens for item in engine.generate(requests)]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(7):
+        engine.step()
+    chosen = [request.request_id for request in requests[:2]]
+    aborted = engine.abort([*chosen, 10**9])
+    _require({a.request_id for a in aborted} == set(chosen), "others were aborted than asked for")
+    _require(engine.unfinished == 4, f"{engine.unfinished} are unfinished after 2 of 6 aborts")
+    aborted += engine.abort()
+    _require(engine.unfinished == 0, f"{engine.unfinished} are unfinished after all were aborted")
+    reasons = {item.completion.stop_reason for item in aborted}
+    _require(reasons == {"abort"}, f"stop reasons {reasons}")
+    parts = {item.request_id: item.completion for item in aborted}
+    lengths = [len(part) for part in parts.values()]
+    _require(min(lengths) > 0, "a sequence had nothing after 7 steps")
+    again = [
+        subject.request(r.prompt_tokens, seed=r.seed, partial=parts[r.request_id],
+                        max_new_tokens=16)
+        for r in requests
+    ]  # fmt: skip
+    finished = engine.generate(again)
+    _require_equal_scores(subject.error(again, finished), "of what was continued")
+    same = 0
+    for request, item, tokens in zip(again, finished, uninterrupted, strict=True):
+        part, found = request.partial, item.completion
+        assert part is not None
+        kept = np.array_equal(found.tokens[: len(part)], part.tokens)
+        _require(kept, "the tokens before the abort are lost")
+        _require(len(found) == 16, f"{len(found)} of 16 tokens")
+        same += np.array_equal(found.tokens, tokens)
+    if engine.continues_exactly:
+        _require(same == 6, f"{6 - same} of 6 continued sequences differ from uninterrupted ones")
+        return "what is continued is what it would have been uninterrupted"
+    return "nothing before an abort is lost; what follows is drawn anew"
+
+
+def _seeds(subject: Subject) -> str:
+    text = prompt(9, 2)
+    many = [subject.request(text, seed=number % 4, max_new_tokens=20) for number in range(8)]
+    found = [item.completion.tokens for item in subject.engine.generate(many)]
+    for one, other in zip(found[:4], found[4:], strict=True):
+        _require(np.array_equal(one, other), "the same seed gave two sequences")
+    distinct = len({tokens.tobytes() for tokens in found})
+    _require(distinct == 4, f"4 seeds gave {distinct} sequences")
+    return "equal seeds give equal sequences, others do not"
+
+
+def _stop_tokens(subject: Subject) -> str:
+    stops = tuple(range(0, VOCABULARY, 8))
+    requests = subject.requests(12, max_new_tokens=6, stop_token_ids=stops)
+    seen = set()
+    for item in subject.engine.generate(requests):
+        tokens, reason = item.completion.tokens, item.completion.stop_reason
+        seen.add(reason)
+        ended = bool(np.isin(tokens[-1], stops))
+        _require(not np.isin(tokens[:-1], stops).any(), "a sequence went on after a stop token")
+        _require(reason == ("stop" if ended else "length"), f"{reason}: ended by {tokens[-1]}")
+        _require(ended or len(tokens) == 6, f"{len(tokens)} of 6 tokens")
+    return f"stop reasons {', '.join(sorted(seen))}; the stop token is the last one"
+
+
+def _stop_texts(subject: Subject) -> str:
+    texts = tuple(letter for letter in LETTERS[:18] if letter.isalpha())
+    requests = subject.requests(9, max_new_tokens=6, stop=texts)
+    reasons = []
+    for item in subject.engine.generate(requests):
+        letters = [
+            LETTERS[token] if token < len(LETTERS) else "" for token in item.completion.tokens
+        ]
+        early = [letter for letter in letters[:-1] if letter in texts]
+        _require(not early, f"a sequence went on after the stop text {early}")
+        reason = "stop" if letters[-1] in texts else "length"
+        _require(item.completion.stop_reason == reason, f"{''.join(letters)!r} is no {reason}")
+        reasons.append(reason)
+    return f"{reasons.count('stop')} of {len(reasons)} were ended by a text"
+
+
+def _limits(subject: Subject) -> str:
+    lengths = [1, 2, 5, 30, 3, 9, 14, 4]
+    requests = [
+        subject.request(prompt(4 + number, number), seed=number, max_new_tokens=length)
+        for number, length in enumerate(lengths)
+    ]
+    found = [len(item.completion) for item in subject.engine.generate(requests)]
+    _require(found == lengths, f"lengths {found}, expected {lengths}")
+    stops = tuple(range(0, VOCABULARY, 3))
+    sampling = {"min_new_tokens": 5, "max_new_tokens": 9, "stop_token_ids": stops}
+    requests = subject.requests(6, **sampling)
+    try:
+        finished = subject.engine.generate(requests)
+    except ConfigError as error:
+        return f"longest lengths are kept; shortest are refused: {error}"
+    shortest = min(len(item.completion) for item in finished)
+    _require(shortest >= 5, f"a sequence of {shortest} tokens, expected at least 5")
+    _require_equal_scores(subject.error(requests, finished), "of sequences with a shortest length")
+    return "shortest and longest lengths are kept"
+
+
+def _greedy(subject: Subject) -> str:
+    requests = subject.requests(4, greedy=True, max_new_tokens=8)
+    finished = subject.engine.generate(requests)
+    _require_equal_scores(subject.error(requests, finished), "of greedy sequences")
+    for request, item in zip(requests, finished, strict=True):
+        text = np.concatenate([request.prompt_tokens, item.completion.tokens])
+        with torch.no_grad():
+            logits = subject.model(torch.from_numpy(text)[None]).logits[0]
+        best = logits.argmax(-1).numpy()[len(request.prompt_tokens) - 1 : -1]
+        _require(np.array_equal(best, item.completion.tokens), "not the most likely tokens")
+    return "the most likely token each time"
+
+
+def _queue(subject: Subject) -> str:
+    requests = subject.requests(20, max_new_tokens=5)
+    finished = subject.engine.generate(requests)
+    _require_equal_scores(subject.error(requests, finished), "of requests that had to wait")
+    try:
+        subject.engine.submit(subject.request(prompt(400, 3), max_new_tokens=200))
+    except ConfigError as error:
+        return f"more requests than places wait; too long is refused: {error}"
+    raise _NotMetError("a request longer than the model's context was taken")
+
+
+def _memory(subject: Subject) -> str:
+    engine = subject.engine
+    engine.submit(subject.request(prompt(6, 4)))
+    try:
+        engine.release_memory()
+    except RuntimeError:
+        engine.abort()
+    else:
+        raise _NotMetError("memory was released under a running sequence")
+    engine.release_memory()
+    engine.restore_memory()
+    subject.update()
+    requests = subject.requests(4)
+    error = subject.error(requests, engine.generate(requests))
+    _require_equal_scores(error, "after memory was released and restored")
+    return "released, restored and in use again"
+
+
+def _wrong_weights(subject: Subject) -> str:
+    weights = subject.weights()
+    for title, wrong in (("missing", weights[1:]), ("unknown", [*weights, ("x", weights[0][1])])):
+        try:
+            subject.engine.update_weights(wrong, subject.engine.version + 1)
+        except ValueError:
+            continue
+        raise _NotMetError(f"weights with a {title} name were taken")
+    requests = subject.requests(4)
+    error = subject.error(requests, subject.engine.generate(requests))
+    _require_equal_scores(error, "after wrong weights were refused")
+    return "incomplete and unknown weights are refused, the old ones stay"
+
+
+_ALL: tuple[Kind, ...] = ("tied", "untied", "adapter")
+_ONE: tuple[Kind, ...] = ("tied",)
+
+CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
+    ("nothing to do", _ONE, _nothing_to_do),
+    ("log-probs after updates", _ALL, _updates),
+    ("prefixes of old weights", _ALL, _prefixes),
+    ("update midway", _ALL, _update_midway),
+    ("abort and continue", _ONE, _abort),
+    ("seeds", _ONE, _seeds),
+    ("stop tokens", _ONE, _stop_tokens),
+    ("stop texts", _ONE, _stop_texts),
+    ("lengths", _ONE, _limits),
+    ("greedy", _ONE, _greedy),
+    ("queue", _ONE, _queue),
+    ("wrong weights", _ONE, _wrong_weights),
+    ("memory", _ONE, _memory),
+)
+"""The suite: what is checked, with which models, and the function that raises when it is not
+met."""

@@ -1,0 +1,205 @@
+"""What the conformance suite of the engines works on: a tiny model, and what it must say."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf.data.sequences import Completion
+from rlinf.engines.config import EngineConfig, SamplingConfig
+from rlinf.engines.protocol import (
+    Engine,
+    FinishedCompletion,
+    GenerationRequest,
+    Lora,
+    ModelSource,
+)
+from rlinf.engines.weights import adapter_file_name, is_adapter
+
+Kind = Literal["tied", "untied", "adapter"]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., !?:"
+END = len(LETTERS)
+VOCABULARY = END + 1
+CONTEXT = 512
+_LORA = Lora(rank=8, alpha=16.0)
+
+
+class Subject:
+    """An engine, and the model that its answers are compared with.
+
+    Args:
+        engine: The engine, with weights equal to those of ``model``.
+        model: A transformers model of its own parameters.
+    """
+
+    def __init__(self, engine: Engine, model: Any) -> None:
+        self.engine = engine
+        self.model = model
+        self._random = torch.Generator().manual_seed(17)
+        self._requests = 0
+
+    def update(self) -> None:
+        """Change the weights of the model and send them to the engine, as the next version.
+
+        The changes are large, but matrices do not grow by them: rounding stays what it is.
+        """
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    noise = torch.randn(parameter.shape, generator=self._random)
+                    parameter.mul_(0.7 if parameter.dim() > 1 else 1.0).add_(0.05 * noise)
+        self.engine.update_weights(self.weights(), self.engine.version + 1)
+
+    def weights(self) -> list[tuple[str, Tensor]]:
+        """What a trainer sends: adapters alone if there are any."""
+        state = self.model.state_dict()
+        if any(map(is_adapter, state)):
+            return [(adapter_file_name(n), v) for n, v in state.items() if is_adapter(n)]
+        tied = self.model.config.tie_word_embeddings
+        return [(n, v) for n, v in state.items() if not (tied and n == "lm_head.weight")]
+
+    def request(
+        self,
+        prompt: np.ndarray,
+        *,
+        seed: int = 0,
+        partial: Completion | None = None,
+        **sampling: Any,
+    ) -> GenerationRequest:
+        """A request with a fresh number; it does not stop at end tokens unless told."""
+        self._requests += 1
+        return GenerationRequest(
+            request_id=self._requests,
+            prompt_tokens=prompt,
+            seed=seed,
+            sampling=SamplingConfig(**{"stop_token_ids": (), "max_new_tokens": 12, **sampling}),
+            partial=partial,
+        )
+
+    def requests(self, count: int, **sampling: Any) -> list[GenerationRequest]:
+        """Requests in groups of three with equal prompts of unequal lengths."""
+        return [
+            self.request(prompt(5 + 4 * (number // 3), number // 3), seed=number, **sampling)
+            for number in range(count)
+        ]
+
+    def run_out(self) -> list[FinishedCompletion]:
+        """Step until nothing is unfinished."""
+        finished: list[FinishedCompletion] = []
+        while self.engine.unfinished:
+            finished += self.engine.step()
+        return finished
+
+    def scores(
+        self, request: GenerationRequest, tokens: np.ndarray, model: Any = None
+    ) -> np.ndarray:
+        """[L] log-probs of a completion by one full forward pass of the model, or of another."""
+        text = np.concatenate([request.prompt_tokens, tokens])
+        with torch.no_grad():
+            logits = (self.model if model is None else model)(torch.from_numpy(text)[None]).logits[
+                0
+            ]
+        log_probs = (logits / request.sampling.temperature).log_softmax(-1)
+        positions = torch.arange(len(request.prompt_tokens) - 1, len(text) - 1)
+        found: np.ndarray = log_probs[positions, torch.from_numpy(tokens)].numpy()
+        return found
+
+    def error(
+        self, requests: Sequence[GenerationRequest], finished: Sequence[FinishedCompletion]
+    ) -> float:
+        """Largest difference between what the engine reports and what the model says."""
+        by_id = {item.request_id: item.completion for item in finished}
+        return max(
+            float(np.abs(self.scores(request, found.tokens) - found.log_probs).max())
+            for request in requests
+            for found in [by_id[request.request_id]]
+        )
+
+
+def prompt(length: int, seed: int) -> np.ndarray:
+    """[length] random tokens."""
+    return np.random.default_rng((5, seed)).integers(0, END, length)
+
+
+@contextmanager
+def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
+    """Build the engine of ``config`` on a tiny model, in float32."""
+    model = _tiny_model(tied=kind != "untied")
+    with tempfile.TemporaryDirectory(prefix="rlinf-check-") as folder:
+        model.save_pretrained(folder)
+        _tokenizer().save_pretrained(folder)
+        source = ModelSource(path=Path(folder))
+        if kind == "adapter":
+            model = _with_adapter(model)
+            module = copy.deepcopy(model)
+            source = ModelSource(path=Path(folder), module=module, lora=_LORA)
+        if hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        changes = {"dtype": "float32", "max_running_requests": 6}
+        with config.model_copy(update=changes).build(source) as engine:
+            yield Subject(engine, model)
+
+
+def _tiny_model(*, tied: bool) -> Any:
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=64,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=END,
+        pad_token_id=END,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(23)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def _with_adapter(model: Any) -> Any:
+    import peft
+
+    settings = peft.LoraConfig(
+        r=_LORA.rank,
+        lora_alpha=int(_LORA.alpha),
+        target_modules=[
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "up_proj",
+            "gate_proj",
+            "down_proj",
+        ],
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(29)
+        return peft.get_peft_model(copy.deepcopy(model), settings).eval()
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # Bytes are written as letters; the space is one of those that are written as another letter.
+    names = {letter.replace(" ", "Ġ"): number for number, letter in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.BPE(vocab={**names, "<end>": END}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")

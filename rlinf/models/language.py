@@ -84,7 +84,7 @@ def load_language_model(
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the model cannot be read: {_line(error)}", key="path") from error
-    _check_weights(config.path, report)
+    _check_weights(_directory(config), report)
     check_tokenizer(model, tokenizer)
     return _with_adapters(model, config.lora, seed).train()
 
@@ -280,6 +280,8 @@ def _is_generic(directory: Path) -> bool:
 
 def _directory(config: LanguageModelConfig) -> Path:
     """Absolute, so that nothing takes it for a name on a hub."""
+    if config.path is None:
+        raise ConfigError("a directory with a tokenizer is needed", key="path")
     return config.path.expanduser().resolve()
 
 

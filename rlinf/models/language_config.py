@@ -74,9 +74,10 @@ class ArchitectureConfig(StrictModel):
 class LanguageModelConfig(StrictModel):
     """A causal language model from a local directory, or from scratch."""
 
-    path: Path
+    path: Path | None = None
     """Directory in the format of transformers: tokenizer, and unless `architecture` is given
-    config.json and safetensors. Nothing is ever downloaded."""
+    config.json and safetensors. Nothing is ever downloaded. null, with `architecture`: a tokenizer
+    is trained on the texts of a generated task."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     lora: LoraConfig | None = None
@@ -89,6 +90,8 @@ class LanguageModelConfig(StrictModel):
         for package, wanted in (("transformers", True), ("peft", self.lora is not None)):
             if wanted and find_spec(package) is None:
                 raise MissingPackageError(package, "language", "a language model")
+        if self.path is None:
+            return
         if not self.path.expanduser().is_dir():
             raise ConfigError(f"{self.path} is not a directory on this machine", key="path")
         self._check_file("tokenizer_config.json", "tokenizer.json", what="tokenizer")
@@ -96,7 +99,15 @@ class LanguageModelConfig(StrictModel):
             self._check_file("config.json", what="model configuration")
             self._check_file("model.safetensors", "model.safetensors.index.json", what="weights")
 
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is None and self.architecture is None:
+            raise illegal("path", "is missing", hint="write it, or an `architecture` to create")
+        return self
+
     def _check_file(self, *names: str, what: str) -> None:
+        if self.path is None:
+            return
         if not any((self.path.expanduser() / name).is_file() for name in names):
             raise ConfigError(
                 f"{self.path} holds no {what}: {' or '.join(names)} expected", key="path"

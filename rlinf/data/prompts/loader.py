@@ -1,0 +1,90 @@
+"""Draws prompts without end, in an order that a number describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.prompts.dataset import Prompt, PromptDataset
+from rlinf.errors import CheckpointError
+
+
+class PromptLoader:
+    """Epoch after epoch; with ``shuffle`` each has an order of its own, given by seed and epoch.
+
+    Which prompt a draw gives depends on its number alone, so the state is that number.
+
+    Args:
+        dataset: The prompts.
+        shuffle: Whether the order is random.
+        seed: Seed of the order.
+
+    Raises:
+        ValueError: The data set is empty.
+    """
+
+    def __init__(self, dataset: PromptDataset, *, shuffle: bool = True, seed: int = 0) -> None:
+        if not len(dataset):
+            raise ValueError("there is no prompt to draw")
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drawn = 0
+        self._order: tuple[int, np.ndarray] | None = None
+
+    @property
+    def drawn(self) -> int:
+        """Prompts drawn so far: the number of the next draw."""
+        return self._drawn
+
+    @property
+    def epoch(self) -> float:
+        """How often the data set has been drawn."""
+        return self._drawn / len(self._dataset)
+
+    def take(self, n: int) -> list[tuple[int, Prompt]]:
+        """The next ``n`` prompts with the numbers of their draws; epochs follow each other."""
+        draws = range(self._drawn, self._drawn + n)
+        self._drawn += n
+        return [(draw, self.at(draw)) for draw in draws]
+
+    def at(self, draw: int) -> Prompt:
+        """The prompt of a draw, past or future."""
+        epoch, position = divmod(draw, len(self._dataset))
+        if not self._shuffle:
+            return self._dataset[position]
+        if self._order is None or self._order[0] != epoch:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._order = (epoch, generator.permutation(len(self._dataset)))
+        return self._dataset[int(self._order[1][position])]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, and what the number refers to."""
+        return {
+            "drawn": self._drawn,
+            "dataset_sha256": self._dataset.sha256,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`.
+
+        Raises:
+            CheckpointError: The prompts, the seed or the kind of order have changed since.
+        """
+        own = self.state_dict()
+        changed = {
+            "the prompts": ("dataset_sha256", "restore the files, tokenizer and length"),
+            "shuffle": ("shuffle", f"the checkpoint has {state['shuffle']}"),
+            "the seed of the order": ("seed", f"the checkpoint has {state['seed']}"),
+        }
+        for name, (key, hint) in changed.items():
+            if state[key] != own[key]:
+                raise CheckpointError(
+                    f"{name} changed after the checkpoint was written, so that prompts would be "
+                    f"repeated or missed: {hint}, or begin a new run from its weights"
+                )
+        self._drawn = int(state["drawn"])

@@ -1,0 +1,1 @@
+"""Generated sets of tasks with exact answers, split into training and held-out prompts."""

@@ -1,0 +1,330 @@
+"""Evaluation of generated text as a contract: prompts, samples, seeds and reward, with a hash.
+
+As with episodes (:mod:`rlinf.data.evaluation`), a specification says what is sampled, a result
+carries its hash, and only results of one specification are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.evaluation import _read_json, _write_json
+from rlinf.data.prompts.dataset import PromptDataset
+from rlinf.data.sequences import PromptGroup
+from rlinf.data.text_metrics import Estimate, Metric, PairedEstimate, difference, estimate
+from rlinf.errors import ConfigError
+
+SPEC_FORMAT = "rlinf-text-evaluation-spec/1"
+RESULT_FORMAT = "rlinf-text-evaluation-result/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEvaluationSpec:
+    """What is sampled in an evaluation, to the last seed.
+
+    Raises:
+        ConfigError: No prompt, a prompt twice, or no sample.
+    """
+
+    dataset_sha256: str
+    """Hash of the prompt set: texts, tokens and answers."""
+    prompt_ids: tuple[int, ...]
+    """The prompts, by number."""
+    samples: int
+    """n, completions per prompt."""
+    sampling: Mapping[str, Any]
+    """Temperature, length and the like, as JSON values."""
+    reward: Mapping[str, Any]
+    """What scores a completion, as JSON values."""
+    threshold: float
+    """Reward from which on a completion is right."""
+    seed: int = 0
+    """What the seeds of all completions are derived from."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ConfigError("an evaluation needs at least one prompt")
+        if len(set(self.prompt_ids)) < len(self.prompt_ids):
+            raise ConfigError("an evaluation lists every prompt once")
+        if self.samples < 1:
+            raise ConfigError(f"an evaluation needs samples of each prompt, not {self.samples}")
+
+    @classmethod
+    def of(
+        cls, dataset: PromptDataset, *, prompt_ids: Iterable[int] | None = None, **rest: Any
+    ) -> TextEvaluationSpec:
+        """The specification of a prompt set, or of some of its prompts.
+
+        Raises:
+            ConfigError: A prompt is not in the set.
+        """
+        ids = tuple(range(len(dataset)) if prompt_ids is None else prompt_ids)
+        strangers = [number for number in ids if not 0 <= number < len(dataset)]
+        if strangers:
+            raise ConfigError(f"the set has prompts 0 to {len(dataset) - 1}, not {strangers[0]}")
+        return cls(dataset_sha256=dataset.sha256, prompt_ids=ids, **rest)
+
+    def check_dataset(self, dataset: PromptDataset) -> None:
+        """Refuse another prompt set than the one that was specified.
+
+        Raises:
+            ConfigError: The hashes differ.
+        """
+        if dataset.sha256 != self.dataset_sha256:
+            raise ConfigError(
+                f"the specification is of prompt set {self.dataset_sha256[:12]}…, this one is "
+                f"{dataset.sha256[:12]}…: its prompts, answers, template or tokenizer differ"
+            )
+
+    def seeds(self, prompt_id: int) -> tuple[int, ...]:
+        """[n] seeds of a prompt's completions, of 63 bits; they depend on nothing else."""
+        found = []
+        for sample in range(self.samples):
+            text = f"{self.seed}/{prompt_id}/{sample}"
+            digest = hashlib.sha256(text.encode()).digest()
+            found.append(int.from_bytes(digest[:8], "big") >> 1)
+        return tuple(found)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256, in hex, of the canonical JSON: equal contents, equal hash."""
+        content = {"format": SPEC_FORMAT, **asdict(self)}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        """Write the specification, and its hash, as a JSON file."""
+        _write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> TextEvaluationSpec:
+        """Read a specification.
+
+        Raises:
+            ConfigError: The file is none, or was changed after its hash was written.
+        """
+        content = _read_json(path, SPEC_FORMAT)
+        stated = content.pop("sha256", None)
+        try:
+            content["prompt_ids"] = tuple(content["prompt_ids"])
+            spec = cls(**content)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is no specification: {error}") from error
+        if stated not in (None, spec.sha256):
+            raise ConfigError(
+                f"{path} was changed after it was written: its hash is {spec.sha256[:12]}…, it "
+                f"states {str(stated)[:12]}…. Remove the line `sha256` to make it a new one."
+            )
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOutcome:
+    """The n completions of one prompt, in the order of their seeds."""
+
+    prompt_id: int
+    correct: tuple[bool, ...]
+    """Whether each is right; one whose reward could not be computed is wrong."""
+    answers: tuple[str | None, ...] | None = None
+    """What each gave as its answer, None where it gave none; needed for votes."""
+    lengths: tuple[int, ...]
+    """Tokens of each."""
+    truncated: tuple[bool, ...]
+    """Whether the token limit cut it off."""
+    valid: tuple[bool, ...]
+    """Whether its reward could be computed."""
+    level: int | None = None
+    """Level of difficulty of the prompt."""
+
+    def sizes(self) -> tuple[int, ...]:
+        """For how many completions each column has a value."""
+        columns = (self.correct, self.lengths, self.truncated, self.valid, self.answers)
+        return tuple(len(column) for column in columns if column is not None)
+
+    @classmethod
+    def of(
+        cls,
+        group: PromptGroup,
+        *,
+        threshold: float,
+        answers: Iterable[str | None] | None = None,
+        level: int | None = None,
+    ) -> PromptOutcome:
+        """The outcome of a scored group.
+
+        Raises:
+            ValueError: The group has no scores.
+        """
+        if group.scores is None:
+            raise ValueError(f"the group of prompt {group.prompt_id} has no scores yet")
+        return cls(
+            prompt_id=group.prompt_id,
+            correct=tuple(bool(s.valid and s.reward >= threshold) for s in group.scores),
+            answers=None if answers is None else tuple(answers),
+            lengths=tuple(len(completion) for completion in group.completions),
+            truncated=tuple(completion.truncated for completion in group.completions),
+            valid=tuple(bool(score.valid) for score in group.scores),
+            level=level,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEvaluationResult:
+    """Outcomes of every prompt of a specification, in its order; built by :meth:`of`."""
+
+    spec_sha256: str
+    """Hash of the specification."""
+    checkpoint: str
+    """What was evaluated: run and step, or a path."""
+    samples: int
+    """n, completions per prompt."""
+    outcomes: tuple[PromptOutcome, ...]
+    """One per prompt."""
+
+    @classmethod
+    def of(
+        cls, spec: TextEvaluationSpec, outcomes: Iterable[PromptOutcome], checkpoint: str
+    ) -> TextEvaluationResult:
+        """Put the outcomes in the order of the specification.
+
+        Raises:
+            ValueError: A prompt is missing, unknown or twice, or has another number of samples.
+        """
+        given = list(outcomes)
+        by_id = {outcome.prompt_id: outcome for outcome in given}
+        if len(by_id) < len(given):
+            raise ValueError("a prompt of the evaluation was answered twice")
+        if by_id.keys() != set(spec.prompt_ids):
+            raise ValueError(
+                f"the {len(given)} prompts that were answered are not the "
+                f"{len(spec.prompt_ids)} of the specification"
+            )
+        for outcome in given:
+            if any(size != spec.samples for size in outcome.sizes()):
+                raise ValueError(f"prompt {outcome.prompt_id} has not {spec.samples} completions")
+        return cls(
+            spec_sha256=spec.sha256,
+            checkpoint=checkpoint,
+            samples=spec.samples,
+            outcomes=tuple(by_id[number] for number in spec.prompt_ids),
+        )
+
+    def scores(self, metric: str) -> np.ndarray:
+        """[prompts] float64, the metric of each prompt: ``pass@k``, ``mean@n`` or ``maj@n``.
+
+        Raises:
+            ConfigError: The metric is unknown, needs more samples or recorded answers.
+        """
+        known = Metric.parse(metric, self.samples)
+        return np.array([known.of(outcome.correct, outcome.answers) for outcome in self.outcomes])
+
+    def estimate(self, metric: str) -> Estimate:
+        """The mean over prompts, with a 95 % interval.
+
+        Raises:
+            ConfigError: As :meth:`scores`.
+        """
+        return estimate(self.scores(metric), name=metric)
+
+    def by_level(self, metric: str) -> dict[int, Estimate]:
+        """The mean over the prompts of each level, ascending."""
+        scores = self.scores(metric)
+        levels = np.array([-1 if o.level is None else o.level for o in self.outcomes])
+        known = sorted({outcome.level for outcome in self.outcomes if outcome.level is not None})
+        return {level: estimate(scores[levels == level], name=metric) for level in known}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that are usual for so many samples."""
+        n = self.samples
+        if n == 1:
+            return ("pass@1",)
+        powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+        votes = all(outcome.answers is not None for outcome in self.outcomes)
+        passes = tuple(f"pass@{k}" for k in [*powers, n])
+        return (*passes, f"mean@{n}", *([f"maj@{n}"] if votes else []))
+
+    @property
+    def truncated_share(self) -> float:
+        """Share of completions that the token limit cut off."""
+        return float(np.mean([outcome.truncated for outcome in self.outcomes]))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean tokens of a completion."""
+        return float(np.mean([outcome.lengths for outcome in self.outcomes]))
+
+    @property
+    def n_invalid(self) -> int:
+        """Completions whose reward could not be computed; they count as wrong."""
+        return sum(not valid for outcome in self.outcomes for valid in outcome.valid)
+
+    def __str__(self) -> str:
+        shown = self.metrics if self.samples == 1 else ("pass@1", f"pass@{self.samples}")
+        parts = "; ".join(str(self.estimate(metric)) for metric in shown)
+        return f"{parts} (n = {self.samples}, spec {self.spec_sha256[:12]})"
+
+    def save(self, path: Path | str) -> None:
+        """Write a JSON file; the rates in it are for readers, only the outcomes are read back."""
+        summary = {
+            **{metric: asdict(self.estimate(metric)) for metric in self.metrics},
+            "truncated_share": self.truncated_share,
+            "mean_length": self.mean_length,
+            "n_invalid": self.n_invalid,
+        }
+        _write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> TextEvaluationResult:
+        """Read a result.
+
+        Raises:
+            ConfigError: The file is none.
+        """
+        content = _read_json(path, RESULT_FORMAT)
+        content.pop("summary", None)
+        try:
+            outcomes = tuple(_outcomes(content.pop("outcomes")))
+            return cls(outcomes=outcomes, **content)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is no result: {error}") from error
+
+
+def _outcomes(records: Iterable[Mapping[str, Any]]) -> Iterator[PromptOutcome]:
+    for record in records:
+        columns: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in record.items()
+        }
+        yield PromptOutcome(**columns)
+
+
+def compare_text(
+    first: TextEvaluationResult, second: TextEvaluationResult, metric: str = "pass@1"
+) -> PairedEstimate:
+    """Compare two results prompt by prompt.
+
+    Raises:
+        ConfigError: They are of different specifications, so that nothing can be said, or the
+            metric needs what they do not have.
+    """
+    if first.spec_sha256 != second.spec_sha256:
+        raise ConfigError(
+            f"{first.checkpoint} was evaluated by specification {first.spec_sha256[:12]}…, "
+            f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same prompts "
+            "and seeds can be compared. Evaluate both with one specification."
+        )
+    return difference(
+        first.scores(metric),
+        second.scores(metric),
+        metric=metric,
+        first_name=first.checkpoint,
+        second_name=second.checkpoint,
+    )

@@ -1,10 +1,11 @@
-"""Learning curves: success rate and return against environment steps and time."""
+"""Learning curves: success rate and return or reward against steps and time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +18,33 @@ if TYPE_CHECKING:
 
 Point = tuple[float, float]
 
-TRAIN_SUCCESS, EVAL_SUCCESS, RETURN = "env/success_once", "eval/success", "env/return"
-EVAL_LOW, EVAL_HIGH = "eval/success_low", "eval/success_high"
-ENV_STEPS, STEP_TIME = "env/steps", "time/step"
+EVAL_SUCCESS, EVAL_LOW, EVAL_HIGH = "eval/success", "eval/success_low", "eval/success_high"
+STEP_TIME = "time/step"
+
+
+@dataclass(frozen=True)
+class CurveKind:
+    """What is drawn of a kind of run.
+
+    Args:
+        steps: Metric that runs along the bottom, and what it is called.
+        success: Success rate while training, with a legend; None where there is none.
+        value: What the right picture shows, and what it is called.
+    """
+
+    steps: tuple[str, str]
+    success: tuple[str, str] | None
+    value: tuple[str, str]
+
+
+EMBODIED = CurveKind(
+    steps=("env/steps", "environment steps"),
+    success=("env/success_once", "training episodes"),
+    value=("env/return", "return"),
+)
+REASONING = CurveKind(
+    steps=("step", "training steps"), success=None, value=("rollout/rewards", "mean reward")
+)
 
 
 @dataclass(frozen=True)
@@ -41,25 +66,33 @@ class Curve:
             raise UserError(f"{run_dir} has no metrics yet: no learning curve can be drawn")
         return cls(lines)
 
+    @cached_property
+    def kind(self) -> CurveKind:
+        """What kind of run it is, by the metrics that it has."""
+        return EMBODIED if any(EMBODIED.steps[0] in line for line in self.lines) else REASONING
+
+    def _at(self, line: Mapping[str, float]) -> float:
+        return line.get(self.kind.steps[0], line["step"])
+
     def series(self, name: str) -> list[Point]:
-        """(environment steps, value) of every step that has the metric."""
+        """(steps, value) of every step that has the metric."""
         return [
-            (line.get(ENV_STEPS, line["step"]), line[name])
+            (self._at(line), line[name])
             for line in self.lines
             if math.isfinite(line.get(name, math.nan))
         ]
 
     def seconds(self) -> list[Point]:
-        """(environment steps, training seconds so far); pauses between resumes do not count."""
+        """(steps, training seconds so far); pauses between resumes do not count."""
         points: list[Point] = []
         total = 0.0
         for line in self.lines:
             total += line.get(STEP_TIME, 0.0)
-            points.append((line.get(ENV_STEPS, line["step"]), total))
+            points.append((self._at(line), total))
         return points
 
     def over_seconds(self, points: Sequence[Point]) -> list[Point]:
-        """The same points by training seconds instead of environment steps."""
+        """The same points by training seconds instead of steps."""
         seconds = dict(self.seconds())
         return [(seconds[steps], value) for steps, value in points]
 
@@ -78,8 +111,10 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
         UserError: The run has no metrics yet.
     """
     curve = Curve.of(run_dir)
-    figure, (left, right) = _figure(2)
-    _draw_line(left, curve.series(TRAIN_SUCCESS), "training episodes", "tab:blue")
+    kind = curve.kind
+    figure, (left, right) = _figure(2, kind.steps[1])
+    if kind.success is not None:
+        _draw_line(left, curve.series(kind.success[0]), kind.success[1], "tab:blue")
     evaluated = curve.series(EVAL_SUCCESS)
     if evaluated:
         low, high = dict(curve.series(EVAL_LOW)), dict(curve.series(EVAL_HIGH))
@@ -97,8 +132,8 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
             label="evaluation, 95 % interval",
         )
     _success_axis(left)
-    _draw_line(right, curve.series(RETURN), "training episodes", "tab:blue")
-    right.set_ylabel("return")
+    _draw_line(right, curve.series(kind.value[0]), kind.value[1], "tab:blue")
+    right.set_ylabel(kind.value[1])
     for axes in (left, right):
         _time_axis(axes, curve.seconds())
     return _save(figure, Path(path) if path else Path(run_dir) / "learning_curve.png")
@@ -117,7 +152,7 @@ def overlay_curves(
         runs: Run directories of every seed, by label.
         path: The picture.
         metric: What is drawn; where runs were not evaluated, their training success.
-        against: What runs along the bottom: environment steps, or training seconds.
+        against: What runs along the bottom: steps, or training seconds.
 
     Returns:
         The path that was written.
@@ -125,25 +160,25 @@ def overlay_curves(
     Raises:
         UserError: A run has no metrics yet.
     """
-    figure, (axes,) = _figure(1)
-    if against == "seconds":
-        axes.set_xlabel("training seconds")
-    for number, (label, run_dirs) in enumerate(runs.items()):
-        curves = [Curve.of(run_dir) for run_dir in run_dirs]
-        series = [curve.series(metric) or curve.series(TRAIN_SUCCESS) for curve in curves]
+    read = {label: [Curve.of(run_dir) for run_dir in dirs] for label, dirs in runs.items()}
+    kind = next(iter(read.values()))[0].kind
+    figure, (axes,) = _figure(1, "training seconds" if against == "seconds" else kind.steps[1])
+    fallback = metric if kind.success is None else kind.success[0]
+    for number, (label, curves) in enumerate(read.items()):
+        series = [curve.series(metric) or curve.series(fallback) for curve in curves]
         if against == "seconds":
             series = [
                 curve.over_seconds(points) for curve, points in zip(curves, series, strict=True)
             ]
         _draw_band(axes, series, f"{label} ({len(series)} seeds)", f"C{number}")
-    if metric in (EVAL_SUCCESS, TRAIN_SUCCESS):
+    if metric == EVAL_SUCCESS or (kind.success is not None and metric == kind.success[0]):
         _success_axis(axes)
     else:
         axes.set_ylabel(metric)
     return _save(figure, Path(path))
 
 
-def _figure(columns: int) -> tuple[Figure, list[Axes]]:
+def _figure(columns: int, steps: str) -> tuple[Figure, list[Axes]]:
     # The object interface draws without a display and leaves the user's pyplot state alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -153,7 +188,7 @@ def _figure(columns: int) -> tuple[Figure, list[Axes]]:
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, columns, column + 1) for column in range(columns)]
     for each in axes:
-        each.set_xlabel("environment steps")
+        each.set_xlabel(steps)
         each.xaxis.set_major_formatter(EngFormatter(sep=""))
         each.grid(alpha=0.3)
     return figure, axes

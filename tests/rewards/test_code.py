@@ -70,7 +70,12 @@ def test_no_program_is_worth_nothing(reward):
         (HONEST_ADD, ADD, 1.0),
         ("print(4)", {"pairs": [["2", "4"], ["5", "10"], ["1", "2"], ["2", "4"]]}, 0.0),
         ("x = 1", ADD, -1.0),
-        ("def add(a, b):\n    if a == 1: return 3\n    import time; time.sleep(99)", ADD, 0.0),
+        pytest.param(
+            "def add(a, b):\n    if a == 1: return 3\n    import time; time.sleep(99)",
+            ADD,
+            0.0,
+            marks=pytest.mark.slow,
+        ),
         ("def add(a, b):\n    if a == 1: return 3\n    import os; os._exit(0)", ADD, 0.0),
     ],
 )

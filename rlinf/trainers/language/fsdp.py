@@ -1,0 +1,324 @@
+"""Trains the weights or an adapter of a language model, on one rank or divided by FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.errors import RunFailure
+from rlinf.trainers.language import lora
+from rlinf.trainers.language.checkpoint import load_parts, save_parts
+from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
+from rlinf.trainers.language.core import SequenceCore, Update, global_batches, phase_metrics
+from rlinf.trainers.language.export import save_adapter, save_model
+from rlinf.trainers.language.failure import check_skipped
+from rlinf.trainers.language.layout import Layout
+from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.language.protocol import Content, LanguageTrainer
+from rlinf.trainers.language.scoring import TokenScorer
+from rlinf.trainers.language.supervised import Example, SupervisedTrainer, TargetBatch
+
+_KL, _RATIO, _COUNT = "first/kl", "first/ratio", "first/tokens"
+
+
+class FSDPTrainer(LanguageTrainer):
+    """See :class:`LanguageTrainer` and :meth:`LanguageTrainerConfig.build`."""
+
+    def __init__(
+        self,
+        model: Any,
+        algorithm: TokenAlgorithm,
+        config: FSDPTrainerConfig,
+        *,
+        ranks: Ranks,
+        total_steps: int,
+        seed: int,
+        temperature: float = 1.0,
+        failure_directory: Path | None = None,
+    ) -> None:
+        self._algorithm, self._config = algorithm, config
+        self._total_steps, self._seed, self._temperature = total_steps, seed, temperature
+        self._failure_directory = failure_directory if ranks.rank == 0 else None
+        self._adapter = None
+        if config.lora is not None:
+            self._adapter = lora.add_adapter(model, config.lora, seed=seed)
+        scorer = TokenScorer(
+            model, packing=config.packing, logits_per_chunk=config.logits_per_chunk
+        )
+        self._model = model
+        self._core = SequenceCore(scorer, config, ranks, prefix="actor")
+        self._ranks = self._core.ranks
+        self._reference = self._keep_reference() if algorithm.needs_reference else None
+        self.version = 0
+
+    def _keep_reference(self) -> list[Tensor]:
+        """Copies of the weights on the host; none with an adapter, which can be switched off."""
+        if self._adapter is not None:
+            return []
+        return [tensor.to("cpu", copy=True) for tensor in self._core.trained.used()]
+
+    def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
+        """See :meth:`LanguageTrainer.log_probs`."""
+        return self._score(batch, temperature, entropy=False)[0]
+
+    def log_probs_and_entropy(
+        self, batch: TokenBatch, *, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`LanguageTrainer.log_probs_and_entropy`."""
+        log_probs, entropy = self._score(batch, temperature, entropy=True)
+        return log_probs, entropy
+
+    def _score(
+        self, batch: TokenBatch, temperature: float | None, *, entropy: bool
+    ) -> list[Tensor]:
+        divisor = self._temperature if temperature is None else temperature
+
+        def score(layout: Layout) -> list[Tensor]:
+            results = self._core(layout, temperature=divisor, entropy=entropy)
+            return [result for result in results if result is not None]
+
+        return self._core.evaluate(batch, score)
+
+    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+        """See :meth:`LanguageTrainer.reference_log_probs`."""
+        with self._reference_weights():
+            return self.log_probs(batch)
+
+    @contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """Exchange the weights for those of the reference."""
+        if self._reference is None:
+            raise RuntimeError(f"{self._algorithm.config.type} asked for no reference policy")
+        self._core.need_loaded()
+        if self._adapter is not None:
+            with lora.without_adapter(self._model):
+                yield
+            return
+        used = self._core.trained.used()
+        with torch.no_grad():
+            present = [tensor.clone() for tensor in used]
+            _copy(used, self._reference)
+            try:
+                yield
+            finally:
+                _copy(used, present)
+
+    def train(self, batch: TokenBatch, step: int) -> dict[str, float]:
+        """See :meth:`LanguageTrainer.train`."""
+        pieces = global_batches(batch, self._config, seed=self._seed, step=step)
+        return self.train_stream(pieces, step)
+
+    def train_stream(self, batches: Iterable[TokenBatch], step: int) -> dict[str, float]:
+        """See :meth:`LanguageTrainer.train_stream`."""
+        factor = self._config.lr_sched.factor(step, self._total_steps)
+        updates: list[Update] = []
+        if self._algorithm.trains_policy(step):
+            for batch in batches:
+                fresh = not any(update.outcome == "applied" for update in updates)
+                updates.append(self._update(batch, factor=factor, fresh=fresh))
+                check_skipped(
+                    updates,
+                    batch,
+                    bound=self._config.max_skipped_updates,
+                    step=step,
+                    section="actor",
+                    directory=self._failure_directory,
+                )
+        self.version += 1
+        metrics = phase_metrics(updates, prefix="actor")
+        metrics["actor/lr"] = self._config.optim.lr * factor
+        return metrics
+
+    def _update(self, batch: TokenBatch, *, factor: float, fresh: bool) -> Update:
+        """One optimizer step; ``fresh``: the weights are still those of the engine."""
+        normalizer = self._algorithm.normalizer(batch)
+        compared = fresh and batch.version is not None
+
+        def loss_of(part: TokenBatch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+            scored, entropies = self._core(
+                layout, temperature=self._temperature, entropy=self._algorithm.needs_entropy
+            )
+            log_probs = layout.scatter(scored)
+            entropy = None if entropies is None else layout.scatter(entropies)
+            loss, metrics = self._algorithm.loss(log_probs, entropy, part, normalizer=normalizer)
+            if compared:
+                metrics = metrics | _disagreement(log_probs, part)
+            return loss, metrics
+
+        def accepts(metrics: Mapping[str, float]) -> bool:
+            if compared:
+                self._check_first_update(metrics)
+            return self._algorithm.accepts(metrics)
+
+        update = self._core.update(batch, loss_of, factor=factor, accepts=accepts)
+        for name in (_KL, _RATIO, _COUNT):
+            update.metrics.pop(name, None)
+        return update
+
+    def _check_first_update(self, metrics: Mapping[str, float]) -> None:
+        """Compare the policy that trains with the one that sampled, while their weights are equal.
+
+        Raises:
+            RunFailure: They disagree.
+        """
+        if not metrics[_COUNT]:
+            return
+        kl, deviation = metrics[_KL] / metrics[_COUNT], metrics[_RATIO] / metrics[_COUNT]
+        kl_bound, ratio_bound = self._config.first_update_bounds
+        if kl <= kl_bound and deviation <= ratio_bound:
+            return
+        raise RunFailure(
+            "engine and trainer do not compute the same log-probs: over the "
+            f"{metrics[_COUNT]:.0f} tokens that the present weights sampled the KL between them is "
+            f"{kl:.2e} (bound {kl_bound:.0e}) and ratios are {deviation:.2e} away from 1 on "
+            f"average (bound {ratio_bound:.0e})"
+        )
+
+    def fine_tune(
+        self, config: SupervisedConfig, examples: Sequence[Example], *, seed: int
+    ) -> dict[str, float]:
+        """See :meth:`LanguageTrainer.fine_tune`."""
+        trainer = SupervisedTrainer(self._core, config, seed=seed)
+        losses = [metrics["supervised/loss"] for metrics in trainer.fit(TargetBatch.of(examples))]
+        self._core.trained.restart_optimizer(self._config.optim)
+        if self._reference is not None:
+            self._reference = self._keep_reference()
+        return {"supervised/loss_begin": losses[0], "supervised/loss_end": losses[-1]}
+
+    def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
+        """See :meth:`LanguageTrainer.weights`."""
+        with self._loaded():
+            if content == "adapter":
+                yield from self._adapter_weights()
+            elif self._adapter is None:
+                for name, parameter in self._model.named_parameters():
+                    yield name, self._whole(parameter)
+            else:
+                yield from self._merged_weights()
+
+    def _whole(self, parameter: Tensor) -> Tensor:
+        trained = self._core.trained
+        return trained.whole(parameter, None if parameter.dtype == trained.dtype else trained.dtype)
+
+    def _adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        if self._adapter is None:
+            raise ValueError("there is no adapter; write a section lora")
+        for name, parameter in self._model.named_parameters():
+            if lora.plain_name(name) is None:
+                yield lora.adapter_file_name(name), self._whole(parameter)
+
+    def _merged_weights(self) -> Iterator[tuple[str, Tensor]]:
+        assert self._config.lora is not None
+        layers = lora.adapted_layers(self._model)
+        for name, parameter in self._model.named_parameters():
+            plain = lora.plain_name(name)
+            if plain is None:
+                continue
+            whole = self._whole(parameter)
+            layer = name.removesuffix(".base_layer.weight")
+            if layer in layers and layer != name:
+                first, second = (
+                    self._whole(next(iter(getattr(layers[layer], key).parameters())))
+                    for key in ("lora_A", "lora_B")
+                )
+                whole = lora.merged(whole, first, second, layers[layer].scaling["default"])
+            yield plain, whole
+
+    @contextmanager
+    def _loaded(self) -> Iterator[None]:
+        """Bring back what is offloaded, for a moment."""
+        away = self._core.trained.offloaded
+        if away:
+            self.onload()
+        try:
+            yield
+        finally:
+            if away:
+                self.offload()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`LanguageTrainer.state_dict`."""
+        keep, trained = self._ranks.rank == 0, self._core.trained
+        with self._loaded():
+            state: dict[str, Any] = {
+                "model": trained.state_dict(keep=keep),
+                "reference": (
+                    trained.gather(self._reference, keep=keep) if self._reference else None
+                ),
+                "algorithm": self._algorithm.state_dict(),
+                "version": self.version,
+            }
+        return state if keep else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`LanguageTrainer.load_state_dict`."""
+        with self._loaded():
+            self._core.trained.load_state_dict(state["model"])
+        if self._reference and state["reference"] is not None:
+            for name, value in state["reference"].items():
+                self._core.trained.fill(name, self._reference, value)
+        self._algorithm.load_state_dict(state["algorithm"])
+        self.version = int(state["version"])
+
+    def save_sharded(self, directory: Path) -> None:
+        """See :meth:`LanguageTrainer.save_sharded`."""
+        with self._loaded():
+            save_parts(directory, self._core.trained, self._reference, self._numbers(), self._ranks)
+
+    def load_sharded(self, directory: Path) -> None:
+        """See :meth:`LanguageTrainer.load_sharded`."""
+        with self._loaded():
+            numbers = load_parts(
+                directory, self._core.trained, self._reference, self._numbers(), self._ranks
+            )
+        self._algorithm.load_state_dict(numbers["algorithm"])
+        self.version = int(numbers["version"])
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"algorithm": self._algorithm.state_dict(), "version": self.version}
+
+    def save_pretrained(self, directory: Path) -> None:
+        """See :meth:`LanguageTrainer.save_pretrained`."""
+        first = self._ranks.rank == 0
+        save_model(directory, self._model, self.weights(), write=first)
+        if self._adapter is not None:
+            adapter = self.weights("adapter")
+            save_adapter(directory / "adapter", self._adapter, adapter, write=first)
+        self._ranks.barrier()
+
+    def offload(self) -> None:
+        """See :meth:`LanguageTrainer.offload`."""
+        self._core.trained.offload()
+
+    def onload(self) -> None:
+        """See :meth:`LanguageTrainer.onload`."""
+        self._core.trained.onload()
+
+    def close(self) -> None:
+        """See :meth:`LanguageTrainer.close`."""
+        self._reference = None
+        self._core.trained.onload()
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+@torch.no_grad()
+def _disagreement(log_probs: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+    """Sums over the tokens that the present weights sampled; KL by Schulman's k3."""
+    fresh = (batch.mask > 0) & (batch.versions == batch.version)
+    log_ratio = torch.where(fresh, log_probs - batch.rollout_log_probs, 0.0)
+    ratio = log_ratio.exp()
+    return {
+        _KL: (ratio - 1 - log_ratio).sum(),
+        _RATIO: (ratio - 1).abs().sum(),
+        _COUNT: fresh.sum(),
+    }

@@ -1,0 +1,168 @@
+"""A module whose parameters, gradients and moments are divided over ranks by FSDP2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from rlinf.trainers.language.config import ComputeConfig
+from rlinf.trainers.language.parallel import Grid
+from rlinf.trainers.language.tensor_parallel import parallelize
+from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule
+
+
+class ShardedModule(TrainedModule):
+    """Each layer is gathered for its computation, and its gradients summed into their parts.
+
+    Parameters, gradients and moments are float32 parts; layers are gathered in
+    ``precision.param``, gradients summed in ``precision.reduce``.
+
+    Args:
+        module: A scoring module, the same on every rank.
+        layers: Its repeated layers, each gathered by itself.
+        config: Precision, tensor parallelism, gradient exchange, optimizer.
+        ranks: The processes.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: list[nn.Module], config: ComputeConfig, ranks: Grid
+    ) -> None:
+        super().__init__(config)
+        self._ranks = ranks
+        for parameter in module.parameters():
+            parameter.data = parameter.data.float()
+        if ranks.tensor_size > 1:
+            parallelize(module, ranks.mesh["tensor"])
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[config.precision.param],
+            reduce_dtype=DTYPES[config.precision.reduce],
+            cast_forward_inputs=False,
+        )
+        for target in [*layers, module]:
+            fully_shard(
+                target, mesh=ranks.mesh["data"], mp_policy=policy, reshard_after_forward=True
+            )
+        self.module = module
+        self._sharded = [m for m in module.modules() if isinstance(m, FSDPModule)]
+        for part in self._sharded:
+            # Losses are already shares of a global batch: gradients are summed, not averaged.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._numbers = {name: number for number, name in enumerate(self.named)}
+        self.restart_optimizer(config.optim)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """See :meth:`TrainedModule.backward`."""
+        if self._config.gradient_sync == "last_micro_batch":
+            for part in self._sharded:
+                part.set_requires_gradient_sync(last, recurse=False)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def gradients(self) -> Source:
+        """Local part of each parameter's gradient."""
+        return [
+            torch.zeros_like(_local(p)) if p.grad is None else _local(p.grad)
+            for p in self.named.values()
+        ]
+
+    def gradient_norm(self) -> float:
+        """See :meth:`TrainedModule.gradient_norm`."""
+        total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
+        for parameter, gradient in zip(self.named.values(), self.gradients(), strict=True):
+            square = torch.linalg.vector_norm(gradient).double() ** 2
+            total += square / self._copies(parameter)
+        return float(self._ranks.sum_all(total).sqrt())
+
+    def _copies(self, parameter: nn.Parameter) -> int:
+        """Ranks that hold the same part."""
+        divided = isinstance(parameter, DTensor) and any(
+            not isinstance(placement, Replicate)
+            for dimension, placement in zip(
+                parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True
+            )
+            if dimension == "tensor"
+        )
+        return 1 if divided else self._ranks.tensor_size
+
+    def discard_gradients(self) -> None:
+        """See :meth:`TrainedModule.discard_gradients`."""
+        for parameter in self.named.values():
+            parameter.grad = None
+
+    def changed(self) -> None:
+        """Forget what was gathered."""
+        for part in self._sharded:
+            part.reshard()
+
+    def used(self) -> Source:
+        """Local parts."""
+        return [_local(parameter) for parameter in self.named.values()]
+
+    def master(self) -> Source:
+        """The same: they are rounded when they are gathered."""
+        return self.used()
+
+    def part(self, name: str, source: Source) -> Tensor:
+        """A DTensor."""
+        parameter, local = self.named[name], source[self._numbers[name]]
+        if not isinstance(parameter, DTensor):
+            return local
+        part: Tensor = DTensor.from_local(
+            local.to(self._ranks.device),
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        return part
+
+    @torch.no_grad()
+    def whole(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Gathered from all ranks."""
+        tensor = tensor.detach() if dtype is None else tensor.detach().to(dtype)
+        if not isinstance(tensor, DTensor):
+            return tensor
+        whole: Tensor = tensor.full_tensor()
+        return whole
+
+    @torch.no_grad()
+    def fill(self, name: str, source: Source, value: Tensor) -> None:
+        """Each rank takes its part; as every rank has the whole, nothing is sent."""
+        parameter, local = self.named[name], source[self._numbers[name]]
+        if isinstance(parameter, DTensor):
+            value = distribute_tensor(
+                value.to(self._ranks.device),
+                parameter.device_mesh,
+                parameter.placements,
+                src_data_rank=None,
+            ).to_local()
+        local.copy_(value)
+
+    def _buffers(self, kind: str) -> list[Tensor]:
+        if kind == "weights":
+            return [_local(parameter) for parameter in self.module.parameters()]
+        if kind == "gradients":
+            return []
+        return [*self.optimizer.averages, *self.optimizer.squares]
+
+    def offload(self) -> None:
+        """See :meth:`TrainedModule.offload`."""
+        if self._config.offload.gradients:
+            self.discard_gradients()
+        self.changed()
+        super().offload()
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part itself, without a copy."""
+    if isinstance(tensor, DTensor):
+        part: Tensor = tensor._local_tensor.detach()
+        return part
+    plain: Tensor = tensor.detach()
+    return plain

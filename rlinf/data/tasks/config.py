@@ -18,7 +18,8 @@ class ArithmeticConfig(TaskConfig):
     """Which task this section configures."""
     levels: tuple[int, ...] = Field(default=(2,), min_length=1)
     """1 to 3: addition and subtraction of numbers of 1, 2 or 3 digits; 4: sums of five numbers of
-    one digit; 5: the remainder of a sum of two numbers of two digits. Level 1 has 155 prompts."""
+    one digit; 5: the remainder of a sum of two numbers of two digits. Level 1 has 155 prompts, 10
+    of them held out."""
     worked: bool = True
     """Let targets write out the steps before the answer: columns from the right, running totals."""
 
@@ -30,7 +31,7 @@ class SortingConfig(TaskConfig):
     known_levels = range(2, 17)
     type: Literal["sorting"] = "sorting"
     """Which task this section configures."""
-    levels: tuple[int, ...] = Field(default=(6,), min_length=1)
+    levels: tuple[int, ...] = Field(default=(8,), min_length=1)
     """Number of digits."""
 
 

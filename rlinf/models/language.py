@@ -5,10 +5,12 @@ Models are those of transformers, with LoRA those of peft around them.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,25 @@ from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig
 
 _SHOWN = 6  # names listed per kind of difference
 _PREFIX = "base_model.model."
+_BUILDING = threading.RLock()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_at_a_time(build: Callable[P, T]) -> Callable[P, T]:
+    """Let one thread of this process build a model at a time.
+
+    transformers and the random state of torch are global: workers that are threads of one process
+    would otherwise lose tied weights, or draw each other's random numbers.
+    """
+
+    @functools.wraps(build)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _BUILDING:
+            return build(*args, **kwargs)
+
+    return alone
 
 
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any, Any]:
@@ -39,6 +60,7 @@ def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any
     return model, tokenizer
 
 
+@_one_at_a_time
 def load_tokenizer(config: LanguageModelConfig) -> Any:
     """The tokenizer in the directory of a model.
 
@@ -55,6 +77,7 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
         raise ConfigError(f"the tokenizer cannot be read: {_line(error)}", key="path") from error
 
 
+@_one_at_a_time
 def load_language_model(
     config: LanguageModelConfig, *, tokenizer: Any = None, seed: int = 0
 ) -> Any:
@@ -71,7 +94,9 @@ def load_language_model(
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would break the display of a run
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             _directory(config),
@@ -89,6 +114,7 @@ def load_language_model(
     return _with_adapters(model, config.lora, seed).train()
 
 
+@_one_at_a_time
 def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: Any = None) -> Any:
     """A model with random weights that depend on ``seed`` alone, in training mode.
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,16 @@ def test_the_configuration_is_checked_without_torch() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_of_one_process_load_the_same_model(tokenizer_path: Path, tmp_path: Path) -> None:
+    config = LanguageModelConfig(path=tokenizer_path, architecture=SMALL)
+    model, tokenizer = build_language_model(config, seed=3)
+    save_language_model(model, tmp_path / "model", tokenizer=tokenizer)
+    saved = LanguageModelConfig(path=tmp_path / "model")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: load_language_model(saved), range(4)))
+    expected = model.state_dict()
+    for other in found:
+        assert other.lm_head.weight is other.model.embed_tokens.weight
+        assert all(torch.equal(value, expected[name]) for name, value in other.state_dict().items())

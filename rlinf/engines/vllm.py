@@ -286,7 +286,7 @@ def _set_environment(config: VLLMEngineConfig) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(config.cpu_cache_gib))),
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
         **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if alone else {}),
     }.items():

@@ -1,0 +1,235 @@
+"""SGLang's engine. Written against its public interface and not run: it needs CUDA, which the
+machines that this project is tested on lack. Run the conformance suite before relying on it.
+
+SGLang generates in processes of its own, all the time, and not step by step. A step here waits for
+what ends within a moment. At an update of the weights all sequences are aborted, and continued
+under the new weights from the tokens that they had; so each token is scored under one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.sequences import Completion, StopReason
+from rlinf.engines.config import SamplingConfig, SGLangEngineConfig, local_directory
+from rlinf.engines.protocol import (
+    Engine,
+    FinishedCompletion,
+    GenerationRequest,
+    ModelSource,
+    Weights,
+    check_request,
+)
+from rlinf.engines.weights import end_tokens_of
+from rlinf.errors import ConfigError, RunFailure
+
+_MOMENT = 0.05
+"""Seconds that a step waits for a sequence to end."""
+
+
+@dataclass
+class _Flight:
+    """A request that SGLang works on, and its answer to come."""
+
+    request: GenerationRequest
+    answer: asyncio.Future[dict[str, Any]]
+    name: str
+
+
+class SGLangEngine(Engine):
+    """Engine on the model directory of ``source.path``; adapters arrive merged.
+
+    Seeds are passed on; SGLang obeys them with the option ``enable_deterministic_inference``.
+    """
+
+    def __init__(self, config: SGLangEngineConfig, source: ModelSource) -> None:
+        if source.path is None:
+            raise ConfigError(
+                "the engine `sglang` loads its model from a directory, none was given"
+            )
+        if source.lora is not None:
+            raise ConfigError("the engine `sglang` takes adapters merged into the weights only")
+        import sglang
+
+        path = local_directory(source.path)
+        self._vocabulary, self._context = _sizes(path)
+        self._end_tokens = end_tokens_of(path)
+        self._engine: Any = sglang.Engine(
+            model_path=str(path),
+            dtype=config.dtype,
+            tp_size=config.tensor_parallel_size,
+            max_running_requests=config.max_running_requests,
+            mem_fraction_static=config.mem_fraction_static,
+            attention_backend=config.attention_backend,
+            disable_cuda_graph=config.disable_cuda_graph,
+            cuda_graph_max_bs=config.cuda_graph_max_bs,
+            enable_memory_saver=config.enable_memory_saver,
+            **config.options,
+        )
+        self._flights: dict[int, _Flight] = {}
+        self._sent = 0
+        self.version = 0
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were submitted and neither returned nor aborted."""
+        return len(self._flights)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request; see :meth:`Engine.submit`."""
+        if request.request_id in self._flights:
+            raise ValueError(f"request {request.request_id} is unfinished")
+        check_request(request, context=self._context, vocabulary=self._vocabulary)
+        _check_scored(request.sampling)
+        self._send(request)
+
+    def step(self) -> list[FinishedCompletion]:
+        """Wait a moment for sequences to end."""
+        if not self._flights:
+            return []
+        answers = [flight.answer for flight in self._flights.values()]
+        self._engine.loop.run_until_complete(
+            asyncio.wait(answers, timeout=_MOMENT, return_when=asyncio.FIRST_COMPLETED)
+        )
+        ended = [number for number, flight in self._flights.items() if flight.answer.done()]
+        return [self._land(number) for number in ended]
+
+    def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
+        """End requests now; see :meth:`Engine.abort`.
+
+        One that ended by itself meanwhile is returned with the reason for that.
+        """
+        wanted = self._flights.keys() if request_ids is None else request_ids
+        chosen = [number for number in wanted if number in self._flights]
+        if not chosen:
+            return []
+        for number in chosen:
+            self._engine.tokenizer_manager.abort_request(rid=self._flights[number].name)
+        answers = [self._flights[number].answer for number in chosen]
+        self._engine.loop.run_until_complete(asyncio.wait(answers))
+        return [self._land(number) for number in chosen]
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Replace the weights; see :meth:`Engine.update_weights`."""
+        given = [(name, value.detach()) for name, value in weights]
+        if not given:
+            raise ValueError("no weights were given, and SGLang shares none with a trainer")
+        requests = {number: flight.request for number, flight in self._flights.items()}
+        landed = self.abort()
+        reply = self._engine.update_weights_from_tensor(given, flush_cache=True)
+        if not getattr(reply, "success", reply[0] if isinstance(reply, tuple) else True):
+            raise RunFailure(f"SGLang did not take the weights: {reply}")
+        self.version = version
+        for item in landed:
+            request = requests[item.request_id]
+            if item.completion.stop_reason == "abort":
+                partial = item.completion if len(item.completion) else None
+                self._send(replace(request, partial=partial))
+            else:
+                self._keep(request, item.completion)
+
+    def release_memory(self) -> None:
+        """Give weights and caches back; needs ``enable_memory_saver``."""
+        if self._flights:
+            raise RuntimeError(f"{len(self._flights)} requests are unfinished; abort them first")
+        self._engine.flush_cache()
+        self._engine.release_memory_occupation()
+
+    def restore_memory(self) -> None:
+        """Take the memory again; :meth:`update_weights` must follow."""
+        self._engine.resume_memory_occupation()
+
+    def close(self) -> None:
+        """End SGLang's processes."""
+        self._flights.clear()
+        self._engine.shutdown()
+
+    def _send(self, request: GenerationRequest) -> None:
+        prompt, done = request.prompt_tokens, 0
+        if request.partial is not None:
+            prompt, done = np.concatenate([prompt, request.partial.tokens]), len(request.partial)
+        self._sent += 1
+        name = f"rlinf-{self._sent}"
+        answer = self._engine.async_generate(
+            input_ids=prompt.tolist(),
+            sampling_params=_parameters(request, done, self._end_tokens),
+            return_logprob=True,
+            rid=name,
+        )
+        task = self._engine.loop.create_task(answer)
+        self._flights[request.request_id] = _Flight(request, task, name)
+
+    def _keep(self, request: GenerationRequest, completion: Completion) -> None:
+        """A sequence that ended just when it was to be interrupted: the next step returns it."""
+        answer: asyncio.Future[dict[str, Any]] = self._engine.loop.create_future()
+        answer.set_result({"meta_info": {"finish_reason": {"type": completion.stop_reason}}})
+        kept = replace(request, partial=completion)
+        self._flights[request.request_id] = _Flight(kept, answer, "")
+
+    def _land(self, number: int) -> FinishedCompletion:
+        flight = self._flights.pop(number)
+        about = flight.answer.result()["meta_info"]
+        scored = about.get("output_token_logprobs") or []
+        tokens = np.array([entry[1] for entry in scored], np.int64)
+        log_probs = np.array([entry[0] for entry in scored], np.float32)
+        versions = np.full(len(tokens), self.version, np.int64)
+        partial = flight.request.partial
+        if partial is not None:
+            tokens = np.concatenate([partial.tokens, tokens])
+            log_probs = np.concatenate([partial.log_probs, log_probs])
+            versions = np.concatenate([partial.versions, versions])
+        completion = Completion(
+            tokens=tokens,
+            log_probs=log_probs,
+            versions=versions,
+            stop_reason=_reason(about["finish_reason"]),
+            seed=flight.request.seed,
+        )
+        return FinishedCompletion(request_id=number, completion=completion)
+
+
+def _reason(found: dict[str, Any]) -> StopReason:
+    kind = found["type"]
+    if kind == "stop":
+        return "stop"
+    return "length" if kind == "length" else "abort"
+
+
+def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) -> dict[str, Any]:
+    sampling = request.sampling
+    stops = ends if sampling.stop_token_ids is None else sampling.stop_token_ids
+    return {
+        "temperature": 0.0 if sampling.greedy else sampling.temperature,
+        "top_k": sampling.top_k or -1,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens - done,
+        "stop_token_ids": list(stops),
+        "stop": list(sampling.stop),
+        "ignore_eos": True,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "sampling_seed": (request.seed + done * 0x9E3779B1) % 2**31,
+    }
+
+
+def _check_scored(sampling: SamplingConfig) -> None:
+    """Refuse what SGLang would score otherwise than softmax(logits / temperature)."""
+    if sampling.repetition_penalty != 1 or sampling.min_new_tokens:
+        raise ConfigError(
+            "repetition_penalty and min_new_tokens change the log-probs that SGLang reports; leave "
+            "them off"
+        )
+
+
+def _sizes(path: Path) -> tuple[int, int | None]:
+    """Vocabulary and context of the model in a directory."""
+    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    text = {**content, **content.get("text_config", {})}
+    return int(text["vocab_size"]), text.get("max_position_embeddings")

@@ -1,0 +1,240 @@
+"""The engine on transformers models: exact, alone as in a batch, and continued after aborts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.engines.config import HFEngineConfig, SamplingConfig
+from rlinf.engines.conformance import check_engine
+from rlinf.engines.protocol import GenerationRequest, ModelSource
+from rlinf.errors import ConfigError
+
+from .conftest import VOCABULARY, requests, scores
+
+Build = Callable[..., Any]
+
+EXACT = {"deterministic": True, "block_size": 4}
+
+
+def _same(one: list[Any], other: list[Any], *, bits: bool) -> bool:
+    return all(
+        left.request_id == right.request_id
+        and np.array_equal(left.completion.tokens, right.completion.tokens)
+        and left.completion.stop_reason == right.completion.stop_reason
+        and (not bits or np.array_equal(left.completion.log_probs, right.completion.log_probs))
+        for left, right in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("config", [{}, EXACT, {"on_update": "keep"}])
+def test_it_conforms(config: dict[str, Any]) -> None:
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    results = check_engine(HFEngineConfig(**config))
+    assert len(results) == 19
+    assert [result for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize("config", [{}, EXACT])
+def test_a_sequence_does_not_depend_on_the_batch(config: dict[str, Any], build: Build) -> None:
+    asked = requests(30, temperature=0.9)
+    crowded = build(max_running_requests=30, **config).generate(asked)
+    for places in (1, 7):
+        other = build(max_running_requests=places, max_prefill_tokens=40, **config).generate(asked)
+        assert _same(crowded, other, bits=bool(config))
+    backwards = build(max_running_requests=11, **config).generate(asked[::-1])
+    assert _same(crowded, backwards[::-1], bits=bool(config))
+
+
+@pytest.mark.parametrize("config", [{}, EXACT])
+def test_log_probs_are_those_of_a_full_forward(
+    config: dict[str, Any], build: Build, model: Any
+) -> None:
+    asked = requests(20, temperature=0.7, top_k=20, top_p=0.9, repetition_penalty=1.2)
+    for request, item in zip(asked, build(**config).generate(asked), strict=True):
+        expected = scores(model, request, item.completion.tokens)
+        assert np.abs(expected - item.completion.log_probs).max() < 1e-5
+
+
+@pytest.mark.parametrize("config", [{}, EXACT])
+@pytest.mark.parametrize("steps", [1, 4, 13])
+def test_what_was_aborted_goes_on_as_if_it_had_not_been(
+    steps: int, config: dict[str, Any], build: Build
+) -> None:
+    asked = requests(18)
+    whole = build(max_running_requests=8, **config).generate(asked)
+    engine = build(max_running_requests=8, **config)
+    for request in asked:
+        engine.submit(request)
+    finished = [item for _ in range(steps) for item in engine.step()]
+    aborted = engine.abort()
+    assert len(finished) + len(aborted) == len(asked)
+    partial = {item.request_id: item.completion for item in aborted}
+    assert any(len(part) for part in partial.values())
+    again = [replace(asked[n], partial=part if len(part) else None) for n, part in partial.items()]
+    finished += build(max_running_requests=5, **config).generate(again)
+    finished.sort(key=lambda item: item.request_id)
+    assert _same(whole, finished, bits=bool(config))
+
+
+def test_an_update_in_between_can_be_repeated_to_the_bit(model: Any, build: Build) -> None:
+    """Uninterrupted across an update, or aborted after it and continued: the same bits."""
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.1)
+    asked = requests(8, longest=40)
+
+    def run(*, interrupt: bool) -> list[Any]:
+        own = copy.deepcopy(model)
+        engine = build(own, **EXACT)
+        for request in asked:
+            engine.submit(request)
+        finished = [item for _ in range(6) for item in engine.step()]
+        own.load_state_dict(changed.state_dict())
+        engine.update_weights((), 1)
+        finished += [item for _ in range(5) for item in engine.step()]
+        if interrupt:
+            parts = engine.abort()
+            engine = build(own, **EXACT)
+            engine.update_weights((), 1)
+            for item in parts:
+                engine.submit(replace(asked[item.request_id], partial=item.completion))
+        while engine.unfinished:
+            finished += engine.step()
+        return sorted(finished, key=lambda item: item.request_id)
+
+    through, interrupted = run(interrupt=False), run(interrupt=True)
+    assert _same(through, interrupted, bits=True)
+    assert any(len(set(item.completion.versions)) == 2 for item in through)
+
+
+def test_weights_are_shared_with_the_module_and_the_module_is_left_alone(
+    model: Any, build: Build
+) -> None:
+    own = copy.deepcopy(model)
+    before = own.config._attn_implementation
+    engine = build(own)
+    asked = requests(6)
+    first = engine.generate(asked)
+    optimizer = torch.optim.SGD(own.parameters(), lr=1.0)
+    own(torch.arange(2, 12)[None]).logits.square().mean().backward()
+    optimizer.step()
+    engine.update_weights((), 5)
+    second = engine.generate(asked)
+    assert own.training
+    assert own.config._attn_implementation == before
+    assert not _same(first, second, bits=True)
+    assert {int(v) for item in second for v in item.completion.versions} == {5}
+    for request, item in zip(asked, second, strict=True):
+        expected = scores(own, request, item.completion.tokens)
+        assert np.abs(expected - item.completion.log_probs).max() < 1e-5
+
+
+def test_another_number_format_needs_weights_of_its_own(model: Any, build: Build) -> None:
+    engine = build(dtype="bfloat16")
+    with pytest.raises(ValueError, match="shares none"):
+        engine.update_weights((), 1)
+    engine.update_weights(model.state_dict().items(), 1)
+    asked = requests(6)
+    differences = [
+        np.abs(scores(model, request, item.completion.tokens) - item.completion.log_probs).max()
+        for request, item in zip(asked, engine.generate(asked), strict=True)
+    ]
+    assert 0 < max(differences) < 0.2
+
+
+def test_equal_prompts_are_computed_once(model: Any, build: Build) -> None:
+    own = copy.deepcopy(model)
+    engine = build(own, max_running_requests=3)
+    seen: list[tuple[int, ...]] = []
+    embedding = engine._model.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
+    prompt = np.arange(2, 12)
+    how = SamplingConfig(max_new_tokens=4, stop_token_ids=())
+    engine.generate(
+        GenerationRequest(request_id=n, prompt_tokens=prompt, seed=n, sampling=how)
+        for n in range(9)
+    )
+    assert [shape for shape in seen if shape[1] > 1] == [(1, 10)]
+    engine.update_weights((), 1)
+    engine.generate([GenerationRequest(request_id=0, prompt_tokens=prompt, seed=0, sampling=how)])
+    assert [shape for shape in seen if shape[1] > 1] == [(1, 10)] * 2
+
+
+def test_the_batch_is_filled_up_between_steps(build: Build) -> None:
+    lengths = [20, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    asked = [
+        replace(request, sampling=SamplingConfig(max_new_tokens=length, stop_token_ids=()))
+        for request, length in zip(requests(10), lengths, strict=True)
+    ]
+    engine = build(max_running_requests=2)
+    for request in asked:
+        engine.submit(request)
+    steps = 0
+    while engine.unfinished:
+        engine.step()
+        steps += 1
+    assert steps == 20
+
+
+def test_limits_of_length_and_the_end_token_of_the_model(build: Build) -> None:
+    asked = requests(60, longest=200, max_new_tokens=200)
+    finished = build().generate(asked)
+    ended = [item.completion for item in finished if item.completion.stop_reason == "stop"]
+    assert ended
+    for completion in ended:
+        assert completion.tokens[-1] == 1
+        assert 1 not in completion.tokens[:-1]
+    shortest = requests(20, longest=30, max_new_tokens=30, min_new_tokens=25)
+    assert min(len(item.completion) for item in build().generate(shortest)) >= 25
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_tokens": np.zeros(0, np.int64)}, "P >= 1"),
+        ({"prompt_tokens": np.array([VOCABULARY])}, "not within"),
+        ({"seed": -1}, "negative"),
+        ({"request_id": 0}, "unfinished"),
+    ],
+)
+def test_impossible_requests_are_refused(
+    change: dict[str, Any], message: str, build: Build
+) -> None:
+    engine, (request,) = build(), requests(1)
+    engine.submit(request)
+    with pytest.raises(ValueError, match=message):
+        engine.submit(replace(request, **{"request_id": 1, **change}))
+    assert engine.unfinished == 1
+
+
+def test_a_request_beyond_the_context_is_refused(build: Build) -> None:
+    (request,) = requests(1, max_new_tokens=256)
+    with pytest.raises(ConfigError, match="nearest: 2"):
+        build().submit(request)
+
+
+def test_stop_texts_need_a_tokenizer(build: Build) -> None:
+    (request,) = requests(1, stop=("x",))
+    with pytest.raises(ConfigError, match="need a tokenizer"):
+        build().submit(request)
+
+
+def test_a_model_with_other_attention_is_refused(model: Any) -> None:
+    own = copy.deepcopy(model)
+    own.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(ConfigError, match="sliding_attention"):
+        HFEngineConfig().build(ModelSource(module=own))
+
+
+def test_it_needs_a_model() -> None:
+    with pytest.raises(ConfigError, match="a module or a directory"):
+        HFEngineConfig().build(ModelSource())

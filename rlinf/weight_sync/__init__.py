@@ -1,0 +1,1 @@
+"""Weights from the workers that train to the workers that generate."""

@@ -1,0 +1,81 @@
+"""``auto``: the cheapest syncer that reaches all receivers, chosen at the first update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rlinf.weight_sync.config import (
+    AutoConfig,
+    PatchConfig,
+    ReferenceConfig,
+    SharedMemoryConfig,
+    WeightSyncConfig,
+)
+from rlinf.weight_sync.link import Header, Place, Request
+from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+
+_UNKNOWN = -1  # the choice of a syncer has no version
+
+
+def choose(config: AutoConfig, own: Place, others: list[Place]) -> WeightSyncConfig:
+    """The syncer for receivers at these places."""
+    if own.in_process and all(place.process == own.process for place in others):
+        return ReferenceConfig()
+    if all(place.node == own.node for place in others):
+        return SharedMemoryConfig(reads=config.reads)
+    settings = {key: getattr(config, key) for key in PatchConfig.model_fields if key != "type"}
+    return PatchConfig(**settings)
+
+
+class AutoSender(WeightSender[AutoConfig]):
+    """Chooses when it knows where the receivers are, tells them, and is the chosen one then."""
+
+    _chosen: WeightSender[Any] | None = None
+
+    def _requests(self) -> list[Request]:
+        if self._chosen is None:
+            places = [request.place for request in super()._requests()]
+            config = choose(self._config, Place.here(self._worker), places)
+            self._link.header(_UNKNOWN, config)
+            self._chosen = config.build_sender(self._worker, self._link.parties)
+            self._link = self._chosen._link
+        return self._chosen._requests()
+
+    def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent:
+        assert self._chosen is not None  # `_requests` has built it
+        return self._chosen._send(weights, version, requests)
+
+    def close(self) -> None:
+        """Close the chosen syncer."""
+        if self._chosen is not None:
+            self._chosen.close()
+
+
+class AutoReceiver(WeightReceiver[AutoConfig]):
+    """Is told which syncer was chosen, and is that one then."""
+
+    _chosen: WeightReceiver[Any] | None = None
+
+    def _open(self) -> Header:
+        if self._chosen is None:
+            config: WeightSyncConfig = super()._open().body
+            self._chosen = config.build_receiver(self._worker, self._parties, self._targets)
+        return self._chosen._open()
+
+    def _receive(self, header: Header) -> Update:
+        assert self._chosen is not None  # `_open` has built it
+        update = self._chosen._receive(header)
+        self._chosen.version = update.version
+        return update
+
+    def release(self) -> None:
+        """See :meth:`WeightReceiver.release`."""
+        if self._chosen is not None:
+            self._chosen.release()
+
+    def close(self) -> None:
+        """Close the chosen syncer."""
+        if self._chosen is not None:
+            self._chosen.close()

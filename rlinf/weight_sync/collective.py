@@ -1,0 +1,128 @@
+"""Broadcasts by a collective library of torch, among one sender and its receivers.
+
+``gloo`` moves CPU memory and is tested. **Not run**: ``nccl``, which moves device memory and was
+written without an accelerator at hand; its test carries the marker ``gpu``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from rlinf.scheduler.process import require_process
+from rlinf.weight_sync.errors import WeightSyncError
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.worker import Worker
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the members of a collective find each other.
+
+    Args:
+        host: Address of the sender's node.
+        port: A port there.
+        backend: Library.
+        seconds: How long an operation may take.
+        name: Tells this meeting from an earlier one on the same port.
+    """
+
+    host: str
+    port: int
+    backend: Backend
+    seconds: float
+    name: str
+
+    @classmethod
+    def at(cls, worker: Worker, backend: Any) -> Meeting:
+        """A meeting at the sender.
+
+        Raises:
+            WeightSyncError: The workers are threads of one process.
+        """
+        process = require_process()
+        if process.runtime == "local":
+            raise WeightSyncError(
+                f"transport {backend} needs every worker in an own process, and the runtime is "
+                "local; use transport scheduler, or cluster.runtime ray"
+            )
+        host = worker.worker_info.node_ip
+        port = worker.acquire_free_port()
+        name = secrets.token_hex(4)
+        seconds = process.deadline_seconds
+        return cls(host=host, port=port, backend=backend, seconds=seconds, name=name)
+
+
+class Collective:
+    """One member; 0 is the sender.
+
+    Args:
+        meeting: Where the members meet.
+        rank: Number of this member.
+        size: Number of members.
+    """
+
+    def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
+        self.meeting = meeting
+        self._rank = rank
+        self._size = size
+        self._group: Any = None
+        self.device = torch.device("cpu" if meeting.backend == "gloo" else "cuda")
+
+    def open(self) -> None:
+        """Meet the others, once.
+
+        Raises:
+            WeightSyncError: Not all came in time.
+        """
+        if self._group is not None:
+            return
+        library: Any = torch.distributed
+        meeting = self.meeting
+        timeout = timedelta(seconds=meeting.seconds)
+        try:
+            store = library.TCPStore(
+                meeting.host, meeting.port, self._size, self._rank == 0, timeout, False
+            )
+            store = library.PrefixStore(meeting.name, store)
+            kind = library.ProcessGroupGloo if meeting.backend == "gloo" else _nccl
+            self._group = kind(store, self._rank, self._size, timeout)
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"the {meeting.backend} collective did not meet: {error}"
+            ) from error
+
+    def broadcast(self, flat: Tensor) -> None:
+        """Send or receive [n] uint8 memory.
+
+        Raises:
+            WeightSyncError: A member is gone, or it took too long.
+        """
+        try:
+            self._group.broadcast(flat, 0).wait()
+            if flat.is_cuda:
+                torch.cuda.current_stream().synchronize()
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"the {self.meeting.backend} broadcast failed: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Leave; others in the middle of a broadcast fail."""
+        self._group = None
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    library: Any = torch.distributed
+    options = library.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return library.ProcessGroupNCCL(store, rank, size, options)

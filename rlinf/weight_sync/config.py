@@ -1,0 +1,132 @@
+"""Configuration of the weight syncers; imports no torch, so that a recipe is checked in an instant.
+
+Example::
+
+    weight_sync: {type: patch, bucket_size: 67108864}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.registry import load_attribute
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf.scheduler.worker import Worker
+    from rlinf.weight_sync.protocol import Parties, WeightReceiver, WeightSender
+
+
+class WeightSyncConfig(StrictModel):
+    """Base of every syncer's config section."""
+
+    sender: ClassVar[str]
+    """``module:Class`` of the sending side, imported when it is built."""
+    receiver: ClassVar[str]
+    """``module:Class`` of the receiving side."""
+
+    type: str
+    """Which syncer this section configures."""
+
+    def build_sender(self, worker: Worker, parties: Parties) -> WeightSender[Any]:
+        """The sending side, inside a worker of the sending group."""
+        sender: WeightSender[Any] = load_attribute(self.sender)(self, worker, parties)
+        return sender
+
+    def build_receiver(
+        self, worker: Worker, parties: Parties, targets: Mapping[str, Tensor] | None = None
+    ) -> WeightReceiver[Any]:
+        """The receiving side, inside a worker of the receiving group.
+
+        Args:
+            worker: The worker.
+            parties: The two groups.
+            targets: The tensors that the weights are for, such as ``module.state_dict()``: values
+                arrive in their types. None: in the types of the sender.
+        """
+        receiver: WeightReceiver[Any] = load_attribute(self.receiver)(
+            self, worker, parties, targets
+        )
+        return receiver
+
+
+class ReferenceConfig(WeightSyncConfig):
+    """No copy: receivers in the sender's process look at the sender's tensors."""
+
+    sender = "rlinf.weight_sync.reference:ReferenceSender"
+    receiver = "rlinf.weight_sync.reference:ReferenceReceiver"
+    type: Literal["reference"] = "reference"
+    """Which syncer this section configures."""
+
+
+class SharedMemoryConfig(WeightSyncConfig):
+    """One double-buffered block of shared memory, for receivers on the sender's node."""
+
+    sender = "rlinf.weight_sync.shared_memory:SharedMemorySender"
+    receiver = "rlinf.weight_sync.shared_memory:SharedMemoryReceiver"
+    type: Literal["shared_memory"] = "shared_memory"
+    """Which syncer this section configures."""
+    reads: Literal["copy", "view"] = "copy"
+    """`copy`: a receiver copies the weights out and keeps them until its next receive. `view`: it
+    looks at the block itself, read-only, and the sender waits before it overwrites what a receiver
+    has not released."""
+
+
+class BucketConfig(WeightSyncConfig):
+    """All weights in flat buckets, to any node."""
+
+    sender = "rlinf.weight_sync.bucket:BucketSender"
+    receiver = "rlinf.weight_sync.bucket:BucketReceiver"
+    type: Literal["bucket"] = "bucket"
+    """Which syncer this section configures."""
+    bucket_size: int = Field(default=64 << 20, ge=1)
+    """Most bytes of a bucket. A tensor that is larger travels in parts."""
+    transport: Literal["scheduler", "gloo", "nccl"] = "scheduler"
+    """How buckets travel: as messages of the scheduler, or by a collective of torch, for which
+    every worker needs an own process (and for `nccl` an own device)."""
+
+
+class PatchConfig(BucketConfig):
+    """Only the entries that changed, found by bit pattern; all weights at first, after a version
+    skew, and where a patch would be larger."""
+
+    sender = "rlinf.weight_sync.patch:PatchSender"
+    receiver = "rlinf.weight_sync.patch:PatchReceiver"
+    type: Literal["patch"] = "patch"  # type: ignore[assignment]
+    """Which syncer this section configures."""
+    delta_encoding: bool = True
+    """Send distances between changed entries instead of their positions."""
+    retry_after: int = Field(default=8, ge=0)
+    """After changes that were too dense for a patch, send that many times all weights before
+    looking again."""
+    in_place: bool = False
+    """Let receivers write into the tensors that they were built for, which saves a copy of the
+    weights; nothing else may change those tensors."""
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> Self:
+        if self.transport != "scheduler":
+            raise illegal(
+                "transport",
+                f"patches do not travel by {self.transport}",
+                hint="nearest: scheduler, or type `bucket`",
+            )
+        return self
+
+
+class AutoConfig(PatchConfig):
+    """`reference` within one process, `shared_memory` on one node, else `patch`, which sends
+    buckets whenever it measures that too much changed."""
+
+    sender = "rlinf.weight_sync.auto:AutoSender"
+    receiver = "rlinf.weight_sync.auto:AutoReceiver"
+    type: Literal["auto"] = "auto"  # type: ignore[assignment]
+    """Which syncer this section configures."""
+    reads: Literal["copy", "view"] = "copy"
+    """How receivers read where `shared_memory` is chosen."""

@@ -1,0 +1,170 @@
+"""Where every tensor lies in one flat range of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf.weight_sync.errors import WeightSyncError
+from rlinf.weight_sync.link import Request
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor.
+
+    Args:
+        name: Its name.
+        shape: Its shape.
+        dtype: Type in which it is received.
+        offset: First byte in the flat range.
+        tied: Whether an earlier entry lies at the same place, because both share their memory.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    tied: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        """First byte after it."""
+        return self.offset + self.nbytes
+
+    def view(self, flat: Tensor, start: int = 0) -> Tensor:
+        """The tensor in a flat uint8 range that begins at byte ``start``."""
+        if not self.numel:
+            return torch.empty(self.shape, dtype=self.dtype, device=flat.device)
+        part = flat[self.offset - start : self.end - start]
+        return part.view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All tensors of an update, in the order in which they were sent."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def owners(self) -> list[Entry]:
+        """Entries that are not tied to an earlier one."""
+        return [entry for entry in self.entries if not entry.tied]
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the flat range."""
+        return max((_aligned(entry.end) for entry in self.entries), default=0)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements, tied ones once."""
+        return sum(entry.numel for entry in self.owners)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """All tensors in a flat range; tied ones are one tensor."""
+        at: dict[int, Tensor] = {}
+        found = {}
+        for entry in self.entries:
+            if entry.tied:
+                found[entry.name] = at[entry.offset]
+            else:
+                found[entry.name] = at[entry.offset] = entry.view(flat)
+        return found
+
+    def dumps(self) -> bytes:
+        """As text, for :meth:`loads`."""
+        rows = [(e.name, e.shape, str(e.dtype), e.offset, e.tied) for e in self.entries]
+        return json.dumps(rows).encode()
+
+    @classmethod
+    def loads(cls, data: bytes) -> Layout:
+        """From what :meth:`dumps` gave."""
+        return cls(
+            tuple(
+                Entry(
+                    name, tuple(shape), getattr(torch, dtype.removeprefix("torch.")), offset, tied
+                )
+                for name, shape, dtype, offset, tied in json.loads(data)
+            )
+        )
+
+
+def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> Layout:
+    """Lay tensors out one after the other.
+
+    Args:
+        weights: What is sent.
+        dtypes: Types in which receivers want them; others are received as they are.
+    """
+    entries: list[Entry] = []
+    places: dict[Any, int] = {}
+    end = 0
+    for name, tensor in weights.items():
+        dtype = dtypes.get(name, tensor.dtype)
+        identity = _identity(tensor, name), dtype
+        tied = identity in places
+        offset = places.setdefault(identity, end)
+        entry = Entry(name, tuple(tensor.shape), dtype, offset, tied)
+        entries.append(entry)
+        # Also an empty tensor takes a place, so that no two owners have the same one.
+        end = end if tied else _aligned(max(entry.end, offset + 1))
+    return Layout(tuple(entries))
+
+
+def agreed_dtypes(
+    weights: Mapping[str, Tensor], requests: Iterable[Request]
+) -> dict[str, torch.dtype]:
+    """Types that the receivers want, by name.
+
+    Raises:
+        WeightSyncError: A receiver's tensor has another shape, or two receivers want two types.
+    """
+    found: dict[str, torch.dtype] = {}
+    for request in requests:
+        for name, (shape, dtype) in (request.targets or {}).items():
+            if name not in weights:
+                continue  # whoever loads the weights knows whether one may be missing
+            if tuple(weights[name].shape) != shape:
+                raise WeightSyncError(
+                    f"{name} has shape {list(weights[name].shape)} at the sender and "
+                    f"{list(shape)} at receiver {request.rank}"
+                )
+            if found.setdefault(name, dtype) != dtype:
+                raise WeightSyncError(
+                    f"receiver {request.rank} wants {name} as {dtype} and another receiver as "
+                    f"{found[name]}; give all receivers one type"
+                )
+    return found
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """[n] uint8 memory of a tensor; a copy only where it is not contiguous."""
+    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _identity(tensor: Tensor, name: str) -> Any:
+    if not tensor.numel():
+        return name
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,261 @@
+"""The messages between a sender and the receivers that it serves.
+
+A receiver asks, the sender waits until all have asked, then it answers with a header and parts.
+Every question has a ticket and every answer repeats it, so that what an interrupted update left
+behind is not taken for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.process import require_process
+from rlinf.weight_sync.errors import WeightSyncError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlinf.scheduler.worker import Worker
+
+Targets = Mapping[str, tuple[tuple[int, ...], "torch.dtype"]]
+Ticket = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parties:
+    """The two groups of a synchronisation.
+
+    Args:
+        sender: Name of the group that has the weights.
+        receiver: Name of the group that needs them.
+        receivers: Number of receiving ranks, from 0.
+        senders: Number of sending ranks, from 0, which all have equal weights; receiver r is served
+            by rank r modulo this.
+    """
+
+    sender: str
+    receiver: str
+    receivers: int
+    senders: int = 1
+
+    def served_by(self, sender_rank: int) -> list[int]:
+        """Ranks of the receivers that a sending rank serves."""
+        if sender_rank >= self.senders:
+            return []
+        return list(range(sender_rank, self.receivers, self.senders))
+
+    def sender_of(self, receiver_rank: int) -> int:
+        """Rank of the sender that serves a receiver."""
+        return receiver_rank % self.senders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a worker runs."""
+
+    node: int
+    process: int
+    in_process: bool
+    """Whether messages within the process are passed by reference."""
+
+    @classmethod
+    def here(cls, worker: Worker) -> Place:
+        """The place of this process."""
+        local = require_process().runtime == "local"
+        return cls(node=worker.worker_info.cluster_node_rank, process=os.getpid(), in_process=local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A receiver asks for weights.
+
+    Args:
+        rank: Rank of the receiver.
+        ticket: Repeated by the answer.
+        place: Where the receiver runs.
+        base: Snapshot that the receiver's weights equal; None: any other weights.
+        targets: Shapes and types of the receiver's tensors by name; None: it takes what comes.
+    """
+
+    rank: int
+    ticket: Ticket
+    place: Place
+    base: Any
+    targets: Targets | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """An update begins."""
+
+    tickets: Mapping[int, Ticket]
+    version: int
+    body: Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """More of an update."""
+
+    body: Any
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The sender gave an update up."""
+
+    tickets: Mapping[int, Ticket]
+    version: int
+    reason: str
+
+
+@dataclass
+class SenderLink:
+    """The sender's end.
+
+    Args:
+        worker: Worker that sends.
+        parties: The two groups.
+    """
+
+    worker: Worker
+    parties: Parties
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rank = self.worker.worker_info.rank
+        self.receivers = self.parties.served_by(self.rank)
+
+    def requests(self) -> list[Request]:
+        """Wait until every receiver has asked.
+
+        Raises:
+            SchedulerError: A receiver died, or did not ask within the deadline.
+        """
+        asked = [self.worker.recv(self.parties.receiver, rank) for rank in self.receivers]
+        self.tickets = {request.rank: request.ticket for request in asked}
+        return asked
+
+    def header(self, version: int, body: Any) -> None:
+        """Begin an update."""
+        self._tell(Header(self.tickets, version, body))
+
+    def part(self, body: Any) -> None:
+        """Go on with it."""
+        self._tell(Part(body))
+
+    def abort(self, version: int, error: BaseException) -> None:
+        """Tell the receivers that the update will not be completed."""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        with contextlib.suppress(SchedulerError):  # a dead receiver needs no message
+            self._tell(Abort(self.tickets, version, reason))
+
+    def confirmations(self) -> None:
+        """Wait until every receiver has confirmed."""
+        for rank in self.receivers:
+            self.worker.recv(self.parties.receiver, rank)
+
+    def alive(self, receiver: int) -> bool:
+        """Whether a receiver lives."""
+        return self.worker.check_worker_alive(f"{self.parties.receiver}:{receiver}")
+
+    def _tell(self, message: Header | Part | Abort) -> None:
+        if self.receivers:
+            source = (self.parties.sender, self.rank)
+            self.worker.broadcast(
+                message, groups=[source, (self.parties.receiver, self.receivers)], src=source
+            )
+
+
+class ReceiverLink:
+    """A receiver's end.
+
+    Args:
+        worker: Worker that receives.
+        parties: The two groups.
+    """
+
+    def __init__(self, worker: Worker, parties: Parties) -> None:
+        self._worker = worker
+        self._parties = parties
+        self.rank = worker.worker_info.rank
+        self._sender = parties.sender_of(self.rank)
+        self._peers = parties.served_by(self._sender)
+        self._identity = secrets.token_hex(4)
+        self._asked = 0
+
+    @property
+    def sender_name(self) -> str:
+        """Name of the sender."""
+        return f"{self._parties.sender}:{self._sender}"
+
+    @property
+    def index(self) -> int:
+        """Place of this receiver among those of its sender."""
+        return self._peers.index(self.rank)
+
+    @property
+    def peers(self) -> int:
+        """Receivers of that sender, this one included."""
+        return len(self._peers)
+
+    def ask(self, base: Any, targets: Targets | None) -> None:
+        """Ask for weights."""
+        self._asked += 1
+        request = Request(
+            rank=self.rank,
+            ticket=(self._identity, self._asked),
+            place=Place.here(self._worker),
+            base=base,
+            targets=targets,
+        )
+        self._worker.send(request, self._parties.sender, self._sender)
+
+    def header(self) -> Header:
+        """The beginning of the update that was asked for; older messages are dropped.
+
+        Raises:
+            WeightSyncError: The sender gave the update up.
+            SchedulerError: It died, or nothing came within the deadline.
+        """
+        while True:
+            message = self._next()
+            if isinstance(message, Part) or not self._answers(message.tickets):
+                continue
+            if isinstance(message, Header):
+                return message
+            raise _given_up(message)
+
+    def part(self) -> Any:
+        """What comes next of the update; raises as :meth:`header`."""
+        message = self._next()
+        if isinstance(message, Part):
+            return message.body
+        if isinstance(message, Abort):
+            raise _given_up(message)
+        raise WeightSyncError("another update began before this one was complete")
+
+    def confirm(self) -> None:
+        """Tell the sender that this receiver is done."""
+        self._worker.send(None, self._parties.sender, self._sender)
+
+    def _answers(self, tickets: Mapping[int, Ticket]) -> bool:
+        """Whether a message is for this receiver's question; without tickets it is for anyone."""
+        return not tickets or tickets.get(self.rank) == (self._identity, self._asked)
+
+    def _next(self) -> Header | Part | Abort:
+        source = (self._parties.sender, self._sender)
+        message: Header | Part | Abort = self._worker.broadcast(
+            None, groups=[source, (self._parties.receiver, self._peers)], src=source
+        )
+        return message
+
+
+def _given_up(abort: Abort) -> WeightSyncError:
+    return WeightSyncError(f"the sender gave up version {abort.version}: {abort.reason}")

@@ -1,0 +1,229 @@
+"""``patch``: only the entries that changed since the version that the receivers have.
+
+The sender keeps a snapshot of what it sent, in the receivers' types: an optimizer step that is too
+small to change a bfloat16 number costs nothing. Invariant: after an update the receiver equals the
+snapshot, bit by bit, and the snapshot the sender's weights in the receivers' types.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf.scheduler.process import require_process
+from rlinf.weight_sync.bucket import Buckets
+from rlinf.weight_sync.buckets import plan_buckets, unpack
+from rlinf.weight_sync.config import PatchConfig
+from rlinf.weight_sync.errors import VersionSkewError, WeightSyncError
+from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.link import Header, Request
+from rlinf.weight_sync.patch_codec import (
+    Change,
+    Patch,
+    bit_pattern,
+    decode,
+    encode,
+    update_snapshot,
+)
+from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """Names a snapshot.
+
+    Args:
+        identity: Of the sender: another one's version 3 has other weights.
+        number: Counts its snapshots.
+        version: Version of the weights.
+    """
+
+    identity: str
+    number: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A header of all weights; the buckets follow."""
+
+    buckets: Buckets
+    base: Base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """A header of a patch, and the patch."""
+
+    patch: Patch
+    before: Base
+    after: Base
+
+
+class PatchSender(WeightSender[PatchConfig]):
+    """Compares with its snapshot and sends the difference, or everything where that is less."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._identity = secrets.token_hex(8)
+        self._count = 0
+        self._base: Base | None = None
+        self._layout: Layout | None = None
+        self._snapshot = torch.empty(0, dtype=torch.uint8)
+        self._dense_left = 0
+
+    def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent:
+        layout = lay_out(weights, agreed_dtypes(weights, requests))
+        base, self._base = self._base, None  # until this update has gone out, there is no snapshot
+        self._count += 1
+        after = Base(identity=self._identity, number=self._count, version=version)
+        equal = all(request.base == base for request in requests)
+        patch, density = None, None
+        if base is not None and equal and layout == self._layout and not self._dense_left:
+            patch, density = self._difference(weights, layout)
+            if patch is None:
+                self._dense_left = self._config.retry_after
+        else:
+            self._dense_left = max(0, self._dense_left - 1)
+        if patch is not None and base is not None:
+            self._link.header(version, Changes(patch=patch, before=base, after=after))
+            sent = Sent(version=version, kind="patch", nbytes=patch.nbytes, density=density)
+        else:
+            nbytes = self._send_whole(weights, layout, after)
+            sent = Sent(version=version, kind="bucket", nbytes=nbytes, density=density)
+        self._base = after
+        return sent
+
+    def _difference(self, weights: dict[str, Tensor], layout: Layout) -> tuple[Patch | None, float]:
+        """The patch, None where all weights are smaller, and the density."""
+        changes, nbytes, entries = [], 0, 0
+        for ordinal, entry in enumerate(layout.owners):
+            flat = entry.view(self._snapshot).view(-1)
+            positions, values = update_snapshot(weights[entry.name], flat, entry.dtype)
+            if positions.size:
+                changes.append(Change(ordinal=ordinal, positions=positions, values=values))
+            entries += positions.size
+            nbytes += values.nbytes
+            if nbytes >= layout.nbytes:
+                break  # the values alone are too much
+        density = entries / max(layout.numel, 1)
+        if nbytes >= max(layout.nbytes, 1):
+            return None, density
+        patch = encode(changes, delta=self._config.delta_encoding)
+        return (patch if patch.nbytes < max(layout.nbytes, 1) else None), density
+
+    def _send_whole(self, weights: dict[str, Tensor], layout: Layout, after: Base) -> int:
+        if layout != self._layout:
+            self._layout = layout
+            self._snapshot = torch.empty(layout.nbytes, dtype=torch.uint8)
+        for entry in layout.owners:
+            entry.view(self._snapshot).copy_(weights[entry.name])
+        ranges = plan_buckets(layout, self._config.bucket_size)
+        buckets = Buckets(layout=layout, ranges=ranges)
+        self._link.header(after.version, Whole(buckets=buckets, base=after))
+        by_reference = require_process().runtime == "local"
+        for begin, end in ranges:
+            flat = self._snapshot[begin:end]
+            self._link.part(flat.clone() if by_reference else flat)
+        return sum(end - begin for begin, end in ranges)
+
+
+class PatchReceiver(WeightReceiver[PatchConfig]):
+    """Keeps the weights and writes patches into them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._held: Base | None = None
+        self._layout = Layout(())
+        self._tensors: dict[str, Tensor] = {}
+        if self._config.in_place and self._targets is None:
+            raise WeightSyncError(
+                "in_place writes into the tensors that a receiver was built for; give `targets`, "
+                "or set in_place to false"
+            )
+
+    def _base(self) -> Base | None:
+        return self._held
+
+    def _receive(self, header: Header) -> Update:
+        if isinstance(header.body, Whole):
+            self._take(header.body)
+        else:
+            self._patch(header.body)
+        return Update(dict(self._tensors), header.version)
+
+    def _take(self, whole: Whole) -> None:
+        """Replace all weights, once all buckets are here."""
+        layout, ranges = whole.buckets.layout, whole.buckets.ranges
+        parts = [self._link.part() for _ in ranges]
+        self._held = None
+        if self._config.in_place:
+            self._tensors = _own(self._targets or {}, layout)
+        elif layout != self._layout:
+            self._tensors = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+        self._layout = layout
+        for name, tensor in unpack(layout, ranges, parts).items():
+            self._tensors[name].copy_(tensor)
+        self._held = whole.base
+
+    def _patch(self, changes: Changes) -> None:
+        """Write what changed.
+
+        Raises:
+            VersionSkewError: The patch is for other weights; the next request is for all.
+        """
+        if changes.before != self._held:
+            held, self._held = self._held, None
+            mine = "no version" if held is None else f"version {held.version}"
+            raise VersionSkewError(
+                f"a patch from version {changes.before.version} to {changes.after.version} came to "
+                f"a receiver with {mine} of sender {held.identity if held else '-'}; the next "
+                "update will be a whole one"
+            )
+        owners = self._layout.owners
+        patterns = [bit_pattern(torch.empty(0, dtype=entry.dtype)).dtype for entry in owners]
+        # Everything is decoded before anything is written: a damaged patch changes nothing.
+        decoded = list(decode(changes.patch, patterns.__getitem__))
+        places: dict[int, list[np.ndarray]] = {}
+        by_offset = self._tensors_by_offset()
+        for change in decoded:
+            entry = owners[change.ordinal]
+            places[change.ordinal] = [bit_pattern(t) for t in by_offset[entry.offset]]
+            if change.positions[-1] >= places[change.ordinal][0].size:
+                raise WeightSyncError(f"a patch of {entry.name} reaches beyond its end")
+        self._held = None
+        for change in decoded:
+            for place in places[change.ordinal]:
+                place[change.positions] = change.values
+        self._held = changes.after
+
+    def _tensors_by_offset(self) -> dict[int, list[Tensor]]:
+        """Tensors of each owner: one, or several where the receiver's are not tied."""
+        found: dict[int, dict[int, Tensor]] = {}
+        for entry in self._layout.entries:
+            tensor = self._tensors[entry.name]
+            found.setdefault(entry.offset, {})[tensor.data_ptr()] = tensor
+        return {offset: list(tensors.values()) for offset, tensors in found.items()}
+
+
+def _own(targets: Any, layout: Layout) -> dict[str, Tensor]:
+    """The receiver's own tensors.
+
+    Raises:
+        WeightSyncError: One is missing, or cannot be written by position.
+    """
+    found = {}
+    for entry in layout.entries:
+        tensor = targets.get(entry.name)
+        usable = tensor is not None and tensor.is_contiguous() and tensor.device.type == "cpu"
+        if not usable:
+            raise WeightSyncError(
+                f"{entry.name} is no contiguous CPU tensor of the receiver; set in_place to false"
+            )
+        found[entry.name] = tensor.detach()
+    return found

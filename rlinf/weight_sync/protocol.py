@@ -1,0 +1,188 @@
+"""What every weight syncer does: one side sends a version, the other receives it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.weight_sync.config import WeightSyncConfig
+from rlinf.weight_sync.errors import WeightSyncError
+from rlinf.weight_sync.link import Header, Parties, ReceiverLink, Request, SenderLink
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.worker import Worker
+
+__all__ = ["Parties", "Sent", "Update", "WeightReceiver", "WeightSender", "Weights"]
+
+Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+ConfigT = TypeVar("ConfigT", bound=WeightSyncConfig)
+
+
+class Update(NamedTuple):
+    """All weights of one version.
+
+    They are valid until the receiver's next ``receive`` or ``release``, and not to be written to.
+    """
+
+    weights: dict[str, Tensor]
+    """By name, as they were sent, in the receiver's types; for ``Module.load_state_dict``, and as
+    ``weights.items()`` for ``Engine.update_weights``."""
+
+    version: int
+    """Number of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a send did.
+
+    Args:
+        version: Number of the weights.
+        kind: ``reference``, ``shared_memory``, ``bucket`` or ``patch``: how they went; ``nothing``
+            on a rank that serves no receiver.
+        nbytes: Bytes of weights and indices that went to each receiver.
+        density: Fraction of changed entries, where it was measured.
+    """
+
+    version: int
+    kind: str
+    nbytes: int = 0
+    density: float | None = None
+
+
+class WeightSender(ABC, Generic[ConfigT]):
+    """The sending side, inside a worker.
+
+    Args:
+        config: Section of the syncer.
+        worker: The worker.
+        parties: The two groups.
+    """
+
+    def __init__(self, config: ConfigT, worker: Worker, parties: Parties) -> None:
+        self._config = config
+        self._worker = worker
+        self._link = SenderLink(worker, parties)
+
+    def send(self, weights: Weights, version: int) -> Sent:
+        """Send all weights to the receivers that this rank serves.
+
+        Every receiver has to call ``receive`` for it. The caller may change the weights in place
+        as soon as this returns.
+
+        Args:
+            weights: Named tensors on any device; tensors that share their memory travel once.
+            version: Their number.
+
+        Raises:
+            WeightSyncError: The update cannot be sent this way; receivers are told.
+            SchedulerError: A receiver died, or did not ask within the deadline.
+        """
+        if not self._link.receivers:
+            return Sent(version=version, kind="nothing")
+        requests = self._requests()
+        try:
+            tensors = {name: tensor.detach() for name, tensor in _pairs(weights)}
+            return self._send(tensors, version, requests)
+        except BaseException as error:
+            self._link.abort(version, error)
+            raise
+
+    def _requests(self) -> list[Request]:
+        return self._link.requests()
+
+    @abstractmethod
+    def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent: ...
+
+    def close(self) -> None:
+        """Give back what the sender holds."""
+
+
+class WeightReceiver(ABC, Generic[ConfigT]):
+    """The receiving side, inside a worker.
+
+    Args:
+        config: Section of the syncer.
+        worker: The worker.
+        parties: The two groups.
+        targets: Tensors that the weights are for: values arrive in their types.
+    """
+
+    def __init__(
+        self,
+        config: ConfigT,
+        worker: Worker,
+        parties: Parties,
+        targets: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._config = config
+        self._worker = worker
+        self._parties = parties
+        self._link = ReceiverLink(worker, parties)
+        self._targets = targets
+        self.version: int | None = None
+        """Version of the last update that arrived completely."""
+
+    def receive(self) -> Update:
+        """Wait for the next update.
+
+        Raises:
+            WeightSyncError: The update did not arrive completely: the sender failed or died. Then
+                :attr:`version` and what was loaded before stay as they were.
+        """
+        self.release()
+        try:
+            update = self._receive(self._open())
+        except (SchedulerError, WeightSyncError) as error:
+            kept = "without weights" if self.version is None else f"at version {self.version}"
+            text = f"no weights from {self._link.sender_name}: {error}; the receiver stays {kept}"
+            kind = type(error) if isinstance(error, WeightSyncError) else WeightSyncError
+            raise kind(text) from error
+        self.version = update.version
+        return update
+
+    def apply(self, load: Callable[[dict[str, Tensor], int], Any]) -> int:
+        """Receive, load and release; returns the version.
+
+        Args:
+            load: Takes the weights and their version, and keeps no reference to them, such as
+                ``lambda weights, version: engine.update_weights(weights.items(), version)``.
+        """
+        update = self.receive()
+        try:
+            load(update.weights, update.version)
+        finally:
+            self.release()
+        return update.version
+
+    def release(self) -> None:
+        """Say that the tensors of the last update are not looked at any more."""
+
+    def close(self) -> None:
+        """Give back what the receiver holds."""
+        self.release()
+
+    def _open(self) -> Header:
+        self._link.ask(self._base(), self._wanted())
+        return self._link.header()
+
+    def _wanted(self) -> dict[str, Any] | None:
+        if self._targets is None:
+            return None
+        return {name: (tuple(t.shape), t.dtype) for name, t in self._targets.items()}
+
+    def _base(self) -> Any:
+        """Snapshot that this receiver's weights equal."""
+        return None
+
+    @abstractmethod
+    def _receive(self, header: Header) -> Update: ...
+
+
+def _pairs(weights: Weights) -> Iterable[tuple[str, Tensor]]:
+    return weights.items() if isinstance(weights, Mapping) else weights

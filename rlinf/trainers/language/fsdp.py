@@ -138,7 +138,7 @@ class FSDPTrainer(LanguageTrainer):
     def _update(self, batch: TokenBatch, *, factor: float, fresh: bool) -> Update:
         """One optimizer step; ``fresh``: the weights are still those of the engine."""
         normalizer = self._algorithm.normalizer(batch)
-        compared = fresh and batch.version is not None
+        compared = fresh and batch.version == self.version
 
         def loss_of(part: TokenBatch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
             scored, entropies = self._core(
@@ -193,14 +193,16 @@ class FSDPTrainer(LanguageTrainer):
 
     def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
         """See :meth:`LanguageTrainer.weights`."""
-        with self._loaded():
+        with self._loaded() as away:
             if content == "adapter":
-                yield from self._adapter_weights()
-            elif self._adapter is None:
-                for name, parameter in self._model.named_parameters():
-                    yield name, self._whole(parameter)
+                found = self._adapter_weights()
+            elif self._adapter is not None:
+                found = self._merged_weights()
             else:
-                yield from self._merged_weights()
+                parameters = self._model.named_parameters()
+                found = ((name, self._whole(parameter)) for name, parameter in parameters)
+            for name, tensor in found:
+                yield name, tensor.clone() if away else tensor
 
     def _whole(self, parameter: Tensor) -> Tensor:
         trained = self._core.trained
@@ -231,13 +233,13 @@ class FSDPTrainer(LanguageTrainer):
             yield plain, whole
 
     @contextmanager
-    def _loaded(self) -> Iterator[None]:
-        """Bring back what is offloaded, for a moment."""
+    def _loaded(self) -> Iterator[bool]:
+        """Bring back what is offloaded, for a moment; whether anything was."""
         away = self._core.trained.offloaded
         if away:
             self.onload()
         try:
-            yield
+            yield away
         finally:
             if away:
                 self.offload()
@@ -245,12 +247,13 @@ class FSDPTrainer(LanguageTrainer):
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`LanguageTrainer.state_dict`."""
         keep, trained = self._ranks.rank == 0, self._core.trained
-        with self._loaded():
+        reference = None
+        with self._loaded() as away:
+            if self._reference:
+                reference = trained.gather(self._reference, keep=keep)
             state: dict[str, Any] = {
-                "model": trained.state_dict(keep=keep),
-                "reference": (
-                    trained.gather(self._reference, keep=keep) if self._reference else None
-                ),
+                "model": trained.state_dict(keep=keep, copy=away),
+                "reference": reference,
                 "algorithm": self._algorithm.state_dict(),
                 "version": self.version,
             }

@@ -46,9 +46,12 @@ def parallelize(module: Any, mesh: Any) -> None:
             )
     backbone = model.base_model
     plan = {}
-    for name, _ in backbone.named_modules():
+    embedding = backbone.get_input_embeddings()
+    for name, part in backbone.named_modules():
         for pattern, style in patterns.items():
-            if name and re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name):
+            if part is not embedding and re.fullmatch(
+                re.escape(pattern).replace(r"\*", r"\d+"), name
+            ):
                 plan[name] = _style(style, type(model).__name__)
     parallelize_module(backbone, mesh, plan)
     _parallelize_vocabulary(model, mesh)

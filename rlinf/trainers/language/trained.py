@@ -125,22 +125,24 @@ class TrainedModule(ABC):
         """Whether something is away."""
         return bool(self._away)
 
-    def gather(self, source: Source, *, keep: bool) -> dict[str, Tensor]:
-        """Every parameter of a source, whole; nothing where not ``keep``."""
+    def gather(self, source: Source, *, keep: bool, copy: bool = False) -> dict[str, Tensor]:
+        """Every parameter of a source, whole, on the CPU; see :meth:`state_dict`."""
         column = {}
         for name in self.named:
             tensor = self.whole(self.part(name, source))
             if keep:
-                column[name] = tensor
+                column[name] = tensor.to("cpu", copy=copy)
         return column
 
-    def state_dict(self, *, keep: bool) -> dict[str, Any]:
-        """Weights and moments whole, by name.
+    def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any]:
+        """Weights and moments whole, by name, on the CPU.
 
         Args:
             keep: False on ranks that only take part.
+            copy: Give copies even of what lies there.
         """
-        columns = {kind: self.gather(s, keep=keep) for kind, s in self.sources().items()}
+        sources = self.sources().items()
+        columns = {kind: self.gather(source, keep=keep, copy=copy) for kind, source in sources}
         return {"steps": self.optimizer.steps, **columns} if keep else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -19,10 +19,11 @@ def evaluate(
     ],
     *,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Number of held-out episodes; default: the run's.")
+        int | None,
+        typer.Option(min=1, help="Held-out episodes or prompts; default: the run's."),
     ] = None,
     spec: Annotated[
-        Path | None, typer.Option(help="Evaluation spec with an exact list of episodes.")
+        Path | None, typer.Option(help="Evaluation spec with an exact list of episodes or prompts.")
     ] = None,
     video: Annotated[bool, typer.Option("--video", help="Write a video as well.")] = False,
     compare: Annotated[
@@ -31,7 +32,7 @@ def evaluate(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a trained policy on held-out episodes; success rate with its 95 % interval."""
+    """Evaluate on held-out episodes or prompts; success rate with its 95 % interval."""
     path = find_run_or_checkpoint(source)
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
@@ -39,6 +40,11 @@ def evaluate(
     if spec is not None and not spec.is_file():
         raise ConfigError(f"--spec: no file '{spec}'")
 
-    from rlinf.runners.evaluate import evaluate as run_evaluation
+    from rlinf.cli.tasks import task_of_run
 
-    run_evaluation(path, episodes=episodes, spec=spec, video=video, compare=other)
+    task = task_of_run(path)
+    if other is not None and task_of_run(other) is not task:
+        raise ConfigError("--compare: the two runs are of different tasks")
+    task.evaluation_module().evaluate(
+        path, episodes=episodes, spec=spec, video=video, compare=other
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -16,19 +17,30 @@ def explain(
     ],
 ) -> None:
     """Say what a configuration key means, its default and legal values, and who sets it."""
+    from rlinf.config.explain import Explanation
     from rlinf.config.explain import explain as look_up
     from rlinf.errors import ConfigError
 
-    found, problems = [], []
-    for task in TASKS.values():
+    found: dict[Explanation, list[str]] = {}
+    settings: dict[Explanation, list[tuple[str, str]]] = {}
+    problems = []
+    for name, task in TASKS.items():
         try:
-            found += look_up(task.config_class(), key)
+            for entry in look_up(task.config_class(), key, task=name):
+                # What two tasks share is said once.
+                shared = replace(entry, settings=())
+                found.setdefault(shared, []).append(name)
+                settings.setdefault(shared, []).extend(entry.settings)
         except ConfigError as error:
             problems.append(str(error))
     if not found:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    for entry in found:
-        say(f"{entry.key}{f'  ({entry.owner})' if entry.owner else ''}")
+    several = len({tuple(names) for names in found.values()}) > 1
+    for shared, names in found.items():
+        entry = replace(shared, settings=tuple(settings[shared]))
+        owner = [entry.owner] if entry.owner else []
+        tags = [*owner, f"task {' and '.join(names)}"] if several else owner
+        say(f"{entry.key}  ({', '.join(tags)})" if tags else entry.key)
         if entry.description:
             say("  " + entry.description.replace("\n", "\n  "))
         say(f"  type     {entry.kind}")

@@ -26,34 +26,38 @@ class Kind(StrEnum):
     LOGGERS = "loggers"
 
 
-# The registry of each kind; the docstring of a registered class says what it is.
+# The registries of each kind, and what each is for where there are several; the docstring of a
+# registered class says what it is.
 REGISTRIES = {
-    Kind.ENVS: "rlinf.envs.registry:REGISTRY",
-    Kind.MODELS: "rlinf.models.registry:REGISTRY",
-    Kind.ALGORITHMS: "rlinf.algorithms.registry:REGISTRY",
-    Kind.LOGGERS: "rlinf.monitor.loggers.registry:REGISTRY",
+    Kind.ENVS: {"": "rlinf.envs.registry:REGISTRY"},
+    Kind.MODELS: {"": "rlinf.models.registry:REGISTRY"},
+    Kind.ALGORITHMS: {
+        "actions": "rlinf.algorithms.registry:REGISTRY",
+        "text": "rlinf.algorithms.tokens.registry:REGISTRY",
+    },
+    Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
+    Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
 }
-
-ENGINES = {"torch": "The policy's own forward pass, in the rollout worker."}
 
 
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
     """List the recipes, environments, models, algorithms, engines or loggers that exist."""
-    show_table("", ("", ""), _rows(kind))
+    rows = list(_rows(kind))
+    show_table("", ("",) * len(rows[0]), rows)
 
 
-def _rows(kind: Kind) -> Iterator[tuple[str, str]]:
+def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
     if kind is Kind.RECIPES:
         yield from ((name, _opening_comment(name)) for name in recipe_names())
-    elif kind is Kind.ENGINES:
-        yield from ENGINES.items()
-    else:
-        registry: Registry[object] = load_attribute(REGISTRIES[kind])
+        return
+    for purpose, reference in REGISTRIES[kind].items():
+        registry: Registry[object] = load_attribute(reference)
         for name, found in registry.usable():
             broken = isinstance(found, ConfigError)
-            yield name, str(found) if broken else first_sentence(found.__doc__ or "")
+            text = str(found) if broken else first_sentence(found.__doc__ or "")
+            yield (name, purpose, text) if purpose else (name, text)
 
 
 def _opening_comment(recipe: str) -> str:

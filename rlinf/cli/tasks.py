@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import load_attribute
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
+from rlinf.monitor.run_directory import CONFIG_FILE
 
 
 class RunConfig(Dumpable, Protocol):
@@ -38,12 +40,14 @@ class Task:
     Args:
         config: ``module:Class`` of the config. The module must import without torch.
         runner: Module with ``train`` and ``resume``, both (config, run directory, stop flag).
+        evaluation: Module with ``evaluate``, which plays or answers what a run never saw.
         changeable: Keys, or sections, that may change when a run is resumed: those that do not
             decide what was trained so far.
     """
 
     config: str
     runner: str
+    evaluation: str
     changeable: tuple[str, ...]
 
     def config_class(self) -> type[BaseModel]:
@@ -55,17 +59,34 @@ class Task:
         """Import and return the runner; this imports torch."""
         return importlib.import_module(self.runner)
 
+    def evaluation_module(self) -> ModuleType:
+        """Import and return what evaluates; this imports torch."""
+        return importlib.import_module(self.evaluation)
+
 
 TASKS = {
     "embodied": Task(
         config="rlinf.runners.embodied_config:EmbodiedConfig",
         runner="rlinf.runners.embodied",
+        evaluation="rlinf.runners.evaluate",
         changeable=(
             "runner",
             "cluster.timeout_minutes",
             "evaluation.interval",
             "evaluation.stop_at_success",
             "evaluation.video_episodes",
+            "checkpoint",
+            "logger",
+        ),
+    ),
+    "reasoning": Task(
+        config="rlinf.runners.reasoning_config:ReasoningConfig",
+        runner="rlinf.runners.reasoning",
+        evaluation="rlinf.runners.evaluate_reasoning",
+        changeable=(
+            "runner",
+            "cluster.timeout_minutes",
+            "validation.val_check_interval",
             "checkpoint",
             "logger",
         ),
@@ -86,6 +107,16 @@ def task_of(recipe: LoadedRecipe) -> Task:
     if name is None:
         raise ConfigError(f"{where}: `task` is missing; known: {', '.join(TASKS)}")
     raise ConfigError(f"task = {name!r} ({where}): unknown task; {did_you_mean(str(name), TASKS)}")
+
+
+def task_of_run(source: Path) -> Task:
+    """Return the task of a run, from its directory or one of its checkpoints.
+
+    Raises:
+        ConfigError: Its config names none.
+    """
+    run = source if (source / CONFIG_FILE).is_file() else source.parent.parent
+    return task_of(load_recipe(str(run / CONFIG_FILE), []))
 
 
 def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[Task, LoadedRecipe, Any]:

@@ -17,7 +17,7 @@ from rlinf.config.registry import Registry
 from rlinf.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # hashed by identity: a registry holds a table
 class Component:
     """Annotation of a field that holds the section of an exchangeable component.
 

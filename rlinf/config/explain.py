@@ -53,12 +53,15 @@ class Explanation:
     broken: tuple[str, ...]
 
 
-def explain(model_class: type[BaseModel], key: str) -> list[Explanation]:
+def explain(
+    model_class: type[BaseModel], key: str, *, task: str | None = None
+) -> list[Explanation]:
     """Return what ``key`` means, once per component type that has it.
 
     Args:
         model_class: Class of the whole config.
         key: Dotted key; a last part alone is enough where only one key ends in it.
+        task: The task that the class belongs to: only its recipes set the key; None: all do.
 
     Raises:
         ConfigError: No key is named so; the message has the nearest.
@@ -71,7 +74,8 @@ def explain(model_class: type[BaseModel], key: str) -> list[Explanation]:
         broken = [line for _, _, field in entries for line in broken_components(field)]
         raise ConfigError("\n".join(dict.fromkeys([str(error), *broken]))) from error
     found = [(owner, field) for name, owner, field in entries if name == key]
-    recipes = {name: load_recipe(name).data for name in recipe_names()}
+    every = {name: load_recipe(name).data for name in recipe_names()}
+    recipes = {n: data for n, data in every.items() if task is None or data.get("task") == task}
     # One class can be reached twice, as the train and the eval section of an env can.
     unique = {id(owner): (owner, field) for owner, field in found}
     return [_explanation(key, owner, field, recipes) for owner, field in unique.values()]

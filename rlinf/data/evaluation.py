@@ -72,7 +72,7 @@ class EvaluationSpec:
 
     def save(self, path: Path | str) -> None:
         """Write the specification, and its hash, as a JSON file."""
-        _write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
+        write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
 
     @classmethod
     def load(cls, path: Path | str) -> EvaluationSpec:
@@ -81,7 +81,7 @@ class EvaluationSpec:
         Raises:
             ConfigError: The file is none, or was changed after its hash was written.
         """
-        content = _read_json(path, SPEC_FORMAT)
+        content = read_json(path, SPEC_FORMAT)
         stated = content.pop("sha256", None)
         content["episodes"] = tuple((episode, seed) for episode, seed in content["episodes"])
         spec = cls(**content)
@@ -194,7 +194,7 @@ class EvaluationResult:
             "wilson_interval_95": list(self.interval),
             "mean_return": None if math.isnan(mean_return) else mean_return,
         }
-        _write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
+        write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
 
     @classmethod
     def load(cls, path: Path | str) -> EvaluationResult:
@@ -203,7 +203,7 @@ class EvaluationResult:
         Raises:
             ConfigError: The file is none.
         """
-        content = _read_json(path, RESULT_FORMAT)
+        content = read_json(path, RESULT_FORMAT)
         del content["summary"]
         outcomes = tuple(EpisodeOutcome(**outcome) for outcome in content.pop("outcomes"))
         return cls(outcomes=outcomes, **content)
@@ -346,13 +346,19 @@ def _combine(first: float, second: float, phi: float) -> float:
     return math.sqrt(max(first**2 - 2 * phi * first * second + second**2, 0.0))
 
 
-def _write_json(path: Path | str, content: Mapping[str, Any]) -> None:
+def write_json(path: Path | str, content: Mapping[str, Any]) -> None:
+    """Write a file that is whole or not there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def _read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
+def read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
+    """Read what :func:`write_json` wrote, without its format.
+
+    Raises:
+        ConfigError: The file is not there, or is of another format.
+    """
     try:
         content = json.loads(Path(path).read_bytes())
     except FileNotFoundError as error:

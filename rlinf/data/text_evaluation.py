@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.data.evaluation import _read_json, _write_json
+from rlinf.data.evaluation import read_json, write_json
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_metrics import Estimate, Metric, PairedEstimate, difference, estimate
@@ -101,7 +101,7 @@ class TextEvaluationSpec:
 
     def save(self, path: Path | str) -> None:
         """Write the specification, and its hash, as a JSON file."""
-        _write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
+        write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
 
     @classmethod
     def load(cls, path: Path | str) -> TextEvaluationSpec:
@@ -110,7 +110,7 @@ class TextEvaluationSpec:
         Raises:
             ConfigError: The file is none, or was changed after its hash was written.
         """
-        content = _read_json(path, SPEC_FORMAT)
+        content = read_json(path, SPEC_FORMAT)
         stated = content.pop("sha256", None)
         try:
             content["prompt_ids"] = tuple(content["prompt_ids"])
@@ -279,7 +279,7 @@ class TextEvaluationResult:
             "mean_length": self.mean_length,
             "n_invalid": self.n_invalid,
         }
-        _write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
+        write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
 
     @classmethod
     def load(cls, path: Path | str) -> TextEvaluationResult:
@@ -288,7 +288,7 @@ class TextEvaluationResult:
         Raises:
             ConfigError: The file is none.
         """
-        content = _read_json(path, RESULT_FORMAT)
+        content = read_json(path, RESULT_FORMAT)
         content.pop("summary", None)
         try:
             outcomes = tuple(_outcomes(content.pop("outcomes")))

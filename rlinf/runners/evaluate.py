@@ -8,21 +8,18 @@ from typing import Literal
 
 import numpy as np
 
-from rlinf.checkpoint.reading import Checkpoint, load_checkpoint
-from rlinf.checkpoint.store import CheckpointStore
-from rlinf.config.load import load_recipe
-from rlinf.config.validate import validate
+from rlinf.checkpoint.reading import Checkpoint
 from rlinf.data.evaluation import (
     EpisodeOutcome,
     EvaluationResult,
     EvaluationSpec,
     compare_paired,
 )
-from rlinf.errors import CheckpointError, ConfigError, RunFailure
-from rlinf.monitor.run_directory import CONFIG_FILE
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.monitor.video import tile, write_video
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
+from rlinf.runners.run_loading import load_run
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +118,12 @@ def evaluate(
         ConfigError: The specification is for another task than the run.
         CheckpointError: There is no good checkpoint.
     """
-    config, checkpoint = _load(source)
+    config, checkpoint = load_run(source, EmbodiedConfig)
     wanted = EvaluationSpec.load(spec) if spec else evaluation_spec(config, "held_out", episodes)
     _check_task(wanted, config)
     result = _evaluate_checkpoint(config, checkpoint, wanted, video=video)
     if compare is not None:
-        other_config, other = _load(compare)
+        other_config, other = load_run(compare, EmbodiedConfig)
         _check_task(wanted, other_config)
         print(compare_paired(_evaluate_checkpoint(other_config, other, wanted), result))
     return result
@@ -147,21 +144,6 @@ def _evaluate_checkpoint(
         if video and (written := film_policy(system, run / "videos" / f"{stem}.mp4")):
             print(f"video: {written}", flush=True)
     return result
-
-
-def _load(source: Path) -> tuple[EmbodiedConfig, Checkpoint]:
-    """Configuration and newest good checkpoint of a run, or those of one checkpoint."""
-    if (source / CONFIG_FILE).is_file():
-        run = source
-        store = CheckpointStore(run / "checkpoints", read_only=True)
-        if not store.steps():
-            raise CheckpointError(f"the run {run} has no checkpoint yet")
-        checkpoint = store.load()
-    else:
-        run = source.parent.parent
-        checkpoint = load_checkpoint(source)
-    recipe = load_recipe(str(run / CONFIG_FILE), [])
-    return validate(EmbodiedConfig, recipe.data, recipe), checkpoint
 
 
 def _check_task(spec: EvaluationSpec, config: EmbodiedConfig) -> None:

@@ -38,7 +38,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("envs", ["metaworld", "gymnasium"]),
         ("models", ["mlp", "cnn"]),
         ("algorithms", ["ppo", "grpo"]),
-        ("engines", ["torch"]),
+        ("engines", ["hf", "vllm", "sglang"]),
         ("loggers", ["tensorboard", "wandb", "swanlab", "mlflow", "jsonl"]),
     ],
 )
@@ -52,7 +52,7 @@ def test_list(capsys: pytest.CaptureFixture[str], kind: str, expected: Sequence[
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "explain", "algorithm.gae_lambda")
     assert code == 0
-    assert "algorithm.gae_lambda  (ppo)" in out
+    assert "algorithm.gae_lambda  (ppo, task embodied)" in out
     assert "default" in out
     code, out, _ = run(capsys, "explain", "rollout")
     assert code == 0

@@ -108,17 +108,12 @@ class EncodingConfig(StrictModel):
     """Leave out longer prompts, keep their first tokens, or refuse the set."""
 
 
-class _Task(Component):
-    # A type that may also be None is hashed, which the table of a registry cannot be.
-    __hash__ = object.__hash__
-
-
 class PromptDataConfig(EncodingConfig):
     """Where prompts come from, files or a generated task, and in which order they are drawn."""
 
     files: FilesConfig | None = None
     """Prompts in files."""
-    task: Annotated[TaskConfig, _Task(REGISTRY)] | None = None
+    task: Annotated[TaskConfig, Component(REGISTRY)] | None = None
     """A generated set instead of files; its held-out prompts are those of evaluation."""
     shuffle: bool = True
     """Draw the prompts of each epoch in a random order."""

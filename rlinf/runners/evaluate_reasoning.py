@@ -1,0 +1,75 @@
+"""``rlinf eval`` of a reasoning run: pass rates on held-out prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlinf.checkpoint.reading import Checkpoint
+from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec, compare_text
+from rlinf.errors import ConfigError
+from rlinf.models.language import load_tokenizer
+from rlinf.runners.reasoning import FAILURES, INITIAL_MODEL
+from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.reasoning_evaluation import evaluate_model, validation_spec
+from rlinf.runners.reasoning_model import initial_model, prompt_sets
+from rlinf.runners.reasoning_system import ReasoningSystem
+from rlinf.runners.run_loading import load_run
+
+
+def evaluate(
+    source: Path,
+    *,
+    episodes: int | None = None,
+    spec: Path | None = None,
+    video: bool = False,
+    compare: Path | None = None,
+) -> TextEvaluationResult:
+    """Evaluate a run or a checkpoint, print the result and write it to the run's directory.
+
+    Args:
+        source: A run directory, or one of its checkpoints.
+        episodes: Number of held-out prompts; by default what the run's configuration says.
+        spec: File with the exact list of prompts, instead.
+        video: Refused: text has none.
+        compare: Another run or checkpoint to compare with on the same prompts.
+
+    Raises:
+        ConfigError: The specification is of other prompts than the run has.
+        CheckpointError: There is no good checkpoint.
+    """
+    if video:
+        raise ConfigError("--video: a language model shows nothing; leave it out")
+    wanted = None if spec is None else TextEvaluationSpec.load(spec)
+    config, checkpoint = load_run(source, ReasoningConfig)
+    result = _evaluate(config, checkpoint, episodes, wanted)
+    if compare is not None:
+        other_config, other = load_run(compare, ReasoningConfig)
+        print(compare_text(_evaluate(other_config, other, episodes, wanted), result))
+    return result
+
+
+def _evaluate(
+    config: ReasoningConfig,
+    checkpoint: Checkpoint,
+    prompts: int | None,
+    spec: TextEvaluationSpec | None,
+) -> TextEvaluationResult:
+    run = checkpoint.path.parent.parent
+    name = f"{run.name} step {checkpoint.step}"
+    model = initial_model(config, run / INITIAL_MODEL)
+    dataset = prompt_sets(config, load_tokenizer(model)).validation
+    if dataset is None:
+        raise ConfigError("the run has no validation prompts; name files in data.files.validation")
+    if prompts is not None:
+        validation = config.validation.model_copy(update={"prompts": prompts})
+        config = config.model_copy(update={"validation": validation})
+    wanted = spec or validation_spec(config, dataset)
+    with ReasoningSystem(config, model, run / FAILURES) as system:
+        system.load_state(checkpoint.tree["system"])
+        system.sync_weights()
+        result = evaluate_model(system, wanted, dataset, name)
+    stem = f"spec_{wanted.sha256[:12]}_step_{checkpoint.step:08d}"
+    file = run / "evaluations" / f"{stem}.json"
+    result.save(file)
+    print(f"{name}: {result}\nwritten to {file}", flush=True)
+    return result

@@ -1,0 +1,190 @@
+"""The reasoning runner: a language model learns from rewards, one batch of prompts at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.prompts.loader import PromptLoader
+from rlinf.flow.executor import StepReport
+from rlinf.models.language import load_tokenizer
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.reasoning_evaluation import Evaluator
+from rlinf.runners.reasoning_model import initial_model, prompt_sets
+from rlinf.runners.reasoning_system import ReasoningSystem
+from rlinf.runners.training_runner import RunState, TrainingRunner
+from rlinf.workers.generation import Drawn, GenerationReport
+
+INITIAL_MODEL, FINAL_MODEL, FAILURES = "initial_model", "model", "failures"
+
+FIGURES = (
+    ("prompts", "rollout/prompts", ",.0f"),
+    ("sequences/s", "rollout/sequences_per_second", ",.1f"),
+    ("tokens/s", "rollout/tokens_per_second", ",.0f"),
+    ("reward", "rollout/rewards", ".3f"),
+    ("pass@1", "eval/success", ".3f"),
+    ("length", "rollout/response_length", ".1f"),
+    ("KL", "actor/approx_kl", ".5f"),
+    ("explained variance", "critic/explained_variance", ".3f"),
+)
+
+
+def train(config: ReasoningConfig, directory: RunDirectory, stop: threading.Event) -> RunState:
+    """Run a recipe from its beginning; see :class:`ReasoningRunner`."""
+    return ReasoningRunner(config, directory, stop).run(resume=False)
+
+
+def resume(config: ReasoningConfig, directory: RunDirectory, stop: threading.Event) -> RunState:
+    """Continue a run from its newest good checkpoint; see :class:`ReasoningRunner`."""
+    return ReasoningRunner(config, directory, stop).run(resume=True)
+
+
+@dataclass
+class ReasoningState(RunState):
+    """Progress of a reasoning run."""
+
+    prompts: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    pass_before: float = float("nan")
+
+
+class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningSystem]):
+    """Trains for a number of steps; evaluates on prompts that training never sees."""
+
+    figures = FIGURES
+
+    def __init__(
+        self, config: ReasoningConfig, directory: RunDirectory, stop: threading.Event
+    ) -> None:
+        super().__init__(config, directory, stop)
+        self._model = initial_model(config, directory.path / INITIAL_MODEL)
+        self._tokenizer = load_tokenizer(self._model)
+        sets = prompt_sets(config, self._tokenizer)
+        self._loader = PromptLoader(
+            sets.train, shuffle=config.data.shuffle, seed=config.data.seed + config.seed
+        )
+        self._evaluator = Evaluator(config, sets.validation, directory.evaluations)
+
+    def _new_state(self, **values: Any) -> ReasoningState:
+        return ReasoningState(**values)
+
+    def _new_system(self) -> ReasoningSystem:
+        return ReasoningSystem(self._config, self._model, self._directory.path / FAILURES)
+
+    @property
+    def _training_steps(self) -> int:
+        return self._config.training_steps
+
+    def _progress_of_run(self) -> dict[str, Any]:
+        return {"prompts": self._state.prompts, "tokens": self._state.tokens}
+
+    def _begin(self) -> None:
+        """See what the model can do before it is trained."""
+        evaluated = self._evaluate()
+        self._state.pass_before = self._state.success
+        if evaluated:
+            self._metrics_log.log(0, evaluated)
+            print(f"before training: {self._evaluator.last}", flush=True)
+        self._save(blocking=True)
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def _train_step(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Synchronise, generate, score, train."""
+        begin = time.perf_counter()
+        self._system.sync_weights()
+        synchronised = time.perf_counter()
+        prompts, spares = self._draw()
+        report = self._system.train_step(self._state.step, prompts, spares)
+        metrics = self._metrics(report)
+        metrics["time/sync_weights"] = synchronised - begin
+        return metrics, report.events
+
+    def _draw(self) -> tuple[list[Drawn], list[Drawn]]:
+        """Prompts of the slots, and those that may take their places."""
+        algorithm, wanted = self._config.algorithm, self._config.rollout.prompts
+        prompts = self._loader.take(wanted)
+        count = algorithm.max_resample * wanted if algorithm.dynamic_sampling else 0
+        first = self._loader.drawn
+        return prompts, [(draw, self._loader.at(draw)) for draw in range(first, first + count)]
+
+    def _metrics(self, report: StepReport) -> dict[str, float]:
+        """Metrics of one step, from what the workers returned."""
+        metrics: dict[str, float] = dict(report.results("actor")[0])
+        generated: list[GenerationReport] = report.results("rollout")
+        faults = sum((Counter(found) for found in report.results("reward")), Counter())
+        # Every worker takes from its own share of the spares; what lies between is passed over.
+        used = max((part.spares_used for part in generated), default=0) * len(generated)
+        self._loader.take(used)
+        state, tokens = self._state, sum(part.tokens for part in generated)
+        state.prompts = self._loader.drawn
+        state.sequences += sum(part.completions for part in generated)
+        state.tokens += tokens
+        for reason, count in faults.items():
+            state.faults[reason] = state.faults.get(reason, 0) + count
+            metrics[f"reward/faults/{reason}"] = float(count)
+        metrics["rollout/prompts"] = float(state.prompts)
+        metrics["rollout/tokens"] = float(state.tokens)
+        metrics["rollout/rejected_groups"] = float(sum(part.rejected for part in generated))
+        seconds = {name: report.seconds(name) for name in self._config.components}
+        metrics["rollout/tokens_per_second"] = tokens / seconds["rollout"]
+        metrics.update({f"time/{name}": value for name, value in seconds.items()})
+        return metrics
+
+    def _rates(self, seconds: float) -> dict[str, float]:
+        return {"rollout/sequences_per_second": self._config.rollout.sequences / seconds}
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def _evaluate_now(self) -> dict[str, float] | None:
+        if not self._due(self._config.validation.val_check_interval):
+            return None
+        return self._evaluate()
+
+    def _evaluate(self) -> dict[str, float] | None:
+        """Answer validation prompts with the newest weights and write the result down."""
+        begin = time.perf_counter()
+        self._system.sync_weights()
+        name = f"{self._directory.name} step {self._state.step}"
+        metrics = self._evaluator.evaluate(self._system, name, self._state.step)
+        if metrics is None:
+            return None
+        self._state.note_success(metrics["eval/success"])
+        return {**metrics, "time/eval": time.perf_counter() - begin}
+
+    def _conclude(self) -> None:
+        """Final evaluation, learning curve and the trained model."""
+        evaluated = self._evaluate() if not self._state.evaluated_now else {}
+        if evaluated:
+            self._metrics_log.log(self._state.step, evaluated)
+        path = self._directory.path / FINAL_MODEL
+        self._system.save_model(path)
+        state = self._state
+        print(
+            f"training: {state.sequences} sequences, {state.tokens} tokens in "
+            f"{state.training_seconds:.1f} s"
+        )
+        if np.isfinite(state.success):
+            gain = 100 * (state.success - state.pass_before)
+            print(
+                f"held-out prompts: {self._evaluator.last} (before training "
+                f"{100 * state.pass_before:.1f} %: {gain:+.1f} points)"
+            )
+        self._show_curve()
+        print(f"model: {path}", flush=True)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"loader": self._loader.state_dict()}
+
+    def _load_own_state(self, tree: dict[str, Any]) -> None:
+        self._loader.load_state_dict(tree["loader"])

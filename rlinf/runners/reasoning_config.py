@@ -1,0 +1,220 @@
+"""The recipe of a reasoning run: prompts, model, rewards, batches, and where they run.
+
+Batch vocabulary: *prompts* × group size → *sequences* → *global batch* (one optimizer step) →
+*micro batch* (one forward and backward pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlinf.algorithms.tokens import registry as algorithms
+from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import Component, illegal
+from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.data.prompts.config import PromptDataConfig
+from rlinf.engines import registry as engines
+from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
+from rlinf.errors import ConfigError
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.rewards.config import RewardConfig
+from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
+from rlinf.trainers.language import registry as trainers
+from rlinf.trainers.language.config import (
+    CriticTrainerConfig,
+    LanguageTrainerConfig,
+    SupervisedConfig,
+)
+
+COMPONENTS = ("rollout", "reward", "actor")
+
+AlgorithmSection = Annotated[TokenAlgorithmConfig, Component(algorithms.REGISTRY)]
+EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
+TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
+
+
+class ReasoningRunnerConfig(RunnerConfig):
+    """How long the run lasts and where it is written."""
+
+    total_steps: int = Field(ge=1)
+    """Training steps of the run."""
+
+
+class ReasoningRolloutConfig(StrictModel):
+    """How completions are generated."""
+
+    prompts: int = Field(ge=1)
+    """Prompts of a training step."""
+    group_size: int = Field(ge=1)
+    """Completions of each prompt."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""
+    engine: EngineSection = HFEngineConfig()
+    """What generates."""
+
+    @property
+    def sequences(self) -> int:
+        """Completions of a training step."""
+        return self.prompts * self.group_size
+
+
+class ReasoningValidationConfig(StrictModel):
+    """Evaluation on prompts that training never sees."""
+
+    val_check_interval: int = Field(default=0, ge=0)
+    """Training steps between two evaluations; 0: before and after training only."""
+    prompts: int = Field(default=200, ge=1)
+    """Validation prompts of an evaluation, from the first on; all, where there are fewer."""
+    samples: int = Field(default=1, ge=1)
+    """Completions of each prompt."""
+    sampling: SamplingConfig | None = None
+    """How tokens are drawn; null: as in training."""
+    seed: int = Field(default=10_000, ge=0)
+    """Seed of these completions."""
+    correct_from: float = 0.5
+    """Reward from which on a completion counts as right."""
+
+
+class ReasoningConfig(PlacedConfig):
+    """A run that trains a language model on prompts with rewards."""
+
+    components = COMPONENTS
+
+    task: Literal["reasoning"]
+    """Which runner executes the recipe."""
+    runner: ReasoningRunnerConfig
+    data: PromptDataConfig
+    model: LanguageModelConfig
+    rollout: ReasoningRolloutConfig
+    reward: RewardConfig
+    algorithm: AlgorithmSection
+    actor: TrainerSection
+    critic: CriticTrainerConfig | None = None
+    """Trainer of the value network; only for an algorithm that needs one."""
+    warm_start: SupervisedConfig | None = None
+    """Supervised training on the targets of a generated task before the first step; null: none."""
+    validation: ReasoningValidationConfig = ReasoningValidationConfig()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.actor.global_batch_size(self.rollout.sequences)
+
+    @property
+    def training_steps(self) -> int:
+        """Steps of the run."""
+        return self.runner.total_steps
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks of the actor that hold different data."""
+        return self.world_size("actor") // self.actor.tensor_parallel_size
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show how prompts become sequences, batches and updates."""
+        rollout, actor, batch = self.rollout, self.actor, self.global_batch_size
+        per_rank = batch // self.data_parallel_size
+        if actor.max_tokens_per_micro_batch is not None:
+            micro = f"up to {actor.max_tokens_per_micro_batch} tokens"
+        else:
+            micro = f"{actor.micro_batch_size or per_rank} sequences"
+        updates = actor.n_minibatches * actor.update_epoch
+        return [
+            ("prompts per step", str(rollout.prompts)),
+            (
+                "sequences",
+                f"{rollout.prompts} prompts × {rollout.group_size} = {rollout.sequences}",
+            ),
+            ("new tokens", f"up to {rollout.sampling.max_new_tokens} per sequence"),
+            ("global batch", f"{batch} sequences, {actor.n_minibatches} per epoch"),
+            ("micro batch", f"{micro}, of {per_rank} sequences per rank"),
+            (
+                "updates per step",
+                f"{actor.update_epoch} epochs × {actor.n_minibatches} = {updates}",
+            ),
+            ("training steps", str(self.training_steps)),
+        ]
+
+    # -- rules between sections -----------------------------------------------------------------
+
+    @model_validator(mode="after")
+    def _rules(self) -> ReasoningConfig:
+        self.check_cluster()
+        for problem in (*self._batch_problems(), *self._algorithm_problems(), *self._data_rules()):
+            raise problem
+        return self
+
+    def _batch_problems(self) -> Iterator[PydanticCustomError]:
+        prompts, size = self.rollout.prompts, self.rollout.group_size
+        workers = self.world_size("rollout")
+        if prompts % workers:
+            near = join_choices(nearest_multiples(workers, prompts))
+            yield illegal(
+                "rollout.prompts",
+                f"{prompts} does not divide over {workers} rollout workers",
+                hint=f"nearest: {near}",
+            )
+        if prompts % self.actor.n_minibatches:
+            near = join_choices(nearest_divisors(prompts, self.actor.n_minibatches))
+            yield illegal(
+                "actor.n_minibatches",
+                f"{self.actor.n_minibatches} does not divide {prompts} prompts, whose groups stay "
+                "whole",
+                hint=f"nearest: {near}",
+            )
+            return
+        if self.cluster.runtime == "local" and self.world_size("actor") > 1:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('actor')} actor ranks, which need a process each",
+                hint="cluster.runtime: ray, or one actor rank",
+            )
+        try:
+            self.actor.check_ranks(self.world_size("actor"))
+        except ConfigError as error:
+            yield illegal("actor.tensor_parallel_size", error.reason)
+            return
+        batch, ranks = self.global_batch_size, self.data_parallel_size
+        if batch % ranks:
+            yield illegal(
+                "cluster.component_placement",
+                f"the global batch of {batch} sequences ({prompts} prompts × {size} / "
+                f"{self.actor.n_minibatches}) does not divide over {ranks} actor ranks",
+                hint=f"nearest: {join_choices(nearest_divisors(batch, ranks))} ranks",
+            )
+
+    def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
+        algorithm = self.algorithm
+        if algorithm.needs_groups and self.rollout.group_size < 2:
+            yield illegal(
+                "rollout.group_size",
+                f"is {self.rollout.group_size}, but {algorithm.type} compares the answers to one "
+                "prompt",
+                hint="at least 2",
+            )
+        if algorithm.needs_values != (self.critic is not None):
+            needs = "needs a critic" if algorithm.needs_values else "has no critic"
+            hint = "write `critic: {}`" if algorithm.needs_values else "leave the section out"
+            yield illegal("critic", f"{algorithm.type} {needs}", hint=hint)
+        if self.model.lora is not None:
+            yield illegal("model.lora", "has no effect here", hint="write it as actor.lora")
+
+    def _data_rules(self) -> Iterator[PydanticCustomError]:
+        generated = self.data.task is not None
+        if self.warm_start is not None and not generated:
+            yield illegal(
+                "warm_start",
+                "files of prompts have no targets to learn from",
+                hint="leave the section out, or write data.task",
+            )
+        if self.model.path is None and not generated:
+            yield illegal(
+                "model.path",
+                "is missing: a tokenizer is trained on generated tasks only",
+                hint="the directory of a model or tokenizer",
+            )

@@ -1,0 +1,98 @@
+"""The model that a reasoning run begins with, as a directory that every worker loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rlinf.data.prompts.dataset import PromptSets
+from rlinf.data.tasks.protocol import TaskItem
+from rlinf.data.tokenizer import train_tokenizer
+from rlinf.models.language import (
+    create_language_model,
+    load_language_model,
+    load_tokenizer,
+    save_language_model,
+)
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.trainers.language.supervised import SupervisedTrainer, TargetBatch
+
+
+def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConfig:
+    """The section of the model to load: the given one, or that of a model that is created.
+
+    A model that is created from scratch is written down whole, tokenizer included, so that a
+    resumed run and every worker load the same, and so can any other program.
+
+    Args:
+        config: The run's configuration.
+        directory: Where a created model is kept; one that is there is used.
+    """
+    model = config.model
+    if model.architecture is None and config.warm_start is None:
+        return model
+    created = model.model_copy(update={"path": directory, "architecture": None})
+    if directory.is_dir():
+        return created
+    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
+    try:
+        tokenizer = _tokenizer(config, unfinished)
+        network = _network(config, tokenizer)
+        _warm_start(config, network, tokenizer)
+        save_language_model(network, unfinished, tokenizer=tokenizer)
+        os.replace(unfinished, directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return created
+
+
+def _tokenizer(config: ReasoningConfig, directory: Path) -> Any:
+    if config.model.path is not None:
+        return load_tokenizer(config.model)
+    items = task_items(config)
+    return train_tokenizer(chain.from_iterable((i.prompt, i.target) for i in items), directory)
+
+
+def task_items(config: ReasoningConfig) -> tuple[TaskItem, ...]:
+    """The training items of a generated task."""
+    if config.data.task is None:
+        raise ValueError("the prompts of this run are read from files")
+    return config.data.task.build().items("train")
+
+
+def _network(config: ReasoningConfig, tokenizer: Any) -> Any:
+    if config.model.architecture is None:
+        return load_language_model(config.model, tokenizer=tokenizer, seed=config.seed)
+    return create_language_model(config.model, seed=config.seed, tokenizer=tokenizer)
+
+
+def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
+    """Supervised training on the targets of the task, where it is asked for."""
+    if config.warm_start is None:
+        return
+    items = task_items(config)
+    prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
+    targets = tokenizer([item.target for item in items], add_special_tokens=False)["input_ids"]
+    ended = [[*target, tokenizer.eos_token_id] for target in targets]
+    texts = TargetBatch.of(list(zip(prompts, ended, strict=True)))
+    trainer = SupervisedTrainer.of_model(
+        network, config.warm_start, seed=config.seed, compute=config.actor
+    )
+    begin = time.perf_counter()
+    losses = [metrics["supervised/loss"] for metrics in trainer.fit(texts)]
+    trainer.finish()
+    print(
+        f"warm start: {len(losses)} supervised steps in {time.perf_counter() - begin:.1f} s, "
+        f"loss {losses[0]:.3f} to {losses[-1]:.3f}",
+        flush=True,
+    )
+
+
+def prompt_sets(config: ReasoningConfig, tokenizer: Any) -> PromptSets:
+    """The prompts of training and validation."""
+    return config.data.build(tokenizer)

@@ -1,0 +1,93 @@
+"""Reward worker: scores the completions of prompt groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from rlinf.data.sequences import PromptGroup, Score
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit, InputStream, Item
+from rlinf.models.language import load_tokenizer
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.pool import RewardPool
+from rlinf.rewards.protocol import RewardInput, RewardOutput
+
+
+@dataclass(frozen=True)
+class RewardSetup:
+    """What a reward worker needs.
+
+    Args:
+        reward: The functions and their processes.
+        model: Its tokenizer turns tokens into text.
+    """
+
+    reward: RewardConfig
+    model: LanguageModelConfig
+
+
+class RewardWorker(StageWorker):
+    """Turns tokens into text and text into rewards, in processes of their own."""
+
+    def __init__(self, setup: RewardSetup) -> None:
+        super().__init__()
+        self._setup = setup
+        self._pool: RewardPool | None = None
+
+    def start(self) -> None:
+        """Start the processes that score."""
+        self._tokenizer = load_tokenizer(self._setup.model)
+        self._pool = RewardPool(self._setup.reward)
+
+    def score(self, completions: InputStream) -> Generator[Emit, None, dict[str, int]]:
+        """Stage: score groups as they come; returns how often what went wrong.
+
+        Args:
+            completions: Stream of :class:`~rlinf.data.sequences.PromptGroup`.
+        """
+        if self._pool is None:
+            raise RuntimeError("the worker was not started")
+        for first in completions:
+            # All that is there is handed out at once, so that every process has work.
+            items = [first]
+            while completions.ready():
+                items.append(next(completions))
+            yield from self._scored(self._pool, items)
+        return dict(Counter(self._pool.take_faults()))
+
+    def _scored(self, pool: RewardPool, items: list[Item]) -> Generator[Emit, None, None]:
+        groups: list[PromptGroup] = [item.payload for item in items]
+        inputs = [sample for group in groups for sample in self._inputs(group)]
+        outputs = iter(pool.score(inputs))
+        for item, group in zip(items, groups, strict=True):
+            scores = tuple(_score(next(outputs)) for _ in group.completions)
+            yield Emit("scored", item.source, group.scored(scores))
+
+    def _inputs(self, group: PromptGroup) -> list[RewardInput]:
+        prompt = self._tokenizer.decode(group.prompt_tokens.tolist())
+        texts = self._tokenizer.batch_decode(
+            [completion.tokens.tolist() for completion in group.completions],
+            skip_special_tokens=True,
+        )
+        return [
+            RewardInput(
+                prompt=prompt,
+                completion=text,
+                num_tokens=len(completion),
+                stop_reason=completion.stop_reason,
+                answer=group.answer,
+            )
+            for text, completion in zip(texts, group.completions, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _score(output: RewardOutput) -> Score:
+    return Score(reward=output.reward, parts=output.parts, valid=output.valid, reason=output.reason)

@@ -1,0 +1,143 @@
+"""Reasoning runs: the same under any placement, and after an interruption."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import reasoning
+from rlinf.runners.evaluate_reasoning import evaluate
+from rlinf.scheduler.cpu_slots import available_cores
+
+from .reasoning_support import assert_equal_runs, small_config, train, untimed
+
+PLACEMENTS = {
+    "one device": "{'rollout,reward,actor': '0'}",
+    "disaggregated": "{'rollout,reward': '0', actor: '1'}",
+    "hybrid": "{rollout: '0', reward: '1', actor: '0'}",
+    "two engines": "{rollout: '0-1', reward: '1', actor: '0'}",
+}
+
+needs_two_cores = pytest.mark.skipif(
+    len(available_cores()) < 2, reason="two CPU slots need two cores"
+)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("reference"))
+
+
+def test_what_a_run_leaves_behind(reference: Path) -> None:
+    lines = untimed(reference)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[-1]["rollout/prompts"] == 16
+    assert all(line["actor/optimizer_steps"] == 2 for line in lines[1:])
+    assert {"eval/success", "eval/success_low", "eval/pass@1"} <= lines[0].keys()
+    assert (reference / "initial_model" / "config.json").is_file()
+    assert (reference / "model" / "tokenizer.json").is_file()
+    assert (reference / "learning_curve.png").is_file()
+    result = json.loads((reference / "evaluations/validation_step_00000004.json").read_text())
+    assert result["samples"] == 1
+
+
+def test_the_trained_model_is_one_of_transformers(reference: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(reference / "model")
+    model = AutoModelForCausalLM.from_pretrained(reference / "model")
+    prompt = tokenizer("312", return_tensors="pt", add_special_tokens=False)
+    found = model.generate(**prompt, max_new_tokens=4, do_sample=False)
+    assert found.shape[1] > prompt["input_ids"].shape[1]
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    run = train(
+        tmp_path,
+        "cluster.cpu_devices_per_node=2",
+        f"cluster.component_placement={PLACEMENTS[placement]}",
+    )
+    assert_equal_runs(reference, run)
+
+
+@needs_two_cores
+def test_ray_gives_the_same_as_local(reference: Path, tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        "cluster.runtime=ray",
+        "cluster.cpu_devices_per_node=2",
+        f"cluster.component_placement={PLACEMENTS['disaggregated']}",
+    )
+    assert_equal_runs(reference, run)
+
+
+def test_seeds_give_different_runs(reference: Path, tmp_path: Path) -> None:
+    other = train(tmp_path, "seed=4", "runner.total_steps=1")
+    assert untimed(other)[1] != untimed(reference)[1]
+
+
+class StopAfter(threading.Event):
+    """Set once it has been asked a number of times."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self._left = questions
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            self.set()
+        return super().is_set()
+
+
+@pytest.mark.parametrize("questions", [1, 3])
+def test_interrupted_and_resumed(reference: Path, tmp_path: Path, questions: int) -> None:
+    run = train(tmp_path, stop=StopAfter(questions))
+    done = len(untimed(run))
+    assert done < 5
+    with RunDirectory.open(run) as directory:
+        reasoning.resume(small_config(tmp_path), directory, threading.Event())
+    assert_equal_runs(reference, run)
+
+
+def test_evaluation_of_a_run_repeats_its_last_one(
+    reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = evaluate(reference)
+    assert result.estimate("pass@1").value == untimed(reference)[-1]["eval/success"]
+    assert result.spec_sha256[:12] in capsys.readouterr().out
+
+
+def test_groups_with_equal_rewards_are_drawn_again(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        "algorithm={type: grpo, dynamic_sampling: true, max_resample: 3}",
+        "runner.total_steps=2",
+    )
+    for line in untimed(run)[1:]:
+        assert line["rollout/rejected_groups"] >= 0
+        assert line["rollout/prompts"] >= 4
+    last = untimed(run)[-1]
+    rejected = sum(line.get("rollout/rejected_groups", 0) for line in untimed(run))
+    assert last["rollout/prompts"] == 8 + rejected
+
+
+def test_a_critic_is_trained(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        "algorithm={type: ppo, critic_warmup_steps: 1}",
+        "critic={n_minibatches: 2, optim: {lr: 1.0e-3}}",
+        "runner.total_steps=2",
+    )
+    first, second = untimed(run)[1:]
+    assert first["actor/optimizer_steps"] == 0  # the critic learns alone at first
+    assert second["actor/optimizer_steps"] == 2
+    assert second["critic/value_loss"] >= 0

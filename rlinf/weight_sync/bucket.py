@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,11 +91,9 @@ class BucketSender(WeightSender[BucketConfig]):
         )
         try:
             collective.open()
-            for bucket in ranges:
-                flat = torch.empty(
-                    bucket[1] - bucket[0], dtype=torch.uint8, device=collective.device
-                )
-                packer.fill(bucket, flat)
+            for begin, end in ranges:
+                flat = torch.empty(end - begin, dtype=torch.uint8, device=collective.device)
+                packer.fill((begin, end), flat)
                 collective.broadcast(flat)
         except BaseException:
             self.close()  # receivers in the middle of a broadcast see the connection end
@@ -112,13 +111,17 @@ class BucketReceiver(WeightReceiver[BucketConfig]):
 
     _collective: Collective | None = None
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._pool = HostPool()
+
     def _receive(self, header: Header) -> Update:
         buckets: Buckets = header.body
         if buckets.meeting is None:
             parts = [self._link.part() for _ in buckets.ranges]
         else:
             parts = self._receive_collectively(buckets.ranges, buckets.meeting)
-        return Update(unpack(buckets.layout, buckets.ranges, parts), header.version)
+        return Update(unpack(buckets.layout, buckets.ranges, parts, self._pool), header.version)
 
     def _receive_collectively(self, ranges: list[Range], meeting: Meeting) -> list[Tensor]:
         if self._collective is None or self._collective.meeting != meeting:
@@ -130,13 +133,18 @@ class BucketReceiver(WeightReceiver[BucketConfig]):
         try:
             collective.open()
             for begin, end in ranges:
-                flat = torch.empty(end - begin, dtype=torch.uint8, device=collective.device)
+                flat = self._memory(end - begin, collective.device)
                 collective.broadcast(flat)
                 parts.append(flat)
         except BaseException:
             self.close()
             raise
         return parts
+
+    def _memory(self, nbytes: int, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return self._pool.take(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def close(self) -> None:
         """End the collective."""

@@ -89,13 +89,35 @@ class Packer:
         return self._latest[1]
 
 
-def unpack(layout: Layout, ranges: Sequence[Range], parts: Sequence[Tensor]) -> dict[str, Tensor]:
+class HostPool:
+    """Memory for buckets that are passed by reference within a process.
+
+    Fresh pages cost more than the copy into them, so memory is used again as soon as the last
+    tensor that looks at it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def take(self, nbytes: int) -> Tensor:
+        """[n] uint8 memory that nobody looks at."""
+        free = self._free.setdefault(nbytes, [])
+        memory = free.pop() if free else np.empty(nbytes, np.uint8)
+        view = memory[:]
+        weakref.finalize(view, free.append, memory).atexit = False
+        return torch.from_numpy(view)
+
+
+def unpack(
+    layout: Layout, ranges: Sequence[Range], parts: Sequence[Tensor], pool: HostPool
+) -> dict[str, Tensor]:
     """The tensors of an update: views of the buckets, or joined where one has several.
 
     Args:
         layout: Where tensors lie.
         ranges: What each bucket covers.
         parts: [n] uint8 bytes of each bucket.
+        pool: Memory for joined tensors.
 
     Raises:
         WeightSyncError: A bucket has another length than its range.
@@ -114,25 +136,14 @@ def unpack(layout: Layout, ranges: Sequence[Range], parts: Sequence[Tensor]) -> 
             at[entry.offset] = entry.view(parts[first], ranges[first][0])
             continue
         last = int(np.searchsorted(starts, entry.end, side="left"))
-        joined = torch.cat(list(parts[first:last]))
+        joined = _joined(parts[first:last], pool)
         at[entry.offset] = joined.view(entry.dtype).view(entry.shape)
     return {entry.name: at[entry.offset] for entry in layout.entries}
 
 
-class HostPool:
-    """Memory for buckets that are passed by reference within a process.
-
-    Fresh pages cost more than the copy into them, so memory is used again as soon as the last
-    tensor that looks at it is gone.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[np.ndarray]] = {}
-
-    def take(self, nbytes: int) -> Tensor:
-        """[n] uint8 memory that nobody looks at."""
-        free = self._free.setdefault(nbytes, [])
-        memory = free.pop() if free else np.empty(nbytes, np.uint8)
-        view = memory[:]
-        weakref.finalize(view, free.append, memory).atexit = False
-        return torch.from_numpy(view)
+def _joined(parts: Sequence[Tensor], pool: HostPool) -> Tensor:
+    if parts[0].device.type != "cpu":
+        return torch.cat(list(parts))
+    memory = pool.take(sum(part.numel() for part in parts))
+    torch.cat(list(parts), out=memory)
+    return memory

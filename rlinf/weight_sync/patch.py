@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlinf.scheduler.process import require_process
 from rlinf.weight_sync.bucket import Buckets
-from rlinf.weight_sync.buckets import plan_buckets, unpack
+from rlinf.weight_sync.buckets import HostPool, plan_buckets, unpack
 from rlinf.weight_sync.config import PatchConfig
 from rlinf.weight_sync.errors import VersionSkewError, WeightSyncError
 from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
@@ -167,7 +167,7 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
         elif layout != self._layout:
             self._tensors = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
         self._layout = layout
-        for name, tensor in unpack(layout, ranges, parts).items():
+        for name, tensor in unpack(layout, ranges, parts, HostPool()).items():
             self._tensors[name].copy_(tensor)
         self._held = whole.base
 

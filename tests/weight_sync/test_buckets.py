@@ -46,7 +46,7 @@ def test_what_is_packed_comes_out(shapes, bucket_size, alone, cast):
                 whole = whole.clone()
             packer.fill(bucket, whole)
             parts.append(whole)
-        found = unpack(layout, ranges, parts)
+        found = unpack(layout, ranges, parts, HostPool())
     for name, tensor in weights.items():
         expected = tensor.half() if cast else tensor
         assert found[name].dtype == expected.dtype
@@ -85,7 +85,7 @@ def test_memory_of_a_pool_is_used_again_when_nobody_looks():
 def test_a_bucket_of_another_length_is_refused():
     layout = lay_out({"a": torch.zeros(10)}, {})
     with pytest.raises(WeightSyncError, match="a bucket of 40 bytes came with 39"):
-        unpack(layout, [(0, 40)], [torch.zeros(39, dtype=torch.uint8)])
+        unpack(layout, [(0, 40)], [torch.zeros(39, dtype=torch.uint8)], HostPool())
 
 
 def test_receivers_have_to_agree_on_a_type():

@@ -329,3 +329,17 @@ def test_gloo_broadcasts_buckets(pair, runtime):
         else:
             assert receiving.wait()[1] == (bits(weights), version, version)
             sending.wait()
+
+
+@pytest.mark.gpu
+def test_nccl_broadcasts_buckets(launch, runtime):
+    if runtime == "local" or torch.cuda.device_count() < 2:
+        pytest.skip("needs two processes with a device each")
+    groups = launch(1, "nccl_trainer"), launch(1, "nccl_generator")
+    parties = Parties(sender="nccl_trainer", receiver="nccl_generator", receivers=1)
+    groups[0].open_sender(BucketConfig(transport="nccl"), parties).wait()
+    groups[1].open_receiver(BucketConfig(transport="nccl"), parties).wait()
+    weights = all_kinds()
+    sending = groups[0].send_weights(weights, 0)
+    assert groups[1].receive_bits().wait() == [(bits(weights), 0, 0)]
+    sending.wait()

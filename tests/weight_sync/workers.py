@@ -24,7 +24,7 @@ def bits(weights: dict[str, torch.Tensor]) -> Bits:
         name: (
             str(t.dtype),
             tuple(t.shape),
-            t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
+            t.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
         )
         for name, t in weights.items()
     }

@@ -100,18 +100,19 @@ class PatchSender(WeightSender[PatchConfig]):
         return sent
 
     def _difference(self, weights: dict[str, Tensor], layout: Layout) -> tuple[Patch | None, float]:
-        """The patch, None where all weights are smaller, and the density."""
-        changes, nbytes, entries = [], 0, 0
+        """The patch, None where all weights are smaller, and the density of what was compared."""
+        changes, nbytes, entries, compared = [], 0, 0, 0
         for ordinal, entry in enumerate(layout.owners):
             flat = entry.view(self._snapshot).view(-1)
             positions, values = update_snapshot(weights[entry.name], flat, entry.dtype)
             if positions.size:
                 changes.append(Change(ordinal=ordinal, positions=positions, values=values))
             entries += positions.size
+            compared += entry.numel
             nbytes += values.nbytes
             if nbytes >= layout.nbytes:
                 break  # the values alone are too much
-        density = entries / max(layout.numel, 1)
+        density = entries / max(compared, 1)
         if nbytes >= max(layout.nbytes, 1):
             return None, density
         patch = encode(changes, delta=self._config.delta_encoding)

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,7 @@ class BlockWriter:
         else:
             self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             self.path = path
+            weakref.finalize(self, path.unlink, missing_ok=True)  # also where nobody closes it
         self._named = path is not None
         try:
             # Reserving the pages makes a full /dev/shm an OSError here instead of a SIGBUS later.

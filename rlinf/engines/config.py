@@ -145,13 +145,13 @@ class VLLMEngineConfig(EngineConfig):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus completion; null: that of the model."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one forward pass; null: chosen by vLLM."""
+    """Tokens of one forward pass; null: chosen by vLLM. On CPU at least max_model_len."""
     enforce_eager: bool = True
     """Neither compile nor capture graphs: starts quicker, runs slower on CUDA."""
     enable_prefix_caching: bool = True
     """Share the caches of equal prompt beginnings."""
     enable_chunked_prefill: bool = True
-    """Let long prompts share forward passes with running sequences."""
+    """Let long prompts share forward passes with running sequences; on CPU it is always off."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: start with random weights; the first synchronisation brings the real ones."""
     log_probs: Literal["processed", "raw"] = "processed"

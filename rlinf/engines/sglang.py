@@ -9,10 +9,8 @@ under the new weights from the tokens that they had; so each token is scored und
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from rlinf.engines.protocol import (
     Weights,
     check_request,
 )
-from rlinf.engines.weights import end_tokens_of
+from rlinf.engines.weights import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
 
 _MOMENT = 0.05
@@ -59,7 +57,7 @@ class SGLangEngine(Engine):
         import sglang
 
         path = local_directory(source.path)
-        self._vocabulary, self._context = _sizes(path)
+        self._vocabulary, self._context = sizes_of(path)
         self._end_tokens = end_tokens_of(path)
         self._engine: Any = sglang.Engine(
             model_path=str(path),
@@ -226,10 +224,3 @@ def _check_scored(sampling: SamplingConfig) -> None:
             "repetition_penalty and min_new_tokens change the log-probs that SGLang reports; leave "
             "them off"
         )
-
-
-def _sizes(path: Path) -> tuple[int, int | None]:
-    """Vocabulary and context of the model in a directory."""
-    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    text = {**content, **content.get("text_config", {})}
-    return int(text["vocab_size"]), text.get("max_position_embeddings")

@@ -30,10 +30,11 @@ from rlinf.engines.protocol import (
     Weights,
     check_request,
 )
-from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, is_adapter
+from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, is_adapter, sizes_of
 from rlinf.errors import ConfigError
 
 _WORKER = "rlinf.engines.vllm_worker.WeightUpdate"
+_PASS = 4096  # tokens of a forward pass on a CPU
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
 
 
@@ -317,6 +318,12 @@ def _arguments(config: VLLMEngineConfig, path: Path, adapter: AdapterFile | None
     }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
+    if not torch.cuda.is_available():
+        # A part of a prompt gives no token, and vLLM then turns back the sequence's generator,
+        # which generators on a CPU cannot do. Without parts a whole text must fit into a pass.
+        longest = config.max_model_len or sizes_of(path)[1] or _PASS
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(config.max_num_batched_tokens or _PASS, longest)
     if adapter is not None:
         rank = next((rank for rank in _RANKS if rank >= adapter.lora.rank), adapter.lora.rank)
         arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}

@@ -101,6 +101,13 @@ def end_tokens_of(path: Path) -> tuple[int, ...]:
     return ()
 
 
+def sizes_of(path: Path) -> tuple[int, int | None]:
+    """Vocabulary and context of the model in a directory."""
+    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    text = {**content, **content.get("text_config", {})}
+    return int(text["vocab_size"]), text.get("max_position_embeddings")
+
+
 class AdapterFile:
     """An adapter as the files that servers load, in a folder that ends with this object.
 

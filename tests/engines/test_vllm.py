@@ -15,7 +15,7 @@ import torch
 
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.conformance import check_engine
-from rlinf.engines.conformance_subject import open_subject
+from rlinf.engines.conformance_subject import open_subject, prompt
 from rlinf.errors import ConfigError
 
 pytest.importorskip("vllm")
@@ -45,6 +45,16 @@ def test_raw_log_probs_allow_filters_at_temperature_1() -> None:
             subject.engine.submit(subject.request(np.arange(4), temperature=0.7))
 
 
+def test_more_prompt_tokens_than_a_pass_takes() -> None:
+    config = VLLMEngineConfig(max_num_batched_tokens=600, enable_prefix_caching=False)
+    with open_subject(config, "tied") as subject:
+        asked = [
+            subject.request(prompt(400, number), seed=number, max_new_tokens=8)
+            for number in range(6)
+        ]
+        assert subject.error(asked, subject.engine.generate(asked)) < 1e-5
+
+
 def test_building_one_leaves_the_random_state_alone() -> None:
     random.seed(3)
     np.random.seed(3)
@@ -62,7 +72,7 @@ def test_two_workers_share_the_layers(tmp_path: Path) -> None:
     """In a process of its own: a worker's binding of threads cannot be undone."""
     code = """
 from rlinf.engines.config import VLLMEngineConfig
-from rlinf.engines.conformance_subject import open_subject
+from rlinf.engines.conformance_subject import open_subject, prompt
 
 if __name__ == "__main__":
     with open_subject(VLLMEngineConfig(tensor_parallel_size=2), "tied") as subject:

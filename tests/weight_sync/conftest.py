@@ -54,6 +54,6 @@ def launch(cluster: Cluster) -> Iterator:
 
 
 @pytest.fixture(scope="package")
-def pair(launch):
-    """A sending group of two and a receiving group of two."""
-    return launch(2, "trainer"), launch(RECEIVERS, "generator")
+def pair(launch, runtime):
+    """A sending group and a receiving group of two; a process takes seconds to start."""
+    return launch(2 if runtime == "local" else 1, "trainer"), launch(RECEIVERS, "generator")

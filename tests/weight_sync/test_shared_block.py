@@ -52,7 +52,7 @@ def read_until(path: Path, number: int, how: str, seconds: float, results) -> No
     [
         ("thread", "copy"),
         ("thread", "view"),
-        ("process", "copy"),
+        pytest.param("process", "copy", marks=pytest.mark.slow),  # importing torch takes seconds
         pytest.param("process", "view", marks=pytest.mark.slow),
     ],
 )

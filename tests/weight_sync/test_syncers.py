@@ -128,7 +128,9 @@ def test_tied_weights_travel_once(pair, name, runtime):
     assert sent.nbytes < 1.1 * table.nbytes
 
 
-def test_two_senders_serve_one_receiver_each(pair):
+def test_two_senders_serve_one_receiver_each(pair, runtime):
+    if runtime == "ray":
+        pytest.skip("one sender is enough processes")
     connect(pair, BucketConfig(), senders=2)
     weights = {"a": torch.arange(5.0)}
     sending = pair[0].send_weights(weights, 4)

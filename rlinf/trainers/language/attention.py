@@ -97,6 +97,10 @@ def _attend(segment: Segment, rows: list[Tensor], scaling: float | None) -> Tens
             )
         spread.append(part.reshape(*segment.shape, *part.shape[1:]).transpose(1, 2))
     query, key, value = spread
+    half = query.device.type == "cpu" and query.dtype != torch.float32
+    if half:
+        # Torch's kernel for this on CPU is several times slower backward than the one for float32.
+        query, key, value = query.float(), key.float(), value.float()
     attended = functional.scaled_dot_product_attention(
         query,
         key,
@@ -106,4 +110,6 @@ def _attend(segment: Segment, rows: list[Tensor], scaling: float | None) -> Tens
         enable_gqa=query.shape[1] != key.shape[1],
     )
     flat = attended.transpose(1, 2).flatten(0, 1)
+    if half:
+        flat = flat.to(rows[0].dtype)
     return flat if segment.places is None else flat.index_select(0, segment.places)

@@ -250,7 +250,7 @@ class FSDPTrainer(LanguageTrainer):
         reference = None
         with self._loaded() as away:
             if self._reference:
-                reference = trained.gather(self._reference, keep=keep)
+                reference = trained.gather(self._reference, keep=keep, dtype=trained.dtype)
             state: dict[str, Any] = {
                 "model": trained.state_dict(keep=keep, copy=away),
                 "reference": reference,

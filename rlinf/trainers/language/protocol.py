@@ -100,7 +100,10 @@ class LanguageTrainer(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training goes on from, whole; on ranks other than 0 an empty dict."""
+        """Everything that training goes on from, whole; on ranks other than 0 an empty dict.
+
+        Tensors may share memory with the trainer: write or copy them before the next phase.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

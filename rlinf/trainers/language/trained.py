@@ -125,17 +125,19 @@ class TrainedModule(ABC):
         """Whether something is away."""
         return bool(self._away)
 
-    def gather(self, source: Source, *, keep: bool, copy: bool = False) -> dict[str, Tensor]:
+    def gather(
+        self, source: Source, *, keep: bool, copy: bool = False, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
         """Every parameter of a source, whole, on the CPU; see :meth:`state_dict`."""
         column = {}
         for name in self.named:
-            tensor = self.whole(self.part(name, source))
+            tensor = self.whole(self.part(name, source), dtype)
             if keep:
                 column[name] = tensor.to("cpu", copy=copy)
         return column
 
     def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any]:
-        """Weights and moments whole, by name, on the CPU.
+        """Weights and moments whole, by name, on the CPU; they may share memory with this.
 
         Args:
             keep: False on ranks that only take part.

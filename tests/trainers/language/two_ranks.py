@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -108,16 +109,19 @@ def resume(ranks: Ranks, directory: Path) -> dict[str, Any]:
                 one.load_state_dict(torch.load(directory / "state.pt"))
             else:
                 one.load_sharded(directory / "sharded")
-            results[f"{case}, {kind}"] = {
-                "state": one.state_dict(),
-                "more": one.train(rollout(), 2),
-            }
+            state = deepcopy(one.state_dict())
+            results[f"{case}, {kind}"] = {"state": state, "more": one.train(rollout(), 2)}
     return results
 
 
 if __name__ == "__main__":
     name, rank, folder = sys.argv[1:]
-    world = Ranks(int(rank), 2, init_method=f"file://{folder}/meet-{name}", timeout_s=120)
+    meeting = f"{folder}/meet-{name}"
+    if name == "resume":
+        store = torch.distributed.FileStore(meeting, 2)
+        world = Ranks(int(rank), 2, store=store, timeout_s=120)
+    else:
+        world = Ranks.join(int(rank), 2, f"file://{meeting}", device="cpu")
     outcome = globals()[name](world, Path(folder))
     world.close()
     sys.stdout.buffer.write(pickle.dumps(outcome))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from math import ceil, isfinite
 from typing import Any, Literal, TypeVar, cast
@@ -158,6 +159,18 @@ class SequenceCore:
         )
         mine = plan[self.ranks.data_rank]
         return [(indices, _select(batch, indices)) for indices in mine]
+
+    @contextmanager
+    def loaded(self) -> Iterator[bool]:
+        """Bring back what is offloaded, for a moment; whether anything was."""
+        away = self.trained.offloaded
+        if away:
+            self.trained.onload()
+        try:
+            yield away
+        finally:
+            if away:
+                self.trained.offload()
 
     def need_loaded(self) -> None:
         """Refuse to compute with what is not there.

@@ -95,7 +95,8 @@ class FSDPCritic:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and optimizer, whole; on ranks other than 0 an empty dict."""
-        return self._core.trained.state_dict(keep=self._ranks.rank == 0)
+        with self._core.loaded() as away:
+            return self._core.trained.state_dict(keep=self._ranks.rank == 0, copy=away)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank.
@@ -103,15 +104,18 @@ class FSDPCritic:
         Raises:
             CheckpointError: The weights are of another model.
         """
-        self._core.trained.load_state_dict(state)
+        with self._core.loaded():
+            self._core.trained.load_state_dict(state)
 
     def save_sharded(self, directory: Path) -> None:
         """Write the same; each rank its own part."""
-        save_parts(directory, self._core.trained, None, {}, self._ranks)
+        with self._core.loaded():
+            save_parts(directory, self._core.trained, None, {}, self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """Continue from :meth:`save_sharded`, written by any number of ranks."""
-        load_parts(directory, self._core.trained, None, {}, self._ranks)
+        with self._core.loaded():
+            load_parts(directory, self._core.trained, None, {}, self._ranks)
 
     def offload(self) -> None:
         """Take from the device what ``offload`` in the config names."""

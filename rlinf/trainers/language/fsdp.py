@@ -193,7 +193,7 @@ class FSDPTrainer(LanguageTrainer):
 
     def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
         """See :meth:`LanguageTrainer.weights`."""
-        with self._loaded() as away:
+        with self._core.loaded() as away:
             if content == "adapter":
                 found = self._adapter_weights()
             elif self._adapter is not None:
@@ -232,23 +232,11 @@ class FSDPTrainer(LanguageTrainer):
                 whole = lora.merged(whole, first, second, layers[layer].scaling["default"])
             yield plain, whole
 
-    @contextmanager
-    def _loaded(self) -> Iterator[bool]:
-        """Bring back what is offloaded, for a moment; whether anything was."""
-        away = self._core.trained.offloaded
-        if away:
-            self.onload()
-        try:
-            yield away
-        finally:
-            if away:
-                self.offload()
-
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`LanguageTrainer.state_dict`."""
         keep, trained = self._ranks.rank == 0, self._core.trained
         reference = None
-        with self._loaded() as away:
+        with self._core.loaded() as away:
             if self._reference:
                 reference = trained.gather(self._reference, keep=keep, dtype=trained.dtype)
             state: dict[str, Any] = {
@@ -261,7 +249,7 @@ class FSDPTrainer(LanguageTrainer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`LanguageTrainer.load_state_dict`."""
-        with self._loaded():
+        with self._core.loaded():
             self._core.trained.load_state_dict(state["model"])
         if self._reference and state["reference"] is not None:
             for name, value in state["reference"].items():
@@ -271,12 +259,12 @@ class FSDPTrainer(LanguageTrainer):
 
     def save_sharded(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.save_sharded`."""
-        with self._loaded():
+        with self._core.loaded():
             save_parts(directory, self._core.trained, self._reference, self._numbers(), self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.load_sharded`."""
-        with self._loaded():
+        with self._core.loaded():
             numbers = load_parts(
                 directory, self._core.trained, self._reference, self._numbers(), self._ranks
             )

@@ -82,6 +82,21 @@ def test_state_and_shards_continue(tmp_path):
     assert torch.equal(one.values(batch), third.values(batch))
 
 
+def test_state_is_saved_while_offloaded():
+    everything = {"weights": True, "gradients": True, "optimizer": True}
+    one, other, batch = critic(offload=everything), critic(), prepared()
+    one.train(batch, 0)
+    other.train(batch, 0)
+    one.offload()
+    with pytest.raises(RuntimeError, match="call onload first"):
+        one.values(batch)
+    for kind in ("master", "exp_avg", "exp_avg_sq"):
+        for name, tensor in one.state_dict()[kind].items():
+            assert torch.equal(tensor, other.state_dict()[kind][name])
+    one.onload()
+    assert torch.equal(one.values(batch), other.values(batch))
+
+
 def test_too_many_skipped_updates_end_the_run():
     batch = prepared()
     broken = replace(batch, returns=torch.full_like(batch.mask, torch.nan))

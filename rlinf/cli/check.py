@@ -1,8 +1,9 @@
-"""``rlinf check env NAME``: the conformance suite of an adapter."""
+"""``rlinf check env|engine NAME``: the conformance suite of an adapter."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Protocol
 
 import typer
 
@@ -38,12 +39,48 @@ def check_env(
 
     from rlinf.envs.conformance import check_env as run_suite
 
-    results = run_suite(config)
-    marks = [
-        (result.name, "ok" if result.passed else "failed", result.detail) for result in results
-    ]
-    show_table(f"env {name}", ("check", "", ""), marks)
-    failed = [result.name for result in results if not result.passed]
+    _show(f"env {name}", run_suite(config))
+
+
+@app.command("engine")
+def check_engine(
+    name: Annotated[str, typer.Argument(help="Engine type, as `rlinf list engines` shows it.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of an engine section: deterministic=true …"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Check that a rollout engine keeps the engine protocol, on a model of random weights."""
+    from rlinf.config.load import with_overrides
+    from rlinf.config.validate import check, validate
+    from rlinf.engines.registry import REGISTRY
+
+    recipe = with_overrides(f"engine {name}", {"type": name}, settings or [])
+    config = validate(REGISTRY.load(name), recipe.data, recipe)
+    check(config, recipe)
+
+    from rlinf.engines.conformance import check_engine as run_suite
+
+    _show(f"engine {name}", run_suite(config))
+
+
+class _Result(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def passed(self) -> bool: ...
+
+    @property
+    def detail(self) -> str: ...
+
+
+def _show(title: str, results: Sequence[_Result]) -> None:
+    """Print the outcome of every check; exit with 1 where one failed."""
+    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
+    show_table(title, ("check", "", ""), marks)
+    failed = [each.name for each in results if not each.passed]
     say(f"\n{len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)

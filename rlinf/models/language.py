@@ -94,9 +94,8 @@ def load_language_model(
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would break the display of a run
+    _without_bars()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             _directory(config),
@@ -153,9 +152,17 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
     """
     base = model.get_base_model() if _has_adapters(model) else model
     weights = dict(full_weights(model))
+    _without_bars()
     base.save_pretrained(directory, state_dict=weights, safe_serialization=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
+
+
+def _without_bars() -> None:
+    """Let transformers show no progress bars: they would break the display of a run."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:

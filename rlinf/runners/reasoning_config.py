@@ -30,11 +30,14 @@ from rlinf.trainers.language.config import (
     LanguageTrainerConfig,
     SupervisedConfig,
 )
+from rlinf.weight_sync import registry as weight_syncers
+from rlinf.weight_sync.config import AutoConfig, WeightSyncConfig
 
 COMPONENTS = ("rollout", "reward", "actor")
 
 AlgorithmSection = Annotated[TokenAlgorithmConfig, Component(algorithms.REGISTRY)]
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
+WeightSyncSection = Annotated[WeightSyncConfig, Component(weight_syncers.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
 
 
@@ -96,6 +99,7 @@ class ReasoningConfig(PlacedConfig):
     actor: TrainerSection
     critic: CriticTrainerConfig | None = None
     """Trainer of the value network; only for an algorithm that needs one."""
+    weight_sync: WeightSyncSection = AutoConfig()
     warm_start: SupervisedConfig | None = None
     """Supervised training on the targets of a generated task before the first step; null: none."""
     validation: ReasoningValidationConfig = ReasoningValidationConfig()

@@ -16,6 +16,7 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.worker_group import WorkerGroup
+from rlinf.weight_sync.protocol import Parties
 from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
 from rlinf.workers.language_actor import LanguageActorSetup, LanguageActorWorker
 from rlinf.workers.reward import RewardSetup, RewardWorker
@@ -58,6 +59,9 @@ class ReasoningSystem:
         self._model = model
         self._failures = failures
         self._plan = config.plan
+        self._parties = Parties(
+            sender="actor", receiver="rollout", receivers=config.world_size("rollout")
+        )
         self._groups: dict[str, WorkerGroup] = {}
         self._executors: dict[tuple[str, int], Executor] = {}
         self.parameters = 0
@@ -112,6 +116,8 @@ class ReasoningSystem:
                 algorithm=config.algorithm,
                 group_size=config.rollout.group_size,
                 seed=config.seed,
+                weight_sync=config.weight_sync,
+                parties=self._parties,
             )
         if component == "reward":
             return RewardSetup(reward=config.reward, model=self._model)
@@ -124,6 +130,8 @@ class ReasoningSystem:
             total_steps=config.training_steps,
             seed=config.seed,
             failure_directory=self._failures,
+            weight_sync=config.weight_sync,
+            parties=self._parties,
         )
 
     def _executor(self, flow: Flow, sources: int) -> Executor:
@@ -144,9 +152,8 @@ class ReasoningSystem:
 
     def sync_weights(self) -> int:
         """Bring the actor's weights to every generation worker; returns their version."""
-        receivers = self._plan.components["rollout"].processes
-        received = self._groups["rollout"].receive_weights("actor", receivers)
-        self._groups["actor"].send_weights("rollout", receivers).wait()
+        received = self._groups["rollout"].receive_weights()
+        self._groups["actor"].send_weights().wait()
         return int(received.wait()[0])
 
     def train_step(

@@ -17,6 +17,8 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.weight_sync.config import WeightSyncConfig
+from rlinf.weight_sync.protocol import Parties, WeightReceiver
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class GenerationSetup:
         algorithm: Says which groups are worth training on.
         group_size: G, completions of a prompt in training.
         seed: Seed of the run.
+        weight_sync: How new weights arrive.
+        parties: Who sends them, and who receives.
     """
 
     model: LanguageModelConfig
@@ -38,6 +42,8 @@ class GenerationSetup:
     algorithm: TokenAlgorithmConfig
     group_size: int
     seed: int
+    weight_sync: WeightSyncConfig
+    parties: Parties
 
 
 @dataclass
@@ -76,8 +82,8 @@ class GenerationWorker(StageWorker):
         super().__init__()
         self._setup = setup
         self._algorithm = setup.algorithm.build()
-        self._version = -1
         self._engine: Engine
+        self._weights: WeightReceiver[Any]
 
     def start(self) -> None:
         """Build the engine; the weights that training begins with arrive with the first sync."""
@@ -86,19 +92,16 @@ class GenerationWorker(StageWorker):
         self._engine = setup.engine.build(
             ModelSource(path=setup.model.path, module=model, tokenizer=tokenizer)
         )
+        self._weights = setup.weight_sync.build_receiver(self, setup.parties)
 
-    def receive_weights(self, sender: str, receivers: int) -> int:
-        """Take the weights that the sender's rank 0 broadcasts; returns their version."""
-        weights, version = self.broadcast(
-            None, groups=[(sender, 0), (self._group_name, list(range(receivers)))]
+    def receive_weights(self) -> int:
+        """Take the weights that the actor sends; returns their version.
+
+        They are applied between steps only, so that no batch is generated under half of them.
+        """
+        return self._weights.apply(
+            lambda weights, version: self._engine.update_weights(weights.items(), version)
         )
-        self.load_weights(weights, version)
-        return self._version
-
-    def load_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Take weights by the names of the model's file, complete."""
-        self._engine.update_weights(weights.items(), version)
-        self._version = version
 
     def generate(
         self,
@@ -188,7 +191,8 @@ class GenerationWorker(StageWorker):
 
     def close(self) -> None:
         """Give the engine back."""
-        if hasattr(self, "_engine"):
+        if hasattr(self, "_weights"):
+            self._weights.close()
             self._engine.close()
 
 

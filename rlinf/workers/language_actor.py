@@ -25,6 +25,8 @@ from rlinf.trainers.language.config import (
 from rlinf.trainers.language.critic import FSDPCritic
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import LanguageTrainer
+from rlinf.weight_sync.config import WeightSyncConfig
+from rlinf.weight_sync.protocol import Parties, WeightSender
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class LanguageActorSetup:
         total_steps: Training phases of the run.
         seed: Seed of the run.
         failure_directory: Where a batch is saved that could not be trained on.
+        weight_sync: How weights are sent.
+        parties: Who sends them, and who receives.
     """
 
     model: LanguageModelConfig
@@ -50,6 +54,8 @@ class LanguageActorSetup:
     total_steps: int
     seed: int
     failure_directory: Path
+    weight_sync: WeightSyncConfig
+    parties: Parties
 
 
 class LanguageActorWorker(StageWorker):
@@ -61,6 +67,7 @@ class LanguageActorWorker(StageWorker):
         self._algorithm = setup.algorithm.build()
         self._critic: FSDPCritic | None = None
         self._trainer: LanguageTrainer
+        self._weights: WeightSender[Any] | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer, and the critic if one is needed; returns the number of parameters.
@@ -95,6 +102,8 @@ class LanguageActorWorker(StageWorker):
             temperature=setup.temperature,
             failure_directory=setup.failure_directory,
         )
+        if self._rank == 0:
+            self._weights = setup.weight_sync.build_sender(self, setup.parties)
         return {"parameters": parameters}
 
     def train(self, groups: InputStream, *, step: int) -> Generator[Emit, None, dict[str, float]]:
@@ -128,14 +137,11 @@ class LanguageActorWorker(StageWorker):
             batch = replace(batch, values=self._critic.values(batch))
         return algorithm.prepare(batch)
 
-    def send_weights(self, receiver: str, receivers: int) -> int:
-        """Broadcast the weights from rank 0 to every generation worker; returns their version."""
-        weights = {name: tensor.detach().clone() for name, tensor in self._trainer.weights()}
-        if self._rank == 0:
-            self.broadcast(
-                (weights, self._trainer.version),
-                groups=[(self._group_name, 0), (receiver, list(range(receivers)))],
-            )
+    def send_weights(self) -> int:
+        """Send the weights from rank 0 to every generation worker; returns their version."""
+        weights = dict(self._trainer.weights())  # every rank takes part in gathering them
+        if self._weights is not None:
+            self._weights.send(weights, self._trainer.version)
         return self._trainer.version
 
     def save_model(self, directory: Path) -> None:
@@ -173,6 +179,8 @@ class LanguageActorWorker(StageWorker):
 
     def close(self) -> None:
         """Give the memory back."""
+        if self._weights is not None:
+            self._weights.close()
         if hasattr(self, "_trainer"):
             self._trainer.close()
 

@@ -1,6 +1,7 @@
 """Train a recipe from scratch over several seeds: a table, and the learning curves in one picture.
 
     python benchmarks/recipe.py quickstart --seeds 5 --picture docs/pictures/quickstart.png
+    python benchmarks/recipe.py reasoning/arithmetic_grpo --gain 0.25
 
 Each run is a process of its own, one after the other, as a user would start it.
 """
@@ -8,13 +9,16 @@ Each run is a process of its own, one after the other, as a user would start it.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf.data.evaluation import EvaluationResult
+from rlinf.data.text_evaluation import TextEvaluationResult
 from rlinf.monitor.curve import Curve, overlay_curves
 
 COMMAND = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
@@ -31,12 +35,36 @@ def train(recipe: str, seed: int, overrides: list[str], directory: Path) -> Path
     return run
 
 
-def result_of(run: Path) -> tuple[EvaluationResult, float, int]:
-    """Held-out result, training seconds and environment steps of a run."""
-    held_out = sorted((run / "evaluations").glob("held_out_step_*.json"))[-1]
-    curve = Curve.of(run)
-    steps, seconds = curve.seconds()[-1]
-    return EvaluationResult.load(held_out), seconds, int(steps)
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached on what it never trained on.
+
+    Args:
+        before: Rate before training; NaN where it was not measured.
+        after: Rate at the end, with its 95 % interval.
+        steps: Environment steps, or training steps.
+        seconds: Training time.
+    """
+
+    before: float
+    after: tuple[float, float, float]
+    steps: int
+    seconds: float
+
+
+def outcome_of(run: Path) -> Outcome:
+    """Read what a run wrote: its held-out episodes, or the first and last validation."""
+    steps, seconds = Curve.of(run).seconds()[-1]
+    held_out = sorted((run / "evaluations").glob("held_out_step_*.json"))
+    if held_out:
+        result = EvaluationResult.load(held_out[-1])
+        return Outcome(math.nan, (result.success_rate, *result.interval), int(steps), seconds)
+    validations = sorted((run / "evaluations").glob("validation_step_*.json"))
+    first, last = (
+        TextEvaluationResult.load(path).estimate("pass@1")
+        for path in (validations[0], validations[-1])
+    )
+    return Outcome(first.value, (last.value, last.low, last.high), int(steps), seconds)
 
 
 def main() -> None:
@@ -45,6 +73,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--level", type=float, default=0.9, help="success rate to be reached")
+    parser.add_argument("--gain", type=float, help="rise of the rate to be reached, instead")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("overrides", nargs="*", help="key=value")
     arguments = parser.parse_intermixed_args()
@@ -53,18 +82,23 @@ def main() -> None:
             train(arguments.recipe, seed, arguments.overrides, Path(directory))
             for seed in range(arguments.seeds)
         ]
-        print("\n| seed | held-out success (95 % interval) | env steps | training seconds |")
-        print("|---|---|---|---|")
+        print("\n| seed | before | held-out success (95 % interval) | steps | training seconds |")
+        print("|---|---|---|---|---|")
         reached = 0
         for seed, run in enumerate(runs):
-            result, seconds, steps = result_of(run)
-            low, high = result.interval
-            reached += result.success_rate >= arguments.level
+            found = outcome_of(run)
+            rate, low, high = found.after
+            enough = rate >= arguments.level
+            if arguments.gain is not None:
+                enough = rate - found.before >= arguments.gain
+            reached += enough
+            before = "" if math.isnan(found.before) else f"{found.before:.2f}"
             print(
-                f"| {seed} | {result.success_rate:.2f} ({low:.2f} to {high:.2f}) "
-                f"| {steps} | {seconds:.0f} |"
+                f"| {seed} | {before} | {rate:.2f} ({low:.2f} to {high:.2f}) "
+                f"| {found.steps} | {found.seconds:.0f} |"
             )
-        print(f"\n{reached} of {len(runs)} seeds reach {arguments.level} on held-out episodes")
+        wanted = f"{arguments.level}" if arguments.gain is None else f"a rise of {arguments.gain}"
+        print(f"\n{reached} of {len(runs)} seeds reach {wanted} on what they never trained on")
         if arguments.picture is not None:
             print(f"curves: {overlay_curves({arguments.recipe: runs}, arguments.picture)}")
 

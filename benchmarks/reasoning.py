@@ -1,0 +1,286 @@
+"""Reasoning steps beside TRL's GRPOTrainer and beside a floor, in one run.
+
+    python benchmarks/reasoning.py                      # heavy-tailed and fixed lengths
+    python benchmarks/reasoning.py --lengths heavy --engine vllm
+
+All sides train the same Qwen2 of random weights on the same prompts in groups of 8, float32, with
+AdamW at the same rate. Logits of random weights are almost equal, so a completion ends at each
+token with the probability of the end token: ``heavy`` has geometric lengths of about 64 tokens, cut
+at 256; ``fixed`` has 64 tokens each. The floor is a generation by the engine alone plus one forward
+and backward pass of transformers over the same number of tokens.
+
+Needs ``pip install trl==1.16.0``. One thread per process (``OMP_NUM_THREADS=1``) is set unless
+given.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import argparse
+import json
+import statistics
+import string
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf.data.prompts.loader import PromptLoader
+from rlinf.data.tokenizer import train_tokenizer
+from rlinf.engines.config import SamplingConfig
+from rlinf.engines.protocol import GenerationRequest, ModelSource
+from rlinf.models.language import (
+    build_language_model,
+    create_language_model,
+    load_tokenizer,
+    save_language_model,
+)
+from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig
+from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.reasoning_system import ReasoningSystem
+
+LETTERS = string.ascii_letters + "0123"
+FIXED, LONGEST, CACHE = 64, 256, 200
+PROMPTS, GROUP, RATE = 8, 8, 1e-6
+
+
+def write_model(directory: Path, hidden: int, layers: int) -> LanguageModelConfig:
+    """A model of random weights with 64 tokens, in the format of transformers."""
+    tokenizer = train_tokenizer([LETTERS], directory)
+    architecture = ArchitectureConfig(
+        hidden_size=hidden,
+        layers=layers,
+        intermediate_size=hidden * 8 // 3,
+        tie_word_embeddings=False,
+        max_position_embeddings=512,
+    )
+    config = LanguageModelConfig(path=directory, architecture=architecture)
+    model = create_language_model(config, seed=0, tokenizer=tokenizer)
+    save_language_model(model, directory, tokenizer=tokenizer)
+    return LanguageModelConfig(path=directory)
+
+
+def write_prompts(path: Path, count: int) -> list[str]:
+    """Prompts of 8 to 16 letters, as JSON lines."""
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list(LETTERS), rng.integers(8, 17))) for _ in range(count)]
+    path.write_text("".join(json.dumps({"prompt": t, "solutions": "x"}) + "\n" for t in texts))
+    return texts
+
+
+def sampling(lengths: str) -> dict[str, int]:
+    """Token limits of a kind of lengths."""
+    if lengths == "heavy":
+        return {"max_new_tokens": LONGEST}
+    return {"max_new_tokens": FIXED, "min_new_tokens": FIXED}
+
+
+def penalty(length: int) -> float:
+    """The reward of both sides: DAPO's penalty of long answers."""
+    if length <= LONGEST - CACHE:
+        return 0.0
+    return max((LONGEST - CACHE - length) / CACHE, -1.0)
+
+
+def configuration(
+    model: LanguageModelConfig, prompts: Path, lengths: str, engine: str
+) -> ReasoningConfig:
+    """Our recipe."""
+    data = {
+        "task": "reasoning",
+        "runner": {"total_steps": 1000},
+        "data": {"files": {"train": [str(prompts)]}},
+        "model": {"path": str(model.path)},
+        "rollout": {
+            "prompts": PROMPTS,
+            "group_size": GROUP,
+            "sampling": sampling(lengths),
+            "engine": {"type": engine},
+        },
+        "reward": {
+            "processes": 1,
+            "functions": {
+                "length": {"type": "length", "max_length": LONGEST, "cache_length": CACHE}
+            },
+        },
+        "algorithm": {"type": "grpo"},
+        "actor": {"type": "fsdp", "optim": {"lr": RATE}},
+    }
+    return ReasoningConfig.model_validate(data)
+
+
+def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
+    """Median seconds of a step, start-up seconds and tokens of a completion."""
+    begin = time.perf_counter()
+    tokenizer = load_tokenizer(config.model)
+    loader = PromptLoader(config.data.build(tokenizer).train)
+    seconds, tokens = [], 0
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
+    ):
+        for step in range(steps + 1):
+            step_begin = time.perf_counter()
+            system.sync_weights()
+            report = system.train_step(step, loader.take(PROMPTS), [])
+            if step == 0:
+                start = time.perf_counter() - begin
+            else:
+                seconds.append(time.perf_counter() - step_begin)
+                tokens += sum(part.tokens for part in report.results("rollout"))
+    return {
+        "seconds": statistics.median(seconds),
+        "start": start,
+        "tokens": tokens / (steps * PROMPTS * GROUP),
+    }
+
+
+def floor(config: ReasoningConfig, rounds: int) -> float:
+    """Median seconds of a bare generation and a bare forward and backward pass of its tokens."""
+    model, tokenizer = build_language_model(config.model, seed=0)
+    loader = PromptLoader(config.data.build(tokenizer).train)
+    seconds = []
+    source = ModelSource(path=config.model.path, module=model, tokenizer=tokenizer)
+    with config.rollout.engine.build(source) as engine:
+        for number in range(rounds + 1):
+            requests = [
+                GenerationRequest(
+                    request_id=place + GROUP * slot,
+                    prompt_tokens=prompt.tokens,
+                    seed=number * 1000 + place + GROUP * slot,
+                    sampling=SamplingConfig(**config.rollout.sampling.model_dump()),
+                )
+                for slot, (_, prompt) in enumerate(loader.take(PROMPTS))
+                for place in range(GROUP)
+            ]
+            begin = time.perf_counter()
+            found = engine.generate(requests)
+            generated = time.perf_counter() - begin
+            rows = [
+                np.concatenate([request.prompt_tokens, item.completion.tokens])
+                for request, item in zip(requests, found, strict=True)
+            ]
+            seconds.append(generated + _pass(model, rows))
+    return statistics.median(seconds[1:])
+
+
+def _pass(model: Any, rows: list[np.ndarray]) -> float:
+    """Seconds of a forward and backward pass, sequences of similar length side by side."""
+    rows = sorted(rows, key=len)
+    begin = time.perf_counter()
+    for first in range(0, len(rows), 8):
+        part = rows[first : first + 8]
+        ids = torch.zeros(len(part), max(map(len, part)), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for number, row in enumerate(part):
+            ids[number, : len(row)] = torch.from_numpy(row)
+            mask[number, : len(row)] = 1
+        model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+    model.zero_grad(set_to_none=True)
+    return time.perf_counter() - begin
+
+
+def trl(model: LanguageModelConfig, texts: list[str], lengths: str, steps: int) -> dict[str, float]:
+    """Median seconds of a step of TRL's trainer, and tokens of a completion."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    limits = sampling(lengths)
+    kwargs = {"min_new_tokens": FIXED} if lengths == "fixed" else {}
+    lengths_seen: list[int] = []
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        lengths_seen.extend(len(ids) for ids in completion_ids)
+        return [penalty(len(ids)) for ids in completion_ids]
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.times.append(time.perf_counter() - self.begin)
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model.path),
+            processing_class=load_tokenizer(model),
+            reward_funcs=reward,
+            train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
+            callbacks=[clock],
+            args=GRPOConfig(
+                output_dir=directory,
+                max_steps=steps + 1,
+                per_device_train_batch_size=PROMPTS * GROUP,
+                num_generations=GROUP,
+                max_completion_length=limits["max_new_tokens"],
+                generation_kwargs=kwargs,
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                beta=0.0,
+                temperature=1.0,
+                top_k=0,
+                report_to=[],
+                save_strategy="no",
+                logging_strategy="no",
+                disable_tqdm=True,
+            ),
+        )
+        trainer.train()
+    return {
+        "seconds": statistics.median(clock.times[1:]),
+        "tokens": sum(lengths_seen) / len(lengths_seen),
+    }
+
+
+def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
+    """All sides for one kind of lengths."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
+        texts = write_prompts(Path(directory) / "prompts.jsonl", 512)
+        config = configuration(model, Path(directory) / "prompts.jsonl", lengths, arguments.engine)
+        mine = ours(config, arguments.steps)
+        bare = floor(config, arguments.steps)
+        peer = trl(model, texts, lengths, arguments.steps)
+    sequences = PROMPTS * GROUP
+    print(f"\n{lengths} lengths, {sequences} sequences a step, engine {arguments.engine}")
+    print(f"ours    {mine['seconds']:7.2f} s  {mine['tokens']:5.1f} tokens per completion")
+    print(f"floor   {bare:7.2f} s  ours / floor {mine['seconds'] / bare:5.2f}")
+    print(f"TRL     {peer['seconds']:7.2f} s  {peer['tokens']:5.1f} tokens per completion")
+    print(f"        completions per second, ours / TRL {peer['seconds'] / mine['seconds']:5.2f}")
+    print(f"start to the end of our first step {mine['start']:.1f} s", flush=True)
+    return {"lengths": lengths, "ours": mine, "floor": bare, "trl": peer}
+
+
+def main() -> None:
+    """Measure and print; the figures are also written as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--lengths", choices=["heavy", "fixed", "both"], default="both")
+    parser.add_argument("--engine", default="hf")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each side")
+    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "reasoning.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    kinds = ["heavy", "fixed"] if arguments.lengths == "both" else [arguments.lengths]
+    arguments.json.write_text(json.dumps([measure(arguments, kind) for kind in kinds], indent=2))
+
+
+if __name__ == "__main__":
+    main()

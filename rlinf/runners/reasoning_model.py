@@ -83,11 +83,12 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
     trainer = SupervisedTrainer.of_model(
         network, config.warm_start, seed=config.seed, compute=config.actor
     )
+    print(f"warm start: {config.warm_start.steps} supervised steps", flush=True)
     begin = time.perf_counter()
     losses = [metrics["supervised/loss"] for metrics in trainer.fit(texts)]
     trainer.finish()
     print(
-        f"warm start: {len(losses)} supervised steps in {time.perf_counter() - begin:.1f} s, "
+        f"warm start took {time.perf_counter() - begin:.1f} s, "
         f"loss {losses[0]:.3f} to {losses[-1]:.3f}",
         flush=True,
     )

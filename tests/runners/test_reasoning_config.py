@@ -1,0 +1,103 @@
+"""What a reasoning recipe refuses, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import check
+from rlinf.errors import UserError
+
+from .reasoning_support import small_config, write_recipe
+
+REFUSED = [
+    (["rollout.group_size=1"], "rollout.group_size", "at least 2"),
+    (["rollout.prompts=0"], "rollout.prompts", ""),
+    (["rollout.promts=4"], "rollout.promts", "did you mean `prompts`"),
+    (["rollout.engine={type: hff}"], "rollout.engine.type", "did you mean `hf`"),
+    (["rollout.engine={type: hf, block: 4}"], "rollout.engine.block", "block_size"),
+    (["rollout.sampling.min_new_tokens=20"], "rollout.sampling.min_new_tokens", "nearest: 12"),
+    (["rollout.sampling.temperature=0"], "rollout.sampling.temperature", ""),
+    (["algorithm={type: ppo}"], "critic", "write `critic: {}`"),
+    (["critic={}"], "critic", "leave the section out"),
+    (["algorithm={type: gppo}"], "algorithm.type", "did you mean"),
+    (["algorithm={type: dr_grpo}"], "algorithm.loss_agg_length", "largest number of new tokens"),
+    (["actor.n_minibatches=3"], "actor.n_minibatches", "nearest: 2, 4"),
+    (["actor.micro_batch_size=2", "actor.max_tokens_per_micro_batch=9"], "actor", "same thing"),
+    (["actor.type=fdsp"], "actor.type", "did you mean `fsdp`"),
+    (["actor.optim.value_lr=0.1"], "actor.optim.value_lr", "critic"),
+    (["model.lora={rank: 4}"], "model.lora", "actor.lora"),
+    (["model.architecture=null"], "model.path", "is missing"),
+    (["model.architecture.hidden_size=30"], "model.architecture.hidden_size", "nearest"),
+    (["data.task={type: sortng}"], "data.task.type", "did you mean `sorting`"),
+    (["data.task=null"], "data.files", "no prompts"),
+    (["data.files={train: [x.jsonl]}"], "data.task", "one of the two"),
+    (["reward.functions=null"], "reward.functions", ""),
+    (["reward.functions={a: {type: maths}}"], "reward.functions.a.type", "did you mean `math`"),
+    (["reward.deadline=0"], "reward.deadline", ""),
+    (["weight_sync={type: patches}"], "weight_sync.type", "did you mean `patch`"),
+    (["validation.samples=0"], "validation.samples", ""),
+    (["runner.total_env_steps=5"], "runner.total_env_steps", ""),
+    (["cluster.component_placement={rollout: 0, actor: 0}"], "component_placement", "reward"),
+    (
+        [
+            "cluster.cpu_devices_per_node=2",
+            "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}",
+        ],
+        "component_placement",
+        "cluster.runtime: ray",
+    ),
+    (
+        [
+            "rollout.prompts=3",
+            "actor.n_minibatches=1",
+            "cluster.cpu_devices_per_node=2",
+            "cluster.component_placement={'rollout': '0-1', 'actor,reward': '0'}",
+        ],
+        "rollout.prompts",
+        "nearest: 2, 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "hint"), REFUSED)
+def test_refused(tmp_path: Path, overrides: list[str], key: str, hint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        small_config(tmp_path, *overrides)
+    assert key in str(refused.value)
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model={path: /nowhere/model}", "warm_start=null"], "model.path"),
+        (
+            ["data={task: null, files: {train: [/nowhere/prompts.jsonl]}}", "warm_start=null",
+             "model={path: /nowhere/model}"],
+            "data.files.train",
+        ),
+        (["reward.functions={a: {type: function, function: 'nomodule:f'}}"], "nomodule"),
+    ],
+)  # fmt: skip
+def test_refused_on_this_machine(tmp_path: Path, overrides: list[str], key: str) -> None:
+    config = small_config(tmp_path, *overrides)
+    with pytest.raises(UserError) as refused:
+        check(config, load_recipe(str(write_recipe(tmp_path)), overrides))
+    assert key in str(refused.value)
+
+
+def test_a_recipe_is_checked_without_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from rlinf.cli.main import main\n"
+        f"code = main(['train', {str(write_recipe(tmp_path))!r}, 'rollout.group_size=1'])\n"
+        "assert code == 2, code\n"
+        "heavy = {'torch', 'transformers', 'ray', 'vllm', 'peft'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -7,6 +7,7 @@ is gone. Imports the standard library, numpy, gymnasium and the simulator; nothi
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -34,12 +35,24 @@ def main(arguments: list[str]) -> None:
     # The parent asks for the stacks of a process that hangs before it ends it.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _yield_to_the_sender()
     threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
     with socket.socket(fileno=commands) as connection:
         try:
             _serve(connection, memory)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return  # the parent is gone
+
+
+def _yield_to_the_sender() -> None:
+    """Never take the core of the process that sends a command, before it has sent the others.
+
+    The first process that is woken would otherwise run there for a slice of some milliseconds,
+    while its siblings still wait for their commands.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _exit_with_parent(lifeline: int) -> None:

@@ -77,9 +77,10 @@ class OutputPort:
     sources: int
 
     def put(self, item: Item) -> None:
-        """Hand an item over; blocks while the channel is full."""
+        """Hand an item over."""
         for channel in self._targets(item):
-            channel.put(item)
+            # The end of the stream, or its abort, tells the reader whatever an answer could.
+            channel.post(item)
 
     def _targets(self, item: Item) -> tuple[Channel, ...]:
         if item.end or self.route == "replicate":

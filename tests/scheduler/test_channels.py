@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlinf.scheduler import Channel
-from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from tests.scheduler.workers import Concurrent, Queuer
 
 
@@ -254,3 +254,13 @@ def test_waiting_too_long(channel, short_deadline):
     assert queue.qsize() == 1
     assert queue.get() == "not for the one who gave up"
     assert queue.empty()
+
+
+def test_posted_items_keep_their_order_among_others(cluster):
+    channel = Channel.create("posted")
+    channel.post("a")
+    channel.put("b")
+    channel.post("c", weight=3)
+    assert [channel.get() for _ in range(3)] == ["a", "b", "c"]
+    with pytest.raises(SchedulerUsageError, match="at most 2"):
+        Channel.create("bounded", maxsize=2).post("a")

@@ -157,6 +157,27 @@ class Channel:
                 return None
         return AsyncWork(future, f"room in channel '{self.name}'", lambda _: None)
 
+    def post(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
+        """Add an item to a channel without maximal size, asking for no answer.
+
+        For streams that end in a way of their own: a channel that was closed swallows the item.
+
+        Raises:
+            SchedulerUsageError: The channel has a maximal size.
+            WorkerDiedError: The process that hosts it is gone.
+        """
+        if self.maxsize:
+            raise SchedulerUsageError(
+                f"channel '{self.name}' holds at most {self.maxsize} items: use put, which waits"
+            )
+        payload = self._encode(item, key)
+        host = self._host(key)
+        if not self.is_local:
+            require_process().settle_puts(host)
+        self._endpoint_for().tell(
+            host, "channel.put", self.name, key, weight, None, payloads=[payload]
+        )
+
     def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item.
 

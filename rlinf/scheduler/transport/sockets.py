@@ -30,6 +30,7 @@ from rlinf.scheduler.transport.session import Session
 
 _REQUEST, _TELL, _REPLY, _ERROR = range(4)
 _SMALL_FRAME = 4096
+_REST_SECONDS = 0.0005
 _serial = itertools.count()
 _logger = logging.getLogger("rlinf")
 
@@ -280,10 +281,14 @@ class _Reader:
         limit = time.monotonic() + timeout
         self._open.clear()
         try:
-            os.eventfd_write(self._wake, 1)
-            with self._turn:
+            if not self._turn.acquire(blocking=False):
+                os.eventfd_write(self._wake, 1)
+                self._turn.acquire()
+            try:
                 while not future.done() and (left := limit - time.monotonic()) > 0:
                     self._read_once(left)
+            finally:
+                self._turn.release()
         finally:
             self._open.set()
             self._guest.release()
@@ -292,7 +297,14 @@ class _Reader:
         while not self._closed:
             with self._turn:
                 self._read_once(-1)
-            self._open.wait()
+            while not self._closed:
+                displaced = not self._open.is_set()
+                self._open.wait()
+                if not displaced:
+                    break
+                # Who waited will often wait again at once; reading in between would take the
+                # interpreter from it twice for nothing.
+                time.sleep(_REST_SECONDS)
 
     def _read_once(self, timeout: float) -> None:
         for descriptor, _ in self._poll.poll(timeout):

@@ -345,7 +345,10 @@ def learning(config: EmbodiedConfig, seeds: int, kind: str) -> dict[str, Any]:
         results["sb3 same"].append(sb3_time_to_success(config, kind, seed, default=False))
         results["sb3 default"].append(sb3_time_to_success(config, kind, seed, default=True))
         for name, found in results.items():
-            print(f"seed {seed}  {name:12s} {found[-1][0]:8.1f} s  {found[-1][1]:8d} env steps")
+            print(
+                f"seed {seed}  {name:12s} {found[-1][0]:8.1f} s  {found[-1][1]:8d} env steps",
+                flush=True,
+            )
     medians = {name: statistics.median(t for t, _ in found) for name, found in results.items()}
     for name, median in medians.items():
         print(f"median of {seeds} seeds  {name:12s} {median:8.1f} s to success {SUCCESS}")

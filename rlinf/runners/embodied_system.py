@@ -7,12 +7,11 @@ from typing import Any
 
 from rlinf.algorithms.registry import build_algorithm
 from rlinf.envs.spec import EnvSpec
-from rlinf.flow.executor import Executor, StepReport
+from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.runners.embodied_config import COMPONENTS, EmbodiedConfig
-from rlinf.scheduler import Cluster, ComponentPlacement
-from rlinf.scheduler.worker_group import WorkerGroup
+from rlinf.runners.worker_system import WorkerSystem
 from rlinf.workers.actor import ActorSetup, ActorWorker
 from rlinf.workers.env import EnvSetup, EnvWorker, EvaluationReport
 from rlinf.workers.rollout import RolloutSetup, RolloutWorker
@@ -44,7 +43,7 @@ def evaluation_flow() -> Flow:
     return flow
 
 
-class EmbodiedSystem:
+class EmbodiedSystem(WorkerSystem):
     """Env, rollout and actor workers on a cluster; a context manager that ends them.
 
     Args:
@@ -53,41 +52,19 @@ class EmbodiedSystem:
     """
 
     def __init__(self, config: EmbodiedConfig, *, training: bool = True) -> None:
+        super().__init__(config)
         self.config = config
-        self._plan = config.plan
-        self._groups: dict[str, WorkerGroup] = {}
-        self._executors: list[Executor] = []
         self._components = COMPONENTS if training else ("env", "rollout")
         self._training = training
         self.env_spec: EnvSpec
 
-    def __enter__(self) -> EmbodiedSystem:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _start(self) -> None:
-        self._cluster = Cluster(cluster_cfg=self.config.cluster)
-        placement = ComponentPlacement(
-            {"cluster": {"component_placement": self.config.placement()}}, self._cluster
-        )
         workers: dict[str, type[StageWorker]] = {
             "env": EnvWorker,
             "rollout": RolloutWorker,
             "actor": ActorWorker,
         }
-        for name in self._components:
-            self._groups[name] = (
-                workers[name]
-                .create_group(self._setup(name))
-                .launch(self._cluster, placement_strategy=placement.get_strategy(name), name=name)
-            )
+        self._launch({name: (workers[name], self._setup(name)) for name in self._components})
         # Simulators and torch start at the same time; the policy is built once both are there.
         self.env_spec = self._groups["env"].start(training=self._training).wait()[0]
         models = [self._groups[n].start(self.env_spec) for n in self._components if n != "env"]
@@ -95,17 +72,7 @@ class EmbodiedSystem:
             handle.wait()
         sources = self._plan.components["env"].processes * self.config.rollout.pipeline_stage_num
         flows = (training_flow(), evaluation_flow()) if self._training else (evaluation_flow(),)
-        self._executors = [
-            Executor(
-                flow,
-                self._plan,
-                self._groups,
-                self._cluster,
-                sources=sources,
-                timeline=self.config.runner.timeline,
-            )
-            for flow in flows
-        ]
+        self._steps = [self._new_executor(flow, sources) for flow in flows]
 
     def _setup(self, component: str) -> EnvSetup | RolloutSetup | ActorSetup:
         config = self.config
@@ -151,7 +118,7 @@ class EmbodiedSystem:
 
     def train_step(self, step: int) -> StepReport:
         """One rollout and the training phase on it."""
-        return self._executors[0].run(step, {"rollout": {"step": step}, "actor": {"step": step}})
+        return self._steps[0].run(step, {"rollout": {"step": step}, "actor": {"step": step}})
 
     def evaluate(self, episodes: Sequence[tuple[int, int]], *, frames: int = 0) -> EvaluationReport:
         """Play the given (episode id, seed) pairs with the policy's most likely actions.
@@ -160,7 +127,7 @@ class EmbodiedSystem:
             episodes: What to play.
             frames: Environments, of all, to take pictures of.
         """
-        report = self._executors[-1].run(
+        report = self._steps[-1].run(
             0,
             {
                 "env": {"episodes": list(episodes), "frames": frames},
@@ -192,11 +159,5 @@ class EmbodiedSystem:
         """Give the rollout workers weights without an actor, for evaluation."""
         self._groups["rollout"].load_weights(weights, version).wait()
 
-    def close(self) -> None:
-        """End env processes, worker groups and the cluster."""
-        for executor in self._executors:
-            executor.close()
-        if "env" in self._groups:
-            self._groups["env"].close().wait()
-        if Cluster.has_initialized():
-            self._cluster.shutdown()
+    def _closing(self) -> tuple[str, ...]:
+        return ("env",)

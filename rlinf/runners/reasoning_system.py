@@ -14,8 +14,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.scheduler import Cluster, ComponentPlacement
-from rlinf.scheduler.worker_group import WorkerGroup
+from rlinf.runners.worker_system import WorkerSystem
 from rlinf.weight_sync.protocol import Parties
 from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
 from rlinf.workers.language_actor import LanguageActorSetup, LanguageActorWorker
@@ -45,7 +44,7 @@ def evaluation_flow() -> Flow:
     return flow
 
 
-class ReasoningSystem:
+class ReasoningSystem(WorkerSystem):
     """Generation, reward and actor workers on a cluster; a context manager that ends them.
 
     Args:
@@ -55,44 +54,23 @@ class ReasoningSystem:
     """
 
     def __init__(self, config: ReasoningConfig, model: LanguageModelConfig, failures: Path) -> None:
+        super().__init__(config)
         self.config = config
         self._model = model
         self._failures = failures
-        self._plan = config.plan
         self._parties = Parties(
             sender="actor", receiver="rollout", receivers=config.world_size("rollout")
         )
-        self._groups: dict[str, WorkerGroup] = {}
-        self._executors: dict[tuple[str, int], Executor] = {}
+        self._steps: dict[tuple[str, int], Executor] = {}
         self.parameters = 0
 
-    def __enter__(self) -> ReasoningSystem:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _start(self) -> None:
-        self._cluster = Cluster(cluster_cfg=self.config.cluster)
-        placement = ComponentPlacement(
-            {"cluster": {"component_placement": self.config.placement()}}, self._cluster
-        )
         workers: dict[str, type[StageWorker]] = {
             "rollout": GenerationWorker,
             "reward": RewardWorker,
             "actor": LanguageActorWorker,
         }
-        for name in self.config.components:
-            self._groups[name] = (
-                workers[name]
-                .create_group(self._setup(name))
-                .launch(self._cluster, placement_strategy=placement.get_strategy(name), name=name)
-            )
+        self._launch({name: (workers[name], self._setup(name)) for name in self.config.components})
         several = self.config.world_size("actor") > 1
         meeting = self._failures.parent / f".rendezvous-{uuid.uuid4().hex}"
         started = {
@@ -137,16 +115,9 @@ class ReasoningSystem:
     def _executor(self, flow: Flow, sources: int) -> Executor:
         """The executor of a flow whose items are numbered by so many slots."""
         key = (flow.name, sources)
-        if key not in self._executors:
-            self._executors[key] = Executor(
-                flow,
-                self._plan,
-                self._groups,
-                self._cluster,
-                sources=sources,
-                timeline=self.config.runner.timeline,
-            )
-        return self._executors[key]
+        if key not in self._steps:
+            self._steps[key] = self._new_executor(flow, sources)
+        return self._steps[key]
 
     # -- what a runner does with it -------------------------------------------------------------
 
@@ -199,11 +170,5 @@ class ReasoningSystem:
         """Write the trained model in the format of transformers."""
         self._groups["actor"].save_model(directory).wait()
 
-    def close(self) -> None:
-        """End engines, reward processes, worker groups and the cluster."""
-        for executor in self._executors.values():
-            executor.close()
-        if Cluster.has_initialized():
-            for group in self._groups.values():
-                group.close().wait()
-            self._cluster.shutdown()
+    def _closing(self) -> tuple[str, ...]:
+        return self.config.components

@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
@@ -18,18 +18,9 @@ from rlinf.monitor.progress import Progress
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.worker_system import WorkerSystem
 
 log = logging.getLogger(__name__)
-
-
-class System(AbstractContextManager["System"], Protocol):
-    """The worker groups of a run; see :class:`~rlinf.runners.embodied_system.EmbodiedSystem`."""
-
-    def state(self) -> dict[str, Any]:
-        """State of every worker, for a checkpoint."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
 
 
 @dataclass
@@ -54,7 +45,7 @@ class RunState:
 
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 StateT = TypeVar("StateT", bound=RunState)
-SystemT = TypeVar("SystemT", bound=System)
+SystemT = TypeVar("SystemT", bound=WorkerSystem)
 
 
 class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):

@@ -157,7 +157,8 @@ class BlockWriter:
 
     def _wait_for_readers(self, buffer: int, seconds: float, alive: Callable[[int], bool]) -> None:
         begin = asked = time.monotonic()
-        while (holders := np.flatnonzero(self._block.pins[buffer])).size:
+        # A copy: numpy refuses to search an array that readers change meanwhile.
+        while (holders := np.flatnonzero(self._block.pins[buffer].copy())).size:
             time.sleep(_PAUSE_SECONDS)
             now = time.monotonic()
             if now - asked > _LIVENESS_SECONDS:

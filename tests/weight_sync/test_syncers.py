@@ -300,10 +300,10 @@ def test_a_change_of_a_reference_in_use_is_seen(pair, runtime):
         pytest.skip("there are no references between processes")
     connect(pair, ReferenceConfig())
     sending = pair[0].send_weights({"a": torch.zeros(4)}, 0)
-    other = pair[1].execute_on(1).receive_bits()
+    # The other receiver looks at the same tensors: it has to be done before they are changed.
+    pair[1].execute_on(1).receive_bits().wait()
     (found,) = pair[1].execute_on(0).change_while_held().wait()
     assert found.startswith("TornReadError: 1 weights of version 0 were changed in place")
-    other.wait()
     sending.wait()
 
 

@@ -1,7 +1,8 @@
 """Every syncer on both runtimes: what arrives, bit by bit."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal

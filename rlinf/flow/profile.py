@@ -1,0 +1,122 @@
+"""What was measured: time and memory of every component of a flow, and where the figures are from.
+
+A profile is data. It can be written by a run, put together by hand from published figures, saved,
+compared and read again. It never guesses: what lies between measurements is the business of
+:mod:`rlinf.flow.costs`, and what lies beyond them needs a :class:`ScalingLaw` that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from rlinf.config.base import StrictModel
+from rlinf.errors import ConfigError
+
+
+class Measurement(StrictModel):
+    """Time and memory of one component in one training step, at one size."""
+
+    items: int = Field(ge=1)
+    """Items of the step that all its workers together processed: sequences, environments."""
+    devices: int = Field(ge=1)
+    """Devices that its workers occupied together."""
+    pipeline_stages: int = Field(default=1, ge=1)
+    """Sub-batches in flight inside a loop while it was measured."""
+    seconds: float = Field(gt=0)
+    """Median time of the slowest worker, without waiting for input, loading and offloading [s]."""
+    spread: float = Field(default=0.0, ge=0)
+    """Interquartile range of that time [s]."""
+    peak_bytes: int = Field(default=0, ge=0)
+    """Most memory of one device that the component held while it ran."""
+    samples: int = Field(default=1, ge=1)
+    """Steps that the median is taken over."""
+    device_kind: str = ""
+    """Kind of the devices, such as ``H100``; empty: the one of the profile."""
+    origin: str
+    """Where the figure is from: the run and its date, or the publication and its setting."""
+
+
+class ScalingLaw(StrictModel):
+    """What is assumed for numbers of devices that were not measured.
+
+    Devices share the items evenly: ``d`` devices take as long for ``n`` items as the ``D`` measured
+    ones (the nearest number) for ``n·D/d``, times ``factor_per_doubling ** |log2(d/D)|``.
+    """
+
+    lowest: int = Field(ge=1)
+    """Fewest devices that the law is applied to."""
+    highest: int = Field(ge=1)
+    """Most devices that the law is applied to."""
+    factor_per_doubling: float = Field(default=1.0, ge=1)
+    """Loss for every doubling or halving of the devices; 1 is perfect scaling."""
+    origin: str
+    """Why it may be assumed."""
+
+
+class ComponentProfile(StrictModel):
+    """Everything measured about one component."""
+
+    measurements: tuple[Measurement, ...] = Field(min_length=1)
+    """At least one; they may differ in items, devices, pipeline stages and kind of device."""
+    onload_seconds: float = Field(default=0.0, ge=0)
+    """Time to bring its state to the device [s]."""
+    offload_seconds: float = Field(default=0.0, ge=0)
+    """Time to take its state off the device [s]."""
+    resident_bytes: int = Field(default=0, ge=0)
+    """Memory of one device that it holds while it is idle and not offloaded."""
+    transfer_seconds_per_item: float = Field(default=0.0, ge=0)
+    """Time to hand one of its results to the next component [s]."""
+    concurrent: bool = False
+    """Whether all items are in service at once, as sequences in an engine: the results of ``n``
+    items then arrive one after the other, ``seconds/n`` apart, not chunk by chunk."""
+    scaling: ScalingLaw | None = None
+    """Law for numbers of devices outside of the measured range; None: they are not legal."""
+
+
+class Profile(StrictModel):
+    """Measurements of all components, with fingerprints of what they are valid for."""
+
+    hardware: str
+    """Fingerprint of the machine, such as ``8x H100`` or ``2 CPU slots``."""
+    model: str
+    """Fingerprint of the model."""
+    config: str
+    """Fingerprint of the parts of the recipe that change the costs."""
+    components: Mapping[str, ComponentProfile]
+    """Profiles by component name."""
+
+    def differences(self, *, hardware: str, model: str, config: str) -> tuple[str, ...]:
+        """Say which fingerprints are not those of this profile; empty where all are equal."""
+        asked = {"hardware": hardware, "model": model, "config": config}
+        return tuple(
+            f"{name} is '{value}', the profile was measured with '{getattr(self, name)}'"
+            for name, value in asked.items()
+            if value != getattr(self, name)
+        )
+
+    def matches(self, *, hardware: str, model: str, config: str) -> bool:
+        """Whether the profile is valid for a machine, a model and a recipe."""
+        return not self.differences(hardware=hardware, model=model, config=config)
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON."""
+        Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ConfigError: The file cannot be read, or is not a profile; the first fault is named.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"profile '{path}' cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "file"
+            raise ConfigError(f"profile '{path}': {where}: {first['msg']}") from error

@@ -28,18 +28,21 @@ from rlinf.scheduler.worker_group import WorkerGroup
 
 @dataclass(frozen=True)
 class StepReport:
-    """Reports of every worker, by component, and the timeline events of the step."""
+    """Reports of every worker, by stage, and the timeline events of the step.
+
+    A stage goes by :attr:`~rlinf.flow.graph.Stage.label`, usually the name of its component.
+    """
 
     stages: Mapping[str, list[StageReport]]
     events: list[dict[str, Any]]
 
-    def results(self, component: str) -> list[Any]:
-        """What the component's stage returned, by rank."""
-        return [report.result for report in self.stages[component]]
+    def results(self, stage: str) -> list[Any]:
+        """What a stage returned, by rank."""
+        return [report.result for report in self.stages[stage]]
 
-    def seconds(self, component: str) -> float:
-        """Time of the slowest worker of a component that was not spent waiting for input."""
-        return max(r.seconds - r.seconds_waiting for r in self.stages[component])
+    def seconds(self, stage: str) -> float:
+        """Time of the slowest worker of a stage that was not spent waiting for input."""
+        return max(r.seconds - r.seconds_waiting for r in self.stages[stage])
 
 
 class Executor:
@@ -85,7 +88,7 @@ class Executor:
 
         Args:
             step: Number of the step; items are stamped with it.
-            arguments: Keyword arguments of the stage methods, by component.
+            arguments: Keyword arguments of the stage methods, by stage.
 
         Raises:
             Exception: The first failure of any worker, after the other workers of the step were
@@ -135,8 +138,8 @@ class Executor:
             ticket.acquire()
         try:
             handles = {
-                stage.component: self._groups[stage.component].run_stage(
-                    self._calls(node, stage, step, arguments.get(stage.component, {}))
+                stage.label: self._groups[stage.component].run_stage(
+                    self._calls(node, stage, step, arguments.get(stage.label, {}))
                 )
                 for stage in node.stages
             }

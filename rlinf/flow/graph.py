@@ -29,6 +29,7 @@ class Stage:
         outputs: Edges it may yield to.
         replicated: Input edges of which every worker receives every item; the items of the others
             are sharded over the workers by their source.
+        key: Name of its arguments and reports; None: the component's, which then has one stage.
     """
 
     component: str
@@ -36,6 +37,12 @@ class Stage:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
+    key: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of its arguments and reports."""
+        return self.key or self.component
 
     def route(self, edge: str) -> Route:
         """How the items of an input edge are spread over this stage's workers."""

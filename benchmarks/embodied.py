@@ -76,15 +76,13 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     """Env steps per second of rollout and of whole training steps, and the start-up time."""
     begin = time.perf_counter()
     with EmbodiedSystem(config) as system:
-        system.sync_weights()
-        system.train_step(0)
+        system.start_step(0, synchronise=True).wait()
         start = time.perf_counter() - begin
         rollout, whole, overhead = [], [], []
         step, begin = 1, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             step_begin = time.perf_counter()
-            system.sync_weights()
-            report = system.train_step(step)
+            report = system.start_step(step, synchronise=True).wait()
             whole.append(time.perf_counter() - step_begin)
             rollout.append(max(r.seconds for r in report.stages["env"]))
             overhead.append(exchange_overhead(report))
@@ -289,8 +287,7 @@ def our_time_to_success(config: EmbodiedConfig, seed: int) -> tuple[float, int]:
     with EmbodiedSystem(config) as system:
         for step in range(config.training_steps):
             begin = time.perf_counter()
-            system.sync_weights()
-            system.train_step(step)
+            system.start_step(step, synchronise=True).wait()
             seconds += time.perf_counter() - begin
             if (step + 1) % interval == 0:
                 system.sync_weights()

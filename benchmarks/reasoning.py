@@ -129,8 +129,10 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
     ):
         for step in range(steps + 1):
             step_begin = time.perf_counter()
-            system.sync_weights()
-            report = system.train_step(step, loader.take(PROMPTS), [])
+            prompts = {"rollout": {"slots": PROMPTS, "prompts": loader.take(PROMPTS)}}
+            report = system.start_step(
+                step, synchronise=True, draw=lambda prompts=prompts: prompts
+            ).wait()
             if step == 0:
                 start = time.perf_counter() - begin
             else:

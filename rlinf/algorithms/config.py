@@ -145,6 +145,21 @@ class PPOConfig(ClippedObjectiveConfig):
         return self
 
 
+class DecoupledPPOConfig(PPOConfig):
+    """PPO for rollouts that older weights acted in (`rollout.max_staleness`)."""
+
+    implementation = "rlinf.algorithms.decoupled_ppo:DecoupledPPO"
+    type: Literal["decoupled_ppo"] = "decoupled_ppo"  # type: ignore[assignment]
+    """Which algorithm this section configures."""
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    """What the probability ratio is bounded against: log-probs that the trainer recomputes before
+    the first update, or, without that forward pass, an interpolation between those of the policy
+    that acted and the present ones by the staleness of each sample."""
+    behave_weight_threshold: float = Field(default=2.0, gt=0)
+    """Largest weight, probability under the proximal policy over that under the policy that
+    acted; a sample beyond it is not trained on."""
+
+
 class GRPOConfig(ClippedObjectiveConfig):
     """Clipped policy loss; advantages compare the episodes of a group, without a critic."""
 

@@ -17,6 +17,7 @@ def policy_terms(
     batch: TrainingBatch,
     *,
     normalizer: float,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy loss − entropy bonus + KL penalty of a micro batch, and their metrics.
 
@@ -25,6 +26,7 @@ def policy_terms(
         evaluation: The micro batch under the present weights.
         batch: The micro batch.
         normalizer: :func:`total_weight` of the global batch.
+        importance: Weight of each policy loss term, shaped as the log-probs; None for 1.
     """
 
     def mean(terms: Tensor) -> Tensor:
@@ -46,7 +48,7 @@ def policy_terms(
         clip_ratio_high=config.clip_ratio_high,
         clip_ratio_c=config.clip_ratio_c,
     )
-    policy_loss = mean(terms)
+    policy_loss = mean(terms if importance is None else importance * terms)
     entropy = mean(at_level(evaluation.entropy, config.entropy_type))
     loss = policy_loss
     if config.entropy_bonus:

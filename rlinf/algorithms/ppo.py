@@ -99,7 +99,7 @@ class PPO(Algorithm):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and entropy loss; see :meth:`Algorithm.loss`."""
         config = self.config
-        loss, metrics = policy_terms(config, evaluation, batch, normalizer=normalizer)
+        loss, metrics = self._policy_terms(evaluation, batch, normalizer)
         if batch.returns is None or batch.values is None:
             raise ValueError("PPO needs returns and values in the batch")
         terms, clipped = clipped_value_loss(
@@ -114,6 +114,12 @@ class PPO(Algorithm):
         if clipped is not None:
             metrics["critic/value_clip_ratio"] = _mean(clipped.float(), batch.weights, normalizer)
         return loss + config.value_coefficient * value_loss, metrics
+
+    def _policy_terms(
+        self, evaluation: Evaluation, batch: TrainingBatch, normalizer: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy and entropy loss of a micro batch."""
+        return policy_terms(self.config, evaluation, batch, normalizer=normalizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Reward statistics."""

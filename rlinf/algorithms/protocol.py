@@ -44,6 +44,10 @@ class TrainingBatch:
         versions: [N] weight version that acted.
         reference_log_probs: Log-probs under the reference policy, shaped as ``log_probs``; None
             without a reference.
+        proximal_log_probs: Log-probs under the weights that the training phase began with, shaped
+            as ``log_probs``; None where the algorithm does not need them.
+        staleness: [N] int64, training phases between the weights that acted and those that the
+            phase began with; None before the trainer knows.
     """
 
     forward_inputs: Mapping[str, Tensor]
@@ -54,6 +58,8 @@ class TrainingBatch:
     weights: Tensor | None
     versions: Tensor
     reference_log_probs: Tensor | None = None
+    proximal_log_probs: Tensor | None = None
+    staleness: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.log_probs)
@@ -87,6 +93,8 @@ class Algorithm(ABC):
 
     needs_reference: bool
     """Whether the batch must carry log-probs of a reference policy."""
+    needs_proximal: bool = False
+    """Whether it must carry log-probs that the trainer recomputed before the first update."""
 
     @abstractmethod
     def value_dim(self, chunk: int) -> int:

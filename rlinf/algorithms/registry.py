@@ -18,6 +18,7 @@ __all__ = ["ALGORITHMS", "REGISTRY", "AlgorithmConfig", "build_algorithm"]
 
 ALGORITHMS = {
     "ppo": "rlinf.algorithms.config:PPOConfig",
+    "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
     "grpo": "rlinf.algorithms.config:GRPOConfig",
 }
 

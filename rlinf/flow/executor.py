@@ -1,48 +1,38 @@
 """Run a flow under a plan: connect stages by channels, lease devices, start workers.
 
 One executor serves every placement. Nodes whose devices do not overlap run at the same time and
-stream into each other; nodes that share a device take turns by its lease. Leases are reserved in
-topological order at the start of a step, so a node can only wait for one that comes before it and
-no overlap of placements can deadlock.
+stream into each other; nodes that share a device take turns by its lease. Leases are reserved when
+a node is given free, in topological order, so a node can only wait for one that was given free
+before it and no overlap of placements can deadlock.
+
+Several steps may be under way. Their nodes that run ahead are given free when a step is started,
+the others when it is waited for; a node never overtakes the same node of the step before.
 """
 
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from rlinf.flow.graph import Edge, Flow, Node, Stage
+from rlinf.flow.graph import Flow, Node, Stage
 from rlinf.flow.plan import Plan
-from rlinf.flow.stage_worker import StageCall, StageReport
-from rlinf.flow.stream import InputPort, Item, OutputPort
+from rlinf.flow.ports import Ports
+from rlinf.flow.running_step import (
+    Arguments,
+    Hooks,
+    Reports,
+    RunningStep,
+    SavedStep,
+    StepReport,
+)
+from rlinf.flow.stage_worker import StageCall
 from rlinf.monitor.timeline import Timeline
-from rlinf.scheduler import Channel, Cluster
-from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler import Cluster
 from rlinf.scheduler.worker_group import WorkerGroup
 
-
-@dataclass(frozen=True)
-class StepReport:
-    """Reports of every worker, by stage, and the timeline events of the step.
-
-    A stage goes by :attr:`~rlinf.flow.graph.Stage.label`, usually the name of its component.
-    """
-
-    stages: Mapping[str, list[StageReport]]
-    events: list[dict[str, Any]]
-
-    def results(self, stage: str) -> list[Any]:
-        """What a stage returned, by rank."""
-        return [report.result for report in self.stages[stage]]
-
-    def seconds(self, stage: str) -> float:
-        """Time of the slowest worker of a stage that was not spent waiting for input."""
-        return max(r.seconds - r.seconds_waiting for r in self.stages[stage])
+__all__ = ["Executor", "Hooks", "RunningStep", "SavedStep", "StepReport"]
 
 
 class Executor:
@@ -54,6 +44,7 @@ class Executor:
         groups: Launched worker groups by component.
         cluster: The cluster that leases devices.
         sources: How many sub-batches the flow's items are numbered by.
+        depth: Most steps that are under way at the same time.
         timeline: Whether workers record events.
     """
 
@@ -65,165 +56,197 @@ class Executor:
         cluster: Cluster,
         *,
         sources: int,
+        depth: int = 1,
         timeline: bool = False,
     ) -> None:
         self._flow = flow
         self._plan = plan
         self._groups = groups
         self._cluster = cluster
-        self._sources = sources
+        self._depth = depth
         self._timeline = timeline
         self._order = flow.order()
-        self._ports = _Ports(flow, plan, groups, sources)
+        self._ports = Ports(flow, plan, groups, sources=sources, depth=depth)
         # One thread per node waits for its lease, and one per stage for its workers.
         self._threads = ThreadPoolExecutor(
-            max_workers=len(self._order) + len(list(flow.stages())),
+            max_workers=depth * (len(self._order) + len(list(flow.stages()))),
             thread_name_prefix=f"{flow.name}-node",
         )
+        self._under_way: list[RunningStep] = []
+        self._last: dict[str, Future[Reports]] = {}
         self._failure_lock = threading.Lock()
         self._failure: BaseException | None = None
 
-    def run(self, step: int, arguments: Mapping[str, dict[str, Any]] | None = None) -> StepReport:
-        """Run one step to its end.
+    def run(self, step: int, arguments: Arguments | None = None) -> StepReport:
+        """Start one step and wait for it; see :meth:`start` and :meth:`RunningStep.wait`."""
+        return self.start(step, arguments).wait()
+
+    def start(
+        self, step: int, arguments: Arguments | None = None, hooks: Hooks | None = None
+    ) -> RunningStep:
+        """Let the nodes of a step that run ahead begin as soon as they may.
 
         Args:
             step: Number of the step; items are stamped with it.
             arguments: Keyword arguments of the stage methods, by stage.
+            hooks: What the driver does around the first node.
 
         Raises:
-            Exception: The first failure of any worker, after the other workers of the step were
-                told to stop and every lease was given back.
+            Exception: The first failure of a step under way.
+            RuntimeError: As many steps are under way as there may be.
         """
-        arguments = arguments or {}
-        timeline = Timeline(enabled=self._timeline)
-        tickets = [
-            self._cluster.reserve_lease(
-                f"{self._flow.name}/{node.name}/{step}", self._plan.devices(node.components)
-            )
-            for node in self._order
-        ]
-        try:
-            runs = [
-                self._threads.submit(self._run_node, node, ticket, step, arguments, timeline)
-                for node, ticket in zip(self._order, tickets, strict=True)
-            ]
-            wait(runs)
-        finally:
-            for ticket in tickets:
-                ticket.cancel()
-        if self._failure is not None:
-            raise self._failure
-        reports: dict[str, list[StageReport]] = {}
-        for run in runs:
-            reports.update(run.result())
-        events = timeline.drain()
-        for stage_reports in reports.values():
-            for report in stage_reports:
-                events.extend(report.events)
-        return StepReport(reports, events)
+        running = self._enter(step, arguments, hooks)
+        self._give_free(running, [node for node in self._order if node.ahead])
+        return running
+
+    def settle(self) -> None:
+        """Wait for everything that was given free, so that no stage is at work.
+
+        Raises:
+            Exception: The first failure.
+        """
+        for running in self._under_way:
+            wait(running.runs.values())
+        self._raise_failure()
+
+    def save(self, running: RunningStep) -> SavedStep:
+        """What a step that was not waited for has done so far; it goes on as if not asked."""
+        self.settle()
+        reports = running.reports()
+        items = self._ports.pending(running.step, reports.keys())
+        return SavedStep(running.step, reports, items)
+
+    def restore(self, saved: SavedStep, arguments: Arguments | None = None) -> RunningStep:
+        """A started step as it was saved.
+
+        Args:
+            saved: From :meth:`save`, of any executor of an equal flow.
+            arguments: As for :meth:`start`.
+        """
+        running = self._enter(saved.step, arguments, None)
+        self._ports.refill(saved.step, saved.reports.keys(), saved.items)
+        for node in self._order:
+            if node.ahead:
+                done: Future[Reports] = Future()
+                done.set_result({s.label: saved.reports[s.label] for s in node.stages})
+                running.runs[node.name] = self._last[node.name] = done
+        return running
 
     def close(self) -> None:
         """Let the executor's threads end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run_node(
-        self,
-        node: Node,
-        ticket: Any,
-        step: int,
-        arguments: Mapping[str, dict[str, Any]],
-        timeline: Timeline,
-    ) -> dict[str, list[StageReport]]:
-        with timeline.span(f"lease {node.name}", category="lease"):
-            ticket.acquire()
-        try:
-            handles = {
-                stage.label: self._groups[stage.component].run_stage(
-                    self._calls(node, stage, step, arguments.get(stage.label, {}))
-                )
-                for stage in node.stages
-            }
-            waits = {name: self._threads.submit(h.wait) for name, h in handles.items()}
-            wait(waits.values(), return_when=FIRST_EXCEPTION)
-            for finished in waits.values():
-                if finished.done() and finished.exception() is not None:
-                    self._abort(finished, step)
-            return {name: finished.result() for name, finished in waits.items()}
-        finally:
-            ticket.release()
+    # -- driver's thread ------------------------------------------------------------------------
 
-    def _abort(self, failed: Future[Any], step: int) -> None:
+    def _enter(self, step: int, arguments: Arguments | None, hooks: Hooks | None) -> RunningStep:
+        self._raise_failure()
+        if len(self._under_way) == self._depth:
+            raise RuntimeError(f"{self._depth} steps are under way already; wait for the oldest")
+        running = RunningStep(
+            step=step,
+            arguments=dict(arguments or {}),
+            hooks=hooks or Hooks(),
+            timeline=Timeline(enabled=self._timeline),
+            finish=self._finish,
+        )
+        self._under_way.append(running)
+        return running
+
+    def _give_free(self, running: RunningStep, nodes: list[Node]) -> None:
+        """Reserve the leases of some nodes, in their order, and let them begin."""
+        for node in nodes:
+            ticket = self._cluster.reserve_lease(
+                f"{self._flow.name}/{node.name}/{running.step}",
+                self._plan.devices(node.components),
+            )
+            running.tickets.append(ticket)
+            run = self._threads.submit(
+                self._run_node, running, node, ticket, self._last.get(node.name)
+            )
+            running.runs[node.name] = self._last[node.name] = run
+
+    def _finish(self, running: RunningStep) -> StepReport:
+        """See :meth:`RunningStep.wait`."""
+        try:
+            self._give_free(running, [n for n in self._order if n.name not in running.runs])
+            wait(running.runs.values())
+            if self._failure is not None:
+                for other in self._under_way:
+                    wait(other.runs.values())
+        finally:
+            self._under_way.remove(running)
+            for ticket in running.tickets:
+                ticket.cancel()
+        self._raise_failure()
+        reports = running.reports()
+        events = running.timeline.drain()
+        for stage_reports in reports.values():
+            for report in stage_reports:
+                events.extend(report.events)
+        return StepReport(reports, events, running.begin_seconds)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # -- threads of the nodes -------------------------------------------------------------------
+
+    def _run_node(
+        self, running: RunningStep, node: Node, ticket: Any, previous: Future[Reports] | None
+    ) -> Reports:
+        first = node is self._order[0]
+        try:
+            if previous is not None:
+                wait([previous])
+            if first:
+                running.begin()
+            self._raise_failure()
+            with running.timeline.span(f"lease {node.name}", category="lease"):
+                ticket.acquire()
+            self._raise_failure()
+            reports = self._run_stages(running, node)
+            if first:
+                running.hooks.ended(reports)
+            return reports
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            ticket.cancel()
+
+    def _run_stages(self, running: RunningStep, node: Node) -> Reports:
+        handles = {
+            stage.label: self._groups[stage.component].run_stage(self._calls(node, stage, running))
+            for stage in node.stages
+        }
+        waits = {name: self._threads.submit(h.wait) for name, h in handles.items()}
+        wait(waits.values(), return_when=FIRST_EXCEPTION)
+        for finished in waits.values():
+            error = finished.exception() if finished.done() else None
+            if error is not None:
+                self._fail(error)
+        return {name: finished.result() for name, finished in waits.items()}
+
+    def _fail(self, error: BaseException) -> None:
         """Remember the first failure and wake every worker that waits for an item."""
         with self._failure_lock:
-            if self._failure is None:
-                self._failure = failed.exception()
-        self._ports.abort(step, str(failed.exception()).splitlines()[0])
+            if self._failure is not None:
+                return
+            self._failure = error
+        self._ports.abort((str(error).splitlines() or [type(error).__name__])[0])
 
-    def _calls(
-        self, node: Node, stage: Stage, step: int, arguments: dict[str, Any]
-    ) -> list[StageCall]:
+    def _calls(self, node: Node, stage: Stage, running: RunningStep) -> list[StageCall]:
         plan = self._plan.components[stage.component]
         return [
             StageCall(
                 node=node.name,
                 method=stage.method,
-                step=step,
-                inputs=self._ports.inputs(stage, rank),
-                outputs=self._ports.outputs(stage),
+                step=running.step,
+                inputs=self._ports.inputs(stage, rank, running.step),
+                outputs=self._ports.outputs(stage, running.step),
                 offload=plan.residency == "offload",
                 timeline=self._timeline,
-                arguments=arguments,
+                arguments=running.arguments.get(stage.label, {}),
             )
             for rank in range(plan.processes)
         ]
-
-
-class _Ports:
-    """The channels of a flow: one per edge and consuming worker, who hosts it.
-
-    An item thus travels once, and taking it is no message.
-    """
-
-    def __init__(
-        self, flow: Flow, plan: Plan, groups: Mapping[str, WorkerGroup], sources: int
-    ) -> None:
-        self._plan = plan
-        self._sources = sources
-        self._edges: dict[str, Edge] = {edge.name: edge for edge in flow.edges()}
-        run = uuid.uuid4().hex[:8]
-        self._channels = {
-            edge.name: tuple(
-                Channel.create(
-                    f"{flow.name}-{run}/{edge.name}/{rank}",
-                    host=f"{groups[edge.consumer.component].worker_group_name}:{rank}",
-                )
-                for rank in range(self._processes(edge.consumer))
-            )
-            for edge in self._edges.values()
-        }
-
-    def _processes(self, stage: Stage) -> int:
-        return self._plan.components[stage.component].processes
-
-    def abort(self, step: int, reason: str) -> None:
-        """Put an item into every channel that makes its reader stop."""
-        for channels in self._channels.values():
-            for channel in channels:
-                with suppress(SchedulerError):  # a reader that is gone waits for nothing
-                    channel.put(Item(step, source=-1, aborted=reason))
-
-    def inputs(self, stage: Stage, rank: int) -> tuple[InputPort, ...]:
-        return tuple(
-            InputPort(
-                edge=name,
-                channel=self._channels[name][rank],
-                producers=self._processes(self._edges[name].producer),
-            )
-            for name in stage.inputs
-        )
-
-    def outputs(self, stage: Stage) -> tuple[OutputPort, ...]:
-        return tuple(
-            OutputPort(name, self._channels[name], self._edges[name].route, self._sources)
-            for name in stage.outputs
-        )

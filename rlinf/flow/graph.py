@@ -55,6 +55,9 @@ class Node:
 
     name: str
     stages: tuple[Stage, ...]
+    ahead: bool = False
+    """Whether it may run before the nodes of earlier steps that do not run ahead have ended, as a
+    rollout may before the training phases that are to come."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -88,18 +91,18 @@ class Flow:
     name: str
     nodes: list[Node] = field(default_factory=list)
 
-    def stage(self, name: str, stage: Stage) -> Node:
-        """Add a single stage."""
-        return self._add(Node(name, (stage,)))
+    def stage(self, name: str, stage: Stage, *, ahead: bool = False) -> Node:
+        """Add a single stage; ``ahead`` as in :class:`Node`."""
+        return self._add(Node(name, (stage,), ahead))
 
-    def loop(self, name: str, *stages: Stage) -> Node:
+    def loop(self, name: str, *stages: Stage, ahead: bool = False) -> Node:
         """Add stages that feed each other, such as environment and policy.
 
-        To the planner a loop is one node with an inner pipeline.
+        To the planner a loop is one node with an inner pipeline. ``ahead`` as in :class:`Node`.
         """
         if len(stages) < 2:
             raise ConfigError(f"flow '{self.name}': loop '{name}' needs two or more stages")
-        return self._add(Node(name, stages))
+        return self._add(Node(name, stages, ahead))
 
     def _add(self, node: Node) -> Node:
         if any(node.name == other.name for other in self.nodes):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
+from rlinf.monitor.memory import Held, MemoryWatch
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Worker
+from rlinf.scheduler.process import require_process
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,26 @@ class StageCall:
 
 
 @dataclass(frozen=True)
+class StageCost:
+    """What a stage cost beside the time of its work.
+
+    Args:
+        onload_seconds: Bringing its state to the device.
+        offload_seconds: Taking it off again.
+        transfer_seconds: Handing over what it yielded.
+        peak_bytes: Most memory that it held, where :meth:`StageWorker.watch_memory` asks for it;
+            see :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
+        resident_bytes: What it held when it had ended, before it was offloaded.
+    """
+
+    onload_seconds: float = 0.0
+    offload_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    peak_bytes: int = 0
+    resident_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class StageReport:
     """What a stage did on one worker.
 
@@ -37,6 +60,7 @@ class StageReport:
         items_in: Items consumed.
         items_out: Items yielded.
         events: Timeline events, where a timeline was asked for.
+        cost: What it cost beside its work.
     """
 
     result: Any
@@ -45,10 +69,23 @@ class StageReport:
     items_in: int
     items_out: int
     events: list[dict[str, Any]]
+    cost: StageCost = StageCost()
+
+    @property
+    def seconds_working(self) -> float:
+        """Wall time without waiting for input, loading and offloading."""
+        cost = self.cost
+        return self.seconds - self.seconds_waiting - cost.onload_seconds - cost.offload_seconds
 
 
 class StageWorker(Worker):
     """A worker whose public generator methods can be stages of a flow."""
+
+    _memory_is_watched = False
+
+    def watch_memory(self, on: bool) -> None:
+        """Let the reports of later stages say how much memory they held."""
+        self._memory_is_watched = on
 
     def onload(self) -> None:
         """Bring state to the device; called before a stage of an offloaded component."""
@@ -63,46 +100,91 @@ class StageWorker(Worker):
             calls: One call per rank of the group; this worker runs its own.
         """
         call = calls[self._rank]
-        timeline = Timeline(enabled=call.timeline)
+        timeline = Timeline(enabled=call.timeline, thread=self._worker_name)
         begin = time.perf_counter()
         if call.offload:
             with timeline.span("onload", category="residency"):
                 self.onload()
-        streams = [InputStream(port, call.step) for port in call.inputs]
-        with timeline.span(f"{call.node}.{call.method}", category="stage", step=call.step):
-            result, items_out = self._pump(call, streams, timeline)
+        loaded = time.perf_counter()
+        streams = [InputStream(port, call.step, timeline) for port in call.inputs]
+        with self._stage_span(call, timeline), self._memory_watch() as memory:
+            result, items_out, handing_over = self._pump(call, streams, timeline)
+            held = memory.held() if memory else Held()
+        worked = time.perf_counter()
         if call.offload:
             with timeline.span("offload", category="residency"):
                 self.offload()
+        ended = time.perf_counter()
         return StageReport(
             result=result,
-            seconds=time.perf_counter() - begin,
+            seconds=ended - begin,
             seconds_waiting=sum(stream.seconds_waiting for stream in streams),
             items_in=sum(stream.items for stream in streams),
             items_out=items_out,
             events=timeline.drain(),
+            cost=StageCost(
+                onload_seconds=loaded - begin,
+                offload_seconds=ended - worked,
+                transfer_seconds=handing_over,
+                peak_bytes=held.peak,
+                resident_bytes=held.resident,
+            ),
         )
+
+    def _stage_span(self, call: StageCall, timeline: Timeline) -> AbstractContextManager[None]:
+        return timeline.span(
+            f"{call.node}.{call.method}",
+            category="stage",
+            step=call.step,
+            component=self._group_name,
+            devices=self.global_accelerator_ids or [self._cluster_node_rank],
+        )
+
+    def _memory_watch(self) -> AbstractContextManager[MemoryWatch | None]:
+        if not self._memory_is_watched:
+            return nullcontext()
+        return MemoryWatch(own_process=require_process().runtime != "local")
+
+    def pending_items(self, ports: list[InputPort]) -> list[Item]:
+        """Items that wait for a stage which has not begun; they stay where they are.
+
+        Args:
+            ports: One per rank of the group, whose producers have ended.
+        """
+        return ports[self._rank].pending()
+
+    def refill(self, ports: list[InputPort], items: list[list[Item]], step: int) -> None:
+        """Put back what :meth:`pending_items` gave.
+
+        Args:
+            ports: One per rank of the group.
+            items: For each rank.
+            step: Their step.
+        """
+        ports[self._rank].refill(items[self._rank], step)
 
     def _pump(
         self, call: StageCall, streams: list[InputStream], timeline: Timeline
-    ) -> tuple[Any, int]:
-        """Drive the stage's generator and hand over what it yields."""
+    ) -> tuple[Any, int, float]:
+        """Drive the stage's generator; returns its result, items yielded and time to hand over."""
         ports = {port.edge: port for port in call.outputs}
         generator: Generator[Emit, None, Any] = getattr(self, call.method)(
             *streams, **call.arguments
         )
-        count = 0
+        count, handing_over = 0, 0.0
         while True:
             try:
                 emitted = next(generator)
             except StopIteration as stop:
                 result = stop.value
                 break
+            begin = time.perf_counter()
             with timeline.span(f"put {emitted.edge}", category="transfer"):
                 ports[emitted.edge].put(Item(call.step, emitted.source, emitted.payload))
+            handing_over += time.perf_counter() - begin
             count += 1
         for port in ports.values():
             port.put(Item(call.step, source=-1, end=True))
         for stream in streams:
             stream.drain()
-        return result, count
+        return result, count, handing_over

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlinf.errors import RLinfError
 from rlinf.flow.graph import Route
+from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Channel
 
 
@@ -53,11 +54,38 @@ class StepAborted(RLinfError):  # noqa: N818 - the consequence of a failure else
 
 @dataclass(frozen=True)
 class InputPort:
-    """Where one worker reads an edge: its own channel and how many producers close it."""
+    """Where one worker reads an edge.
+
+    Args:
+        edge: Name of the edge.
+        channel: The worker's own channel.
+        producers: How many close it.
+        queue: Which queue of the channel belongs to the step.
+    """
 
     edge: str
     channel: Channel
     producers: int
+    queue: int = 0
+
+    def pending(self) -> list[Item]:
+        """All items of a stream whose producers have ended, left where they are."""
+        items: list[Item] = []
+        still_open = self.producers
+        while still_open:
+            item: Item = self.channel.get(self.queue)
+            if item.aborted is not None:
+                raise StepAborted(f"edge '{self.edge}' was closed: {item.aborted}")
+            still_open -= item.end
+            items.append(item)
+        for item in items:
+            self.channel.post(item, key=self.queue)
+        return [item for item in items if not item.end]
+
+    def refill(self, items: list[Item], step: int) -> None:
+        """Put back what :meth:`pending` gave, and close the stream."""
+        for item in [*items, *[Item(step, source=-1, end=True)] * self.producers]:
+            self.channel.post(item, key=self.queue)
 
 
 @dataclass(frozen=True)
@@ -69,18 +97,20 @@ class OutputPort:
         channels: One per worker of the consuming stage.
         route: ``shard`` sends an item to the consumer that owns its source, ``replicate`` to all.
         sources: How many sources there are, for ``shard``.
+        queue: Which queue of the channels belongs to the step.
     """
 
     edge: str
     channels: tuple[Channel, ...]
     route: Route
     sources: int
+    queue: int = 0
 
     def put(self, item: Item) -> None:
         """Hand an item over."""
         for channel in self._targets(item):
             # The end of the stream, or its abort, tells the reader whatever an answer could.
-            channel.post(item)
+            channel.post(item, key=self.queue)
 
     def _targets(self, item: Item) -> tuple[Channel, ...]:
         if item.end or self.route == "replicate":
@@ -94,9 +124,10 @@ class InputStream:
     Iterating blocks until an item arrives and stops when every producer has closed the edge.
     """
 
-    def __init__(self, port: InputPort, step: int) -> None:
+    def __init__(self, port: InputPort, step: int, timeline: Timeline | None = None) -> None:
         self._port = port
         self._step = step
+        self._timeline = timeline or Timeline(enabled=False)
         self._open = port.producers
         self._pending: Any = None
         self._arrived: list[Item] = []
@@ -110,19 +141,27 @@ class InputStream:
         if self._arrived:
             return self._arrived.pop()
         begin = time.perf_counter()
+        with self._timeline.span(f"wait {self._port.edge}", category="wait"):
+            item = self._take_next()
+        self.seconds_waiting += time.perf_counter() - begin
+        if item is None:
+            raise StopIteration
+        self.items += 1
+        return item
+
+    def _take_next(self) -> Item | None:
+        """The next item, or None where every producer has closed the edge."""
         while self._open:
             item = self._take()
             if item is not None:
-                self.seconds_waiting += time.perf_counter() - begin
-                self.items += 1
                 return item
-        raise StopIteration
+        return None
 
     def ready(self) -> bool:
         """Whether the next item has arrived, so that taking it will not block."""
         while not self._arrived and self._open:
             if self._pending is None:
-                self._pending = self._port.channel.get(async_op=True)
+                self._pending = self._port.channel.get(self._port.queue, async_op=True)
             if not self._pending.done():
                 return False
             item = self._take()
@@ -140,7 +179,7 @@ class InputStream:
     def _take(self) -> Item | None:
         """The next item, or None where a producer closed its side."""
         if self._pending is None:
-            item: Item = self._port.channel.get()
+            item: Item = self._port.channel.get(self._port.queue)
         else:
             item, self._pending = self._pending.wait(), None
         if item.aborted is not None:

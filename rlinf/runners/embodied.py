@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf.checkpoint.export import export_weights
 from rlinf.data.evaluation import EvaluationResult
-from rlinf.flow.executor import StepReport
+from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
@@ -79,15 +79,13 @@ class EmbodiedRunner(TrainingRunner[EmbodiedConfig, EmbodiedState, EmbodiedSyste
     def _progress_of_run(self) -> dict[str, Any]:
         return {"env_steps": self._state.env_steps}
 
-    def _train_step(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Synchronise, collect, train."""
-        begin = time.perf_counter()
-        self._system.sync_weights()
-        synchronised = time.perf_counter()
-        report = self._system.train_step(self._state.step)
-        metrics = self._metrics(report)
-        metrics["time/sync_weights"] = synchronised - begin
-        return metrics, report.events
+    @property
+    def _max_staleness(self) -> int:
+        return self._config.rollout.max_staleness
+
+    def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
+        """Synchronise and collect; training follows when the step is waited for."""
+        return self._system.start_step(step, synchronise=synchronise)
 
     def _rates(self, seconds: float) -> dict[str, float]:
         return {"env/steps_per_second": self._config.env_steps_per_rollout / seconds}
@@ -136,7 +134,7 @@ class EmbodiedRunner(TrainingRunner[EmbodiedConfig, EmbodiedState, EmbodiedSyste
 
     def _evaluate(self, purpose: EvaluationPurpose) -> EvaluationResult:
         """Play the episodes of one purpose with the newest weights and write the result down."""
-        self._system.sync_weights()
+        self._synchronise()
         spec = evaluation_spec(self._config, purpose)
         spec.save(self._directory.evaluations / f"{purpose}_spec.json")
         checkpoint = f"{self._directory.name} step {self._state.step}"

@@ -21,6 +21,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
+from rlinf.runners.planning_traits import PlanningTraits, embodied_traits
 from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")
@@ -83,12 +84,13 @@ class RolloutConfig(StrictModel):
     block_size: int | None = Field(default=None, ge=1)
     """Rows per forward pass of the policy. A fixed size gives bitwise equal results under any
     split of the environments; null: whatever arrives, the fastest."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many training phases may lie between the weights that act and the training: with 0 each
+    rollout waits for the training step before it, with k it runs up to k steps ahead."""
 
 
 class EmbodiedConfig(PlacedConfig):
     """A run that trains a policy in simulators."""
-
-    components = COMPONENTS
 
     task: Literal["embodied"]
     """Which runner executes the recipe."""
@@ -101,6 +103,11 @@ class EmbodiedConfig(PlacedConfig):
     algorithm: AlgorithmSection
     actor: ActorConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+        return COMPONENTS
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -156,6 +163,11 @@ class EmbodiedConfig(PlacedConfig):
         """Samples of one forward and backward pass."""
         actor = self.actor
         return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
+
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe."""
+        return embodied_traits(self)
 
     # -- rules between sections -----------------------------------------------------------------
 

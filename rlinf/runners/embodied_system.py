@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rlinf.algorithms.registry import build_algorithm
+from rlinf.data.trajectory import Trajectory
+from rlinf.envs.records import EpisodeRecord
 from rlinf.envs.spec import EnvSpec
-from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.running_step import Arguments
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.runners.embodied_config import COMPONENTS, EmbodiedConfig
+from rlinf.runners.weight_handover import WeightHandover
 from rlinf.runners.worker_system import WorkerSystem
 from rlinf.workers.actor import ActorSetup, ActorWorker
-from rlinf.workers.env import EnvSetup, EnvWorker, EvaluationReport
+from rlinf.workers.env import EnvSetup, EnvWorker, EvaluationReport, RolloutReport
 from rlinf.workers.rollout import RolloutSetup, RolloutWorker
 
 
-def training_flow() -> Flow:
+def training_flow(config: EmbodiedConfig) -> Flow:
     """One training step: environments and policy answer each other, then the actor trains."""
+    del config  # every embodied run has the same
     flow = Flow("train")
     flow.loop(
         "rollout",
         Stage("env", "interact", inputs=("actions",), outputs=("observations", "trajectories")),
         Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+        ahead=True,
     )
     flow.stage(
         "train",
@@ -51,11 +57,13 @@ class EmbodiedSystem(WorkerSystem):
         training: Whether an actor is needed; evaluation goes without.
     """
 
+    records = (Trajectory, RolloutReport, EpisodeRecord)
+
     def __init__(self, config: EmbodiedConfig, *, training: bool = True) -> None:
         super().__init__(config)
         self.config = config
         self._components = COMPONENTS if training else ("env", "rollout")
-        self._training = training
+        self._with_actor = training
         self.env_spec: EnvSpec
 
     def _start(self) -> None:
@@ -66,13 +74,21 @@ class EmbodiedSystem(WorkerSystem):
         }
         self._launch({name: (workers[name], self._setup(name)) for name in self._components})
         # Simulators and torch start at the same time; the policy is built once both are there.
-        self.env_spec = self._groups["env"].start(training=self._training).wait()[0]
+        self.env_spec = self._groups["env"].start(training=self._with_actor).wait()[0]
         models = [self._groups[n].start(self.env_spec) for n in self._components if n != "env"]
         for handle in models:
             handle.wait()
         sources = self._plan.components["env"].processes * self.config.rollout.pipeline_stage_num
-        flows = (training_flow(), evaluation_flow()) if self._training else (evaluation_flow(),)
-        self._steps = [self._new_executor(flow, sources) for flow in flows]
+        self._evaluation = self._new_executor(evaluation_flow(), sources)
+        if not self._with_actor:
+            return
+        depth = self.config.rollout.max_staleness + 1
+        self._training = self._new_executor(training_flow(self.config), sources, depth=depth)
+        receivers = self._plan.components["rollout"].processes
+        self._weights = WeightHandover(
+            partial(self._groups["actor"].send_weights, "rollout", receivers),
+            partial(self._groups["rollout"].receive_weights, "actor", receivers),
+        )
 
     def _setup(self, component: str) -> EnvSetup | RolloutSetup | ActorSetup:
         config = self.config
@@ -109,16 +125,8 @@ class EmbodiedSystem(WorkerSystem):
 
     # -- what a runner does with it -------------------------------------------------------------
 
-    def sync_weights(self) -> int:
-        """Bring the actor's weights to every rollout worker; returns their version."""
-        receivers = self._plan.components["rollout"].processes
-        received = self._groups["rollout"].receive_weights("actor", receivers)
-        self._groups["actor"].send_weights("rollout", receivers).wait()
-        return int(received.wait()[0])
-
-    def train_step(self, step: int) -> StepReport:
-        """One rollout and the training phase on it."""
-        return self._steps[0].run(step, {"rollout": {"step": step}, "actor": {"step": step}})
+    def _arguments(self, step: int) -> Arguments:
+        return {"rollout": {"step": step}, "actor": {"step": step}}
 
     def evaluate(self, episodes: Sequence[tuple[int, int]], *, frames: int = 0) -> EvaluationReport:
         """Play the given (episode id, seed) pairs with the policy's most likely actions.
@@ -127,7 +135,7 @@ class EmbodiedSystem(WorkerSystem):
             episodes: What to play.
             frames: Environments, of all, to take pictures of.
         """
-        report = self._steps[-1].run(
+        report = self._evaluation.run(
             0,
             {
                 "env": {"episodes": list(episodes), "frames": frames},

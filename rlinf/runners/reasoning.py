@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlinf.data.prompts.loader import PromptLoader
-from rlinf.flow.executor import StepReport
+from rlinf.flow.executor import RunningStep, StepReport
+from rlinf.flow.running_step import Arguments, Reports
 from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.reasoning_config import ReasoningConfig
@@ -19,7 +20,7 @@ from rlinf.runners.reasoning_evaluation import Evaluator
 from rlinf.runners.reasoning_model import initial_model, prompt_sets
 from rlinf.runners.reasoning_system import ReasoningSystem
 from rlinf.runners.training_runner import RunState, TrainingRunner
-from rlinf.workers.generation import Drawn, GenerationReport
+from rlinf.workers.generation import GenerationReport
 
 INITIAL_MODEL, FINAL_MODEL, FAILURES = "initial_model", "model", "failures"
 
@@ -71,7 +72,8 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
         self._loader = PromptLoader(
             sets.train, shuffle=config.data.shuffle, seed=config.data.seed + config.seed
         )
-        self._evaluator = Evaluator(config, sets.validation, directory.evaluations)
+        self._longest = max(sets.train, key=lambda prompt: len(prompt.tokens))
+        self._evaluator = Evaluator(config, sets.validation, directory.evaluations, self._tokenizer)
 
     def _new_state(self, **values: Any) -> ReasoningState:
         return ReasoningState(**values)
@@ -97,35 +99,43 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def _train_step(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Synchronise, generate, score, train."""
-        begin = time.perf_counter()
-        self._system.sync_weights()
-        synchronised = time.perf_counter()
-        prompts, spares = self._draw()
-        report = self._system.train_step(self._state.step, prompts, spares)
-        metrics = self._metrics(report)
-        metrics["time/sync_weights"] = synchronised - begin
-        return metrics, report.events
+    @property
+    def _max_staleness(self) -> int:
+        return self._config.rollout.max_staleness
 
-    def _draw(self) -> tuple[list[Drawn], list[Drawn]]:
+    def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
+        """Synchronise, generate and score; training follows when the step is waited for."""
+        return self._system.start_step(
+            step, synchronise=synchronise, draw=self._draw, ended=self._pass_over
+        )
+
+    def _draw(self) -> Arguments:
         """Prompts of the slots, and those that may take their places."""
-        algorithm, wanted = self._config.algorithm, self._config.rollout.prompts
-        prompts = self._loader.take(wanted)
+        algorithm, rollout = self._config.algorithm, self._config.rollout
+        wanted = rollout.prompts
+        first_draw = self._loader.drawn == 0
+        prompts = self._loader.take(self._config.prompts_at_once if first_draw else wanted)
+        if self._at_its_worst:
+            prompts = [(draw, self._longest) for draw, _ in prompts]
         count = algorithm.max_resample * wanted if algorithm.dynamic_sampling else 0
         first = self._loader.drawn
-        return prompts, [(draw, self._loader.at(draw)) for draw in range(first, first + count)]
+        spares = [(draw, self._loader.at(draw)) for draw in range(first, first + count)]
+        return {"rollout": {"slots": wanted, "prompts": prompts, "spares": spares}}
+
+    def _pass_over(self, reports: Reports) -> None:
+        """Draw no spare again that was used."""
+        self._loader.take(_used([report.result for report in reports["rollout"]]))
 
     def _metrics(self, report: StepReport) -> dict[str, float]:
         """Metrics of one step, from what the workers returned."""
-        metrics: dict[str, float] = dict(report.results("actor")[0])
+        metrics: dict[str, float] = {}
+        for trainer in ("critic", "actor"):
+            if trainer in report.stages:
+                metrics.update(report.results(trainer)[0])
         generated: list[GenerationReport] = report.results("rollout")
         faults = sum((Counter(found) for found in report.results("reward")), Counter())
-        # Every worker takes from its own share of the spares; what lies between is passed over.
-        used = max((part.spares_used for part in generated), default=0) * len(generated)
-        self._loader.take(used)
         state, tokens = self._state, sum(part.tokens for part in generated)
-        state.prompts = self._loader.drawn
+        state.prompts += sum(part.begun for part in generated) + _used(generated)
         state.sequences += sum(part.completions for part in generated)
         state.tokens += tokens
         for reason, count in faults.items():
@@ -134,7 +144,12 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
         metrics["rollout/prompts"] = float(state.prompts)
         metrics["rollout/tokens"] = float(state.tokens)
         metrics["rollout/rejected_groups"] = float(sum(part.rejected for part in generated))
-        seconds = {name: report.seconds(name) for name in self._config.components}
+        if self._config.rollout.partial is not None:
+            for name in ("interrupted", "carried", "regenerated", "dropped_tokens"):
+                count = sum(getattr(part, name) for part in generated)
+                metrics[f"rollout/{name}"] = float(count)
+        metrics["rollout/engine_restarts"] = float(sum(part.engine_restarts for part in generated))
+        seconds = {name: report.seconds(name) for name in report.stages}
         metrics["rollout/tokens_per_second"] = tokens / seconds["rollout"]
         metrics.update({f"time/{name}": value for name, value in seconds.items()})
         return metrics
@@ -152,7 +167,7 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
     def _evaluate(self) -> dict[str, float] | None:
         """Answer validation prompts with the newest weights and write the result down."""
         begin = time.perf_counter()
-        self._system.sync_weights()
+        self._synchronise()
         name = f"{self._directory.name} step {self._state.step}"
         metrics = self._evaluator.evaluate(self._system, name, self._state.step)
         if metrics is None:
@@ -188,3 +203,8 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
 
     def _load_own_state(self, tree: dict[str, Any]) -> None:
         self._loader.load_state_dict(tree["loader"])
+
+
+def _used(generated: list[GenerationReport]) -> int:
+    """Spare prompts that a rollout used, or passed over: every worker takes from its own share."""
+    return max((part.spares_used for part in generated), default=0) * len(generated)

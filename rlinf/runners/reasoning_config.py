@@ -7,6 +7,7 @@ Batch vocabulary: *prompts* × group size → *sequences* → *global batch* (on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -24,6 +25,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
+from rlinf.runners.planning_traits import PlanningTraits, reasoning_traits
 from rlinf.trainers.language import registry as trainers
 from rlinf.trainers.language.config import (
     CriticTrainerConfig,
@@ -32,6 +34,7 @@ from rlinf.trainers.language.config import (
 )
 from rlinf.weight_sync import registry as weight_syncers
 from rlinf.weight_sync.config import AutoConfig, WeightSyncConfig
+from rlinf.workers.partial_config import PartialRolloutConfig
 
 COMPONENTS = ("rollout", "reward", "actor")
 
@@ -59,6 +62,12 @@ class ReasoningRolloutConfig(StrictModel):
     """How tokens are drawn."""
     engine: EngineSection = HFEngineConfig()
     """What generates."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many training phases may lie between the weights that sample and the training: with 0
+    each rollout waits for the training step before it, with k it runs up to k steps ahead."""
+    partial: PartialRolloutConfig | None = None
+    """Interrupt the longest answers of a step and go on with them in the next; null: every step
+    waits for its last answer."""
 
     @property
     def sequences(self) -> int:
@@ -86,8 +95,6 @@ class ReasoningValidationConfig(StrictModel):
 class ReasoningConfig(PlacedConfig):
     """A run that trains a language model on prompts with rewards."""
 
-    components = COMPONENTS
-
     task: Literal["reasoning"]
     """Which runner executes the recipe."""
     runner: ReasoningRunnerConfig
@@ -103,6 +110,25 @@ class ReasoningConfig(PlacedConfig):
     warm_start: SupervisedConfig | None = None
     """Supervised training on the targets of a generated task before the first step; null: none."""
     validation: ReasoningValidationConfig = ReasoningValidationConfig()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run: a critic only where the algorithm needs one."""
+        return COMPONENTS if self.critic is None else (*COMPONENTS, "critic")
+
+    @property
+    def offloading(self) -> tuple[str, ...]:
+        """All that hold a model."""
+        return tuple(name for name in self.components if name != "reward")
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts that are generated at the same time, over all rollout workers."""
+        prompts, partial = self.rollout.prompts, self.rollout.partial
+        if partial is None:
+            return prompts
+        workers = self.world_size("rollout")
+        return ceil(prompts / workers * partial.oversample) * workers
 
     @property
     def global_batch_size(self) -> int:
@@ -144,14 +170,40 @@ class ReasoningConfig(PlacedConfig):
             ("training steps", str(self.training_steps)),
         ]
 
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe."""
+        return reasoning_traits(self)
+
     # -- rules between sections -----------------------------------------------------------------
 
     @model_validator(mode="after")
     def _rules(self) -> ReasoningConfig:
         self.check_cluster()
-        for problem in (*self._batch_problems(), *self._algorithm_problems(), *self._data_rules()):
+        problems = (
+            *self._batch_problems(), *self._staleness_problems(), *self._algorithm_problems(),
+            *self._data_rules(),
+        )  # fmt: skip
+        for problem in problems:
             raise problem
         return self
+
+    def _staleness_problems(self) -> Iterator[PydanticCustomError]:
+        rollout, partial = self.rollout, self.rollout.partial
+        if rollout.max_staleness and self.plan.components["rollout"].residency == "offload":
+            yield illegal(
+                "rollout.max_staleness",
+                "has no effect where the engine gives its weights back after each rollout",
+                hint="nearest: 0, or devices of its own for the rollout",
+            )
+        bound = None if partial is None else partial.max_token_staleness
+        if bound is not None and bound <= rollout.max_staleness:
+            yield illegal(
+                "rollout.partial.max_token_staleness",
+                f"{bound} leaves no step in which an interrupted answer could go on, as its tokens "
+                f"are {rollout.max_staleness} phases old already",
+                hint=f"nearest: {rollout.max_staleness + 1}",
+            )
 
     def _batch_problems(self) -> Iterator[PydanticCustomError]:
         prompts, size = self.rollout.prompts, self.rollout.group_size
@@ -172,16 +224,9 @@ class ReasoningConfig(PlacedConfig):
                 hint=f"nearest: {near}",
             )
             return
-        if self.cluster.runtime == "local" and self.world_size("actor") > 1:
-            yield illegal(
-                "cluster.component_placement",
-                f"places {self.world_size('actor')} actor ranks, which need a process each",
-                hint="cluster.runtime: ray, or one actor rank",
-            )
-        try:
-            self.actor.check_ranks(self.world_size("actor"))
-        except ConfigError as error:
-            yield illegal("actor.tensor_parallel_size", error.reason)
+        problems = list(self._rank_problems())
+        yield from problems
+        if problems:
             return
         batch, ranks = self.global_batch_size, self.data_parallel_size
         if batch % ranks:
@@ -191,6 +236,23 @@ class ReasoningConfig(PlacedConfig):
                 f"{self.actor.n_minibatches}) does not divide over {ranks} actor ranks",
                 hint=f"nearest: {join_choices(nearest_divisors(batch, ranks))} ranks",
             )
+
+    def _rank_problems(self) -> Iterator[PydanticCustomError]:
+        trainers = {"actor": self.actor, "critic": self.critic}
+        for name, trainer in trainers.items():
+            if trainer is None:
+                continue
+            ranks = self.world_size(name)
+            if self.cluster.runtime == "local" and ranks > 1:
+                yield illegal(
+                    "cluster.component_placement",
+                    f"places {ranks} {name} ranks, which need a process each",
+                    hint=f"cluster.runtime: ray, or one {name} rank",
+                )
+            try:
+                trainer.check_ranks(ranks)
+            except ConfigError as error:
+                yield illegal(f"{name}.tensor_parallel_size", error.reason)
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
         algorithm = self.algorithm

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.data.sequences import PromptGroup
+from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
-from rlinf.flow.executor import Executor, StepReport
+from rlinf.flow.executor import Executor
 from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.running_step import Arguments
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.weight_handover import WeightHandover
 from rlinf.runners.worker_system import WorkerSystem
 from rlinf.weight_sync.protocol import Parties
+from rlinf.workers.critic import CriticSetup, CriticWorker
 from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
 from rlinf.workers.language_actor import LanguageActorSetup, LanguageActorWorker
 from rlinf.workers.reward import RewardSetup, RewardWorker
 
 
-def training_flow() -> Flow:
-    """One training step: groups are generated and scored until every slot has one to train on."""
+def training_flow(config: ReasoningConfig) -> Flow:
+    """One training step: groups are generated and scored until every slot has one to train on.
+
+    Where the algorithm needs a critic, it gives the batch its advantages before the actor trains;
+    where they depend on the log-probs of the reference policy, the actor computes these first.
+    """
     flow = Flow("train")
     flow.loop(
         "rollout",
         Stage("rollout", "generate", inputs=("scored",), outputs=("completions", "groups")),
         Stage("reward", "score", inputs=("completions",), outputs=("scored",)),
+        ahead=True,
     )
-    flow.stage("train", Stage("actor", "train", inputs=("groups",), replicated=("groups",)))
+    batch = ("groups",)
+    if config.critic is not None and config.algorithm.kl_reward_beta:
+        log_probs = ("log_probs",)
+        stage = Stage("actor", "infer", batch, log_probs, replicated=batch, key="inference")
+        flow.stage("inference", stage)
+        batch = log_probs
+    if config.critic is not None:
+        advantages = ("advantages",)
+        flow.stage("critic", Stage("critic", "train", batch, advantages, replicated=batch))
+        batch = advantages
+    flow.stage("train", Stage("actor", "train", inputs=batch, replicated=batch))
     return flow
 
 
@@ -44,6 +61,9 @@ def evaluation_flow() -> Flow:
     return flow
 
 
+Setup = GenerationSetup | RewardSetup | LanguageActorSetup | CriticSetup
+
+
 class ReasoningSystem(WorkerSystem):
     """Generation, reward and actor workers on a cluster; a context manager that ends them.
 
@@ -53,6 +73,8 @@ class ReasoningSystem(WorkerSystem):
         failures: Directory for batches that could not be trained on.
     """
 
+    records = (PromptGroup, Completion, Score, GenerationReport)
+
     def __init__(self, config: ReasoningConfig, model: LanguageModelConfig, failures: Path) -> None:
         super().__init__(config)
         self.config = config
@@ -61,7 +83,7 @@ class ReasoningSystem(WorkerSystem):
         self._parties = Parties(
             sender="actor", receiver="rollout", receivers=config.world_size("rollout")
         )
-        self._steps: dict[tuple[str, int], Executor] = {}
+        self._evaluations: dict[int, Executor] = {}
         self.parameters = 0
 
     def _start(self) -> None:
@@ -69,22 +91,33 @@ class ReasoningSystem(WorkerSystem):
             "rollout": GenerationWorker,
             "reward": RewardWorker,
             "actor": LanguageActorWorker,
+            "critic": CriticWorker,
         }
         self._launch({name: (workers[name], self._setup(name)) for name in self.config.components})
-        several = self.config.world_size("actor") > 1
-        meeting = self._failures.parent / f".rendezvous-{uuid.uuid4().hex}"
-        started = {
-            name: group.start(f"file://{meeting.resolve()}")
-            if name == "actor" and several
-            else group.start()
-            for name, group in self._groups.items()
-        }
-        for name, handle in started.items():
-            found = handle.wait()
-            if name == "actor":
-                self.parameters = found[0]["parameters"]
+        starting, found = {}, {}
+        for name, group in self._groups.items():
+            starting[name] = group.start(*self._meeting(name))
+            if self._plan.components[name].residency == "offload":
+                # What shares its devices begins with their memory.
+                found[name] = starting.pop(name).wait()
+                group.offload().wait()
+        found |= {name: handle.wait() for name, handle in starting.items()}
+        self.parameters = found["actor"][0]["parameters"]
+        self._weights = WeightHandover(
+            self._groups["actor"].send_weights, self._groups["rollout"].receive_weights
+        )
+        rollout = self.config.rollout
+        self._training = self._new_executor(
+            training_flow(self.config), rollout.prompts, depth=rollout.max_staleness + 1
+        )
 
-    def _setup(self, component: str) -> GenerationSetup | RewardSetup | LanguageActorSetup:
+    def _meeting(self, component: str) -> tuple[str, ...]:
+        """Where the ranks of a trainer find each other; nothing for others, and for one rank."""
+        if component not in {"actor", "critic"} or self.config.world_size(component) == 1:
+            return ()
+        return tuple(self._groups[component].execute_on(0).meeting().wait())
+
+    def _setup(self, component: str) -> Setup:
         config = self.config
         if component == "rollout":
             return GenerationSetup(
@@ -96,14 +129,23 @@ class ReasoningSystem(WorkerSystem):
                 seed=config.seed,
                 weight_sync=config.weight_sync,
                 parties=self._parties,
+                partial=config.rollout.partial,
             )
         if component == "reward":
             return RewardSetup(reward=config.reward, model=self._model)
+        if component == "critic" and config.critic is not None:
+            return CriticSetup(
+                model=self._model,
+                algorithm=config.algorithm,
+                critic=config.critic,
+                total_steps=config.training_steps,
+                seed=config.seed,
+                failure_directory=self._failures,
+            )
         return LanguageActorSetup(
             model=self._model,
             algorithm=config.algorithm,
             actor=config.actor,
-            critic=config.critic,
             temperature=config.rollout.sampling.temperature,
             total_steps=config.training_steps,
             seed=config.seed,
@@ -112,35 +154,10 @@ class ReasoningSystem(WorkerSystem):
             parties=self._parties,
         )
 
-    def _executor(self, flow: Flow, sources: int) -> Executor:
-        """The executor of a flow whose items are numbered by so many slots."""
-        key = (flow.name, sources)
-        if key not in self._steps:
-            self._steps[key] = self._new_executor(flow, sources)
-        return self._steps[key]
-
     # -- what a runner does with it -------------------------------------------------------------
 
-    def sync_weights(self) -> int:
-        """Bring the actor's weights to every generation worker; returns their version."""
-        received = self._groups["rollout"].receive_weights()
-        self._groups["actor"].send_weights().wait()
-        return int(received.wait()[0])
-
-    def train_step(
-        self, step: int, prompts: Sequence[Drawn], spares: Sequence[Drawn]
-    ) -> StepReport:
-        """Generate, score and train.
-
-        Args:
-            step: Number of the step.
-            prompts: One prompt for each slot.
-            spares: Prompts that take the places of those whose groups are not worth training on.
-        """
-        return self._executor(training_flow(), len(prompts)).run(
-            step,
-            {"rollout": {"prompts": prompts, "spares": spares}, "actor": {"step": step}},
-        )
+    def _arguments(self, step: int) -> Arguments:
+        return {name: {"step": step} for name in ("rollout", "critic", "actor")}
 
     def evaluate(
         self, prompts: Sequence[Drawn], seeds: Sequence[Sequence[int]], sampling: SamplingConfig
@@ -152,19 +169,32 @@ class ReasoningSystem(WorkerSystem):
             seeds: Of the completions of each prompt, equally many.
             sampling: How tokens are drawn.
         """
-        report = self._executor(evaluation_flow(), len(prompts)).run(
+        if len(prompts) not in self._evaluations:
+            self._evaluations[len(prompts)] = self._new_executor(evaluation_flow(), len(prompts))
+        report = self._evaluations[len(prompts)].run(
             0, {"rollout": {"prompts": prompts, "seeds": seeds, "sampling": sampling}}
         )
         parts: list[GenerationReport] = report.results("rollout")
         return [group for part in parts for group in part.groups]
 
+    @property
+    def _trained(self) -> list[str]:
+        return [name for name in ("actor", "critic") if name in self._groups]
+
     def state(self) -> dict[str, Any]:
         """State of every worker, for a checkpoint."""
-        return {"actor": self._groups["actor"].state().wait()[0]}
+        handles = {name: self._groups[name].state() for name in self._trained}
+        rollout = self._groups["rollout"].state()
+        trained = {name: handle.wait()[0] for name, handle in handles.items()}
+        return {**trained, "rollout": rollout.wait()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._groups["actor"].load_state(state["actor"]).wait()
+        handles = [
+            self._groups[name].load_state(state[name]) for name in (*self._trained, "rollout")
+        ]
+        for handle in handles:
+            handle.wait()
 
     def save_model(self, directory: Path) -> None:
         """Write the trained model in the format of transformers."""

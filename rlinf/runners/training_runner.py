@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
+from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.progress import Progress
@@ -54,6 +57,10 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     A subclass says what a step is; metrics, progress, timeline, checkpoints and the end are the
     same for all.
 
+    The rollout of step s begins when s − k training steps have been done and their weights have
+    arrived, where k is the largest staleness: with k = 0 each rollout waits for the training phase
+    before it, with more it runs beside it. Which weights a rollout has depends on s and k alone.
+
     Args:
         config: The run's configuration.
         directory: Where everything is written.
@@ -68,6 +75,9 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         self._directory = directory
         self._stop = stop
         self._state = self._new_state()
+        self._under_way: deque[RunningStep] = deque()
+        self._weights_of = -1  # the step whose weights the rollout workers have, or will have
+        self._at_its_worst = False
 
     # -- what a subclass says -------------------------------------------------------------------
 
@@ -84,9 +94,18 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     def _training_steps(self) -> int:
         """Steps of the whole run."""
 
+    @property
     @abstractmethod
-    def _train_step(self) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """One training step; returns its metrics and timeline events."""
+    def _max_staleness(self) -> int:
+        """Training phases that may lie between the weights of a rollout and its training."""
+
+    @abstractmethod
+    def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
+        """Let the rollout of a step begin, under the newest weights or those of the one before."""
+
+    @abstractmethod
+    def _metrics(self, report: StepReport) -> dict[str, float]:
+        """Metrics of one step, from what the workers returned."""
 
     @abstractmethod
     def _evaluate_now(self) -> dict[str, float] | None:
@@ -154,19 +173,37 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     def _step(self) -> None:
         """One training step: train, write down, evaluate, commit."""
         begin = time.perf_counter()
-        metrics, events = self._train_step()
+        self._start_steps()
+        report = self._under_way.popleft().wait()
+        metrics = self._metrics(report)
         seconds = time.perf_counter() - begin
         self._state.step += 1
         self._state.training_seconds += seconds
         metrics["time/step"] = seconds
+        metrics["time/sync_weights"] = report.begin_seconds
         metrics.update(self._rates(seconds))
         metrics.update(self._evaluate_now() or {})
         self._metrics_log.log(self._state.step, metrics)
         self._progress.update(self._state.step, metrics)
-        self._timeline.write(events)
+        self._timeline.write(report.events)
         # Asked first: it remembers the best.
         if self._found_best() or self._config.checkpoint.due(self._state.step):
             self._save(blocking=False)
+
+    def _start_steps(self) -> None:
+        """Let all rollouts begin that may; the first of them takes the newest weights."""
+        done = self._state.step
+        last = min(done + self._max_staleness, self._training_steps - 1)
+        for step in range(done + len(self._under_way), last + 1):
+            fresh = self._weights_of == done
+            self._under_way.append(self._start_step(step, synchronise=not fresh))
+            self._weights_of = done
+
+    def _synchronise(self) -> None:
+        """Bring the newest weights to the rollout workers; the next rollout would get the same."""
+        if self._weights_of != self._state.step:
+            self._system.sync_weights()
+            self._weights_of = self._state.step
 
     def _rates(self, seconds: float) -> dict[str, float]:
         """Metrics per second of a step that took so long."""
@@ -187,12 +224,31 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     def _show_curve(self) -> None:
         print(f"learning curve: {write_learning_curve(self._directory.path)}", flush=True)
 
+    # -- without a run ---------------------------------------------------------------------------
+
+    def rehearse(self, steps: int) -> Iterator[StepReport]:
+        """Train some steps of which nothing is kept; reports say how much memory was held."""
+        with self._new_system() as self._system:
+            self._system.watch_memory(True)
+            for _ in range(steps):
+                self._start_steps()
+                report = self._under_way.popleft().wait()
+                self._metrics(report)
+                self._state.step += 1
+                yield report
+
+    def run_worst_case(self) -> None:
+        """Run as configured, with the longest prompts that there are; for the memory it takes."""
+        self._at_its_worst = True
+        self.run(resume=False)
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def _save(self, *, blocking: bool) -> None:
         begin = time.perf_counter()
         tree = {
             "runner": asdict(self._state),
+            "under_way": self._system.save_steps(self._under_way),
             "system": self._system.state(),
             "metrics": self._metrics_log.cursor(),
             **self._own_state(),
@@ -223,6 +279,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         self._store.discard_after(checkpoint.step)
         self._state = self._new_state(**checkpoint.tree["runner"])
         self._system.load_state(checkpoint.tree["system"])
+        self._under_way.extend(self._system.restore_steps(checkpoint.tree["under_way"]))
         self._load_own_state(checkpoint.tree)
         self._metrics_log.truncate(checkpoint.tree["metrics"])
         log.info("continuing after step %d", checkpoint.step)

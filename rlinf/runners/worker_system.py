@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Self
 
-from rlinf.flow.executor import Executor
+from rlinf.checkpoint.records import from_tree, to_tree
+from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep
 from rlinf.flow.graph import Flow
-from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.running_step import Arguments, Reports
+from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker
+from rlinf.flow.stream import Item
 from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.weight_handover import WeightHandover
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.worker_group import WorkerGroup
+
+_PATIENCE_SECONDS = 5.0
+"""For workers to close after a failure."""
 
 
 class WorkerSystem(ABC):
@@ -21,7 +30,12 @@ class WorkerSystem(ABC):
         config: The run's configuration.
     """
 
+    records: ClassVar[tuple[type, ...]] = ()
+    """Classes of what a step hands from its rollout to its training, and of what it reports."""
+
     _cluster: Cluster
+    _training: Executor
+    _weights: WeightHandover
 
     def __init__(self, config: PlacedConfig) -> None:
         self._plan = config.plan
@@ -33,12 +47,12 @@ class WorkerSystem(ABC):
         try:
             self._start()
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self.close(failed=kind is not None)
 
     @abstractmethod
     def _start(self) -> None:
@@ -56,6 +70,71 @@ class WorkerSystem(ABC):
     def _closing(self) -> Iterable[str]:
         """Groups whose workers hold what must be given back."""
 
+    def _arguments(self, step: int) -> Arguments:
+        """Arguments of the stages of a training step that its number says."""
+        del step
+        return {}
+
+    # -- training steps -------------------------------------------------------------------------
+
+    def start_step(
+        self,
+        step: int,
+        *,
+        synchronise: bool,
+        draw: Callable[[], Arguments] = dict,
+        ended: Callable[[Reports], None] = lambda reports: None,
+    ) -> RunningStep:
+        """Let the rollout of a training step begin; the rest begins when the step is waited for.
+
+        Args:
+            step: Number of the step.
+            synchronise: Whether the rollout workers get the newest weights first.
+            draw: Called when the rollout of the step before has ended; further arguments.
+            ended: Called with the reports of the rollout when it has ended.
+        """
+        receive = self._weights.begin() if synchronise else None
+
+        def begin() -> Arguments:
+            if receive is not None:
+                receive()
+            return draw()
+
+        try:
+            return self._training.start(step, self._arguments(step), Hooks(begin, ended))
+        except BaseException:
+            if receive is not None:
+                with suppress(Exception):  # what made the start fail is what is to be told
+                    receive()
+            raise
+
+    def sync_weights(self) -> int:
+        """Bring the newest weights to every rollout worker, once all of them are at rest.
+
+        Returns:
+            Their version.
+        """
+        for executor in self._executors:
+            executor.settle()
+        return self._weights.begin()()
+
+    def save_steps(self, steps: Iterable[RunningStep]) -> list[Any]:
+        """What steps under way have generated ahead, for a checkpoint; waits for the rollouts."""
+        return [to_tree(self._training.save(step)) for step in steps]
+
+    def restore_steps(self, saved: Sequence[Any]) -> list[RunningStep]:
+        """Steps under way as :meth:`save_steps` gave them."""
+        records = (SavedStep, StageReport, StageCost, Item, *self.records)
+        steps: list[SavedStep] = [from_tree(tree, records) for tree in saved]
+        return [self._training.restore(step, self._arguments(step.step)) for step in steps]
+
+    def watch_memory(self, on: bool) -> None:
+        """Let the reports of later steps say how much memory the stages held."""
+        for handle in [group.watch_memory(on) for group in self._groups.values()]:
+            handle.wait()
+
+    # -- groups and executors -------------------------------------------------------------------
+
     def _launch(self, workers: Mapping[str, tuple[type[StageWorker], Any]]) -> None:
         """Join the cluster and launch a group for each component.
 
@@ -63,6 +142,7 @@ class WorkerSystem(ABC):
             workers: Worker class and its setup, by component.
         """
         self._cluster = Cluster(cluster_cfg=self._placed.cluster)
+        self._placed.check_nodes([len(ranks) for ranks in self._cluster.accelerator_ranks])
         placement = ComponentPlacement(
             {"cluster": {"component_placement": self._placed.placement()}}, self._cluster
         )
@@ -71,25 +151,44 @@ class WorkerSystem(ABC):
                 self._cluster, placement_strategy=placement.get_strategy(name), name=name
             )
 
-    def _new_executor(self, flow: Flow, sources: int) -> Executor:
-        """An executor of a flow whose items are numbered by so many sources."""
+    def _new_executor(self, flow: Flow, sources: int, depth: int = 1) -> Executor:
+        """An executor of a flow.
+
+        Args:
+            flow: The flow.
+            sources: How many sub-batches its items are numbered by.
+            depth: Most steps under way.
+        """
         executor = Executor(
             flow,
             self._plan,
             self._groups,
             self._cluster,
             sources=sources,
+            depth=depth,
             timeline=self._placed.runner.timeline,
         )
         self._executors.append(executor)
         return executor
 
-    def close(self) -> None:
-        """End what workers hold, the worker groups and the cluster."""
+    def close(self, *, failed: bool = False) -> None:
+        """End what workers hold, the worker groups and the cluster.
+
+        Args:
+            failed: Workers may be dead, or wait for one that is: they get a few seconds, and what
+                goes wrong is not told, as the first failure is.
+        """
         for executor in self._executors:
             executor.close()
-        if Cluster.has_initialized():
-            for name in self._closing():
-                if name in self._groups:
-                    self._groups[name].close().wait()
+        if not Cluster.has_initialized():
+            return
+        groups = [self._groups[name] for name in self._closing() if name in self._groups]
+        try:
+            handles = [group.close() for group in groups]
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while failed and time.monotonic() < deadline and not all(h.done() for h in handles):
+                time.sleep(0.02)
+            for handle in handles if not failed else ():
+                handle.wait()
+        finally:
             self._cluster.shutdown()

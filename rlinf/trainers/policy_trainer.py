@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
+from rlinf.algorithms.staleness import staleness_metrics
 from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure
@@ -72,7 +73,7 @@ class PolicyTrainer:
         self._rank = rank
         self._world_size = world_size
         self._all_reduce = all_reduce
-        self._first_kl = float("nan")
+        self._first_kl: float | None = None
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
         self._optimizer = VectorAdamW(self._flat.vectors, config.optim)
@@ -83,45 +84,57 @@ class PolicyTrainer:
         config = self._config
         return config.micro_batch_size or config.global_batch_size // self._world_size
 
-    def train(self, trajectory: Trajectory, step: int) -> dict[str, float]:
+    def train(
+        self, trajectory: Trajectory, step: int, *, version: int | None = None
+    ) -> dict[str, float]:
         """Run one training phase.
 
         Args:
             trajectory: All environments of the rollout, in order of their numbers.
             step: Number of the phase, from 0.
+            version: Number of the present weights; None: they acted in the whole rollout.
 
         Returns:
             Metrics of the phase, equal on every rank.
 
         Raises:
-            RunFailure: If the policy that trains is not the one that acted, or if too many
-                updates had a loss or gradient that is not finite.
+            RunFailure: If the policy that trains does not compute the log-probs of the one that
+                acted where it is the same, or if too many updates had a loss or gradient that is
+                not finite.
         """
         factor = self._config.lr_sched.factor(step, self._total_steps)
         self._optimizer.set_factor(factor)
         batch, metrics = self._algorithm.prepare(trajectory)
+        if version is not None:
+            staleness = version - batch.versions
+            batch = replace(batch, staleness=staleness)
+            metrics.update(staleness_metrics(staleness))
         if self._reference is not None:
-            batch = self._with_reference(batch, self._reference)
+            found = self._log_probs(batch, self._reference)
+            batch = replace(batch, reference_log_probs=found)
+        if self._algorithm.needs_proximal:
+            batch = replace(batch, proximal_log_probs=self._log_probs(batch, self.policy))
         updates: list[UpdateResult] = []
         for epoch in range(self._config.update_epoch):
             if not self._epoch(batch, step, epoch, updates):
                 break
         self.policy.update_normalizer(batch.forward_inputs)
         metrics.update(_mean_metrics(updates))
-        metrics["actor/first_update_kl"] = self._first_kl
+        if self._first_kl is not None:
+            metrics["actor/first_update_kl"] = self._first_kl
         metrics["actor/lr"] = self._config.optim.lr * factor
         metrics["actor/optimizer_steps"] = float(sum(u.applied for u in updates))
         metrics["actor/skipped_updates"] = float(sum(not u.applied for u in updates))
         return metrics
 
-    def _with_reference(self, batch: TrainingBatch, reference: Policy) -> TrainingBatch:
-        """Add the log-probs of the policy that training started from."""
+    def _log_probs(self, batch: TrainingBatch, policy: Policy) -> torch.Tensor:
+        """Log-probs of the samples' actions under a policy, shaped as those of the batch."""
         with torch.no_grad():
             parts = [
-                part.at_level(reference.evaluate_actions(part.forward_inputs).log_probs)
+                part.at_level(policy.evaluate_actions(part.forward_inputs).log_probs)
                 for part in batch.split(self.micro_batch_size)
             ]
-        return replace(batch, reference_log_probs=torch.cat(parts))
+        return torch.cat(parts)
 
     def _epoch(
         self, batch: TrainingBatch, step: int, epoch: int, updates: list[UpdateResult]
@@ -179,8 +192,13 @@ class PolicyTrainer:
         return self._apply(total[: -len(names)], metrics)
 
     def _check_first_update(self, evaluation: Evaluation, batch: TrainingBatch) -> None:
-        """Compare the policy that trains with the one that acted, while their weights are equal."""
+        """Compare the policy that trains with the one that acted, where their weights are equal."""
         log_ratio = (batch.at_level(evaluation.log_probs) - batch.log_probs).detach()
+        if batch.staleness is not None and bool(batch.staleness.any()):
+            log_ratio = log_ratio[batch.staleness == 0]
+        if not len(log_ratio):
+            self._first_kl = None
+            return
         ratio = log_ratio.exp()
         self._first_kl = (ratio - 1 - log_ratio).mean().item()
         deviation = (ratio - 1).abs().max().item()

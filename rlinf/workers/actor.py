@@ -84,7 +84,7 @@ class ActorWorker(StageWorker):
             step: Number of the training phase.
         """
         parts: list[Trajectory] = [item.payload for item in trajectories]
-        metrics = self._trainer.train(concatenate(parts), step)
+        metrics = self._trainer.train(concatenate(parts), step, version=self._version)
         self._version = step + 1
         yield from ()  # a stage is a generator, also one that yields nothing
         return metrics

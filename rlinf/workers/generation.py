@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.data.prompts.dataset import Prompt
-from rlinf.data.sequences import Completion, PromptGroup
+from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
-from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, ModelSource
+from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_language_model
+from rlinf.models.language import build_language_model, load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
+from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
+from rlinf.workers.group_pool import GroupPool
+from rlinf.workers.partial_config import PartialRolloutConfig
+from rlinf.workers.partial_rollout import fill_from_pool
+
+__all__ = ["Drawn", "GenerationReport", "GenerationSetup", "GenerationWorker"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class GenerationSetup:
         seed: Seed of the run.
         weight_sync: How new weights arrive.
         parties: Who sends them, and who receives.
+        partial: How groups are carried from step to step; None: not at all.
     """
 
     model: LanguageModelConfig
@@ -44,31 +50,7 @@ class GenerationSetup:
     seed: int
     weight_sync: WeightSyncConfig
     parties: Parties
-
-
-@dataclass
-class GenerationReport:
-    """What one worker generated in a step.
-
-    Args:
-        tokens: Sampled tokens, those of rejected groups included.
-        completions: Completions that they belong to.
-        rejected: Groups that were not worth training on.
-        spares_used: Spare prompts that took their places.
-        faults: What went wrong with rewards, by reason.
-        groups: The scored groups in the order of their slots, where they were asked for.
-    """
-
-    tokens: int = 0
-    completions: int = 0
-    rejected: int = 0
-    spares_used: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
-    groups: list[PromptGroup] = field(default_factory=list)
-
-
-Drawn = tuple[int, Prompt]
-"""A prompt with the number of its draw."""
+    partial: PartialRolloutConfig | None = None
 
 
 class GenerationWorker(StageWorker):
@@ -84,13 +66,27 @@ class GenerationWorker(StageWorker):
         self._algorithm = setup.algorithm.build()
         self._engine: Engine
         self._weights: WeightReceiver[Any]
+        self._released = False
+        self._pool: GroupPool | None = None
+        if setup.partial is not None:
+            self._pool = GroupPool(
+                setup.partial,
+                group_size=setup.group_size,
+                sampling=setup.sampling,
+                seed=setup.seed,
+            )
 
     def start(self) -> None:
         """Build the engine; the weights that training begins with arrive with the first sync."""
         setup = self._setup
-        model, tokenizer = build_language_model(setup.model, seed=setup.seed)
+        if setup.engine.shares_module or setup.model.architecture is not None:
+            model, tokenizer = build_language_model(setup.model, seed=setup.seed)
+        else:
+            model, tokenizer = None, load_tokenizer(setup.model)
         self._engine = setup.engine.build(
-            ModelSource(path=setup.model.path, module=model, tokenizer=tokenizer)
+            ModelSource(
+                path=setup.model.path, module=model, tokenizer=tokenizer, dtype=setup.model.dtype
+            )
         )
         self._weights = setup.weight_sync.build_receiver(self, setup.parties)
 
@@ -99,14 +95,31 @@ class GenerationWorker(StageWorker):
 
         They are applied between steps only, so that no batch is generated under half of them.
         """
-        return self._weights.apply(
-            lambda weights, version: self._engine.update_weights(weights.items(), version)
-        )
+        return self._weights.apply(self._load)
+
+    def _load(self, weights: dict[str, Any], version: int) -> None:
+        # Only now, so that a sender on the same device has given back what it sends from.
+        self.onload()
+        self._engine.update_weights(weights.items(), version)
+
+    def onload(self) -> None:
+        """Take again the memory that :meth:`offload` gave back."""
+        if self._released:
+            self._engine.restore_memory()
+            self._released = False
+
+    def offload(self) -> None:
+        """Give the memory of weights and caches back; new weights must come before it is used."""
+        if not self._released:
+            self._engine.release_memory()
+            self._released = True
 
     def generate(
         self,
         scored: InputStream,
         *,
+        step: int,
+        slots: int,
         prompts: Sequence[Drawn],
         spares: Sequence[Drawn] = (),
     ) -> Generator[Emit, None, GenerationReport]:
@@ -117,14 +130,39 @@ class GenerationWorker(StageWorker):
 
         Args:
             scored: Stream of scored :class:`~rlinf.data.sequences.PromptGroup`.
-            prompts: Prompts of all slots; this worker takes its share.
+            step: Number of the training phase that the groups are for.
+            slots: Slots of the step; this worker fills its share.
+            prompts: Prompts to begin with, of which this worker takes its share: one for each slot,
+                or with a pool as many as it lacks.
             spares: Prompts to draw again from, likewise.
         """
-        setup = self._setup
-        round_ = _Round(setup.group_size, setup.sampling)
         waiting = list(spares)[self._rank :: self._world_size]
+        if self._pool is None:
+            report = yield from self._fill_slots(scored, prompts, waiting)
+        else:
+            mine = [prompts[place] for place in self._slots(len(prompts))]
+            report = yield from fill_from_pool(
+                self._pool,
+                self._engine,
+                scored,
+                slots=self._slots(slots),
+                step=step,
+                prompts=mine,
+                spares=waiting,
+                worth=self._worth,
+            )
+        report.engine_restarts = self._engine.restarts
+        return report
+
+    def _fill_slots(
+        self, scored: InputStream, prompts: Sequence[Drawn], waiting: list[Drawn]
+    ) -> Generator[Emit, None, GenerationReport]:
+        """Every slot has its prompt from the beginning, and all are generated to their end."""
+        setup = self._setup
+        round_ = Round(setup.group_size, setup.sampling)
         for slot in self._slots(len(prompts)):
             self._submit(round_.begin(slot, prompts[slot], self._seeds(prompts[slot])))
+            round_.report.begun += 1
         while round_.open:
             for group, slot in round_.take(self._engine.step()):
                 yield Emit("completions", slot, group)
@@ -157,7 +195,7 @@ class GenerationWorker(StageWorker):
             seeds: Of the completions of each slot, equally many.
             sampling: How tokens are drawn.
         """
-        round_ = _Round(len(seeds[0]), sampling)
+        round_ = Round(len(seeds[0]), sampling)
         for slot in self._slots(len(prompts)):
             self._submit(round_.begin(slot, prompts[slot], seeds[slot]))
         found: dict[int, PromptGroup] = {}
@@ -189,71 +227,17 @@ class GenerationWorker(StageWorker):
         valid = np.array([score.valid for score in group.scores or ()])
         return self._algorithm.keep_group(group.rewards, valid)
 
+    def state(self) -> dict[str, Any]:
+        """Groups that go on in the next step."""
+        return {} if self._pool is None else self._pool.state()
+
+    def load_state(self, states: Sequence[dict[str, Any]]) -> None:
+        """Continue from the :meth:`state` of every rank."""
+        if self._pool is not None:
+            self._pool.load_state(states, self._rank, self._world_size)
+
     def close(self) -> None:
         """Give the engine back."""
         if hasattr(self, "_weights"):
             self._weights.close()
             self._engine.close()
-
-
-class _Round:
-    """The groups of one step that are being generated or scored."""
-
-    def __init__(self, group_size: int, sampling: SamplingConfig) -> None:
-        self._size = group_size
-        self._sampling = sampling
-        self._prompts: dict[int, Drawn] = {}
-        self._finished: dict[int, dict[int, Completion]] = {}
-        self.report = GenerationReport()
-
-    @property
-    def open(self) -> bool:
-        """Whether a slot has no final group yet."""
-        return bool(self._prompts)
-
-    def begin(self, slot: int, drawn: Drawn, seeds: Sequence[int]) -> list[GenerationRequest]:
-        """The requests of a slot's group; a request's number tells slot and place."""
-        self._prompts[slot] = drawn
-        self._finished[slot] = {}
-        return [
-            GenerationRequest(
-                request_id=slot * self._size + place,
-                prompt_tokens=drawn[1].tokens,
-                seed=seed,
-                sampling=self._sampling,
-            )
-            for place, seed in enumerate(seeds)
-        ]
-
-    def take(self, ended: Iterable[FinishedCompletion]) -> list[tuple[PromptGroup, int]]:
-        """The groups, with their slots, that are complete by these completions."""
-        complete = []
-        for item in ended:
-            slot, place = divmod(item.request_id, self._size)
-            finished = self._finished[slot]
-            finished[place] = item.completion
-            self.report.tokens += len(item.completion)
-            self.report.completions += 1
-            if len(finished) == self._size:
-                complete.append((self._group(slot), slot))
-        return complete
-
-    def close(self, slot: int) -> None:
-        """Note that a slot has its final group."""
-        del self._prompts[slot], self._finished[slot]
-
-    def _group(self, slot: int) -> PromptGroup:
-        (draw, prompt), finished = self._prompts[slot], self._finished[slot]
-        return PromptGroup(
-            prompt_id=prompt.prompt_id,
-            draw=draw,
-            prompt_tokens=prompt.tokens,
-            answer=prompt.answer,
-            completions=tuple(finished[place] for place in range(self._size)),
-        )
-
-
-def completion_seed(seed: int, draw: int, place: int) -> int:
-    """Seed of one completion: a function of the run, the draw of its prompt and its place."""
-    state = np.random.SeedSequence((seed, draw, place)).generate_state(1, np.uint64)
-    return int(state[0] >> np.uint64(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.staleness import staleness_metrics
 from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
@@ -25,8 +26,7 @@ def rollout_metrics(batch: TokenBatch, prepared: TokenBatch) -> dict[str, float]
         "rollout/trained_tokens": float(trained.sum()),
     }
     if batch.version is not None:
-        staleness = batch.version - batch.versions
-        metrics["rollout/staleness"] = _mean(staleness[batch.mask > 0])
+        metrics.update(staleness_metrics((batch.version - batch.versions)[batch.mask > 0]))
     advantages = prepared.advantages
     if advantages is not None and bool(trained.any()):
         counted = advantages[trained]

@@ -1,0 +1,149 @@
+"""``rlinf view RUN``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.run_paths import CONFIG_FILE, find_run
+from rlinf.cli.screen import complain, say
+from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.flow.graph import Flow
+    from rlinf.flow.plan import Plan
+    from rlinf.monitor.report.graph import Graph
+    from rlinf.monitor.report.page import RunReport
+    from rlinf.monitor.report.trace import Trace
+
+_MOST_STEPS, _MOST_SPANS = 20, 20_000
+
+
+def view(
+    run: Annotated[str, typer.Argument(help="A run directory, or a name below runs/.")],
+    *,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="FROM-TO", help="Steps of the timeline; default: the newest."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The HTML file; default: report.html in the run directory.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run as one HTML file: flow, plan, timeline, idle devices, decisions, metrics."""
+    path = find_run(run)
+    wanted = None if steps is None else _step_range(steps)
+
+    from rlinf.monitor.report.page import REPORT_FILE, write_report
+
+    report = run_report(path, wanted)
+    if report.timeline_hint:
+        complain(report.timeline_hint, label="note")
+    say(str(write_report(report, output or path / REPORT_FILE)))
+
+
+def run_report(run: Path, steps: range | None = None) -> RunReport:
+    """Everything that a run directory tells.
+
+    Args:
+        run: The directory.
+        steps: Training steps of the timeline, counted as the timeline does; None: the newest.
+
+    Raises:
+        ConfigError: The timeline has none of the steps.
+    """
+    from rlinf.cli.tasks import read_config
+    from rlinf.flow.plan import Plan
+    from rlinf.monitor.curve import Curve
+    from rlinf.monitor.decisions import read_decisions
+    from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
+    from rlinf.monitor.report.page import RunReport
+
+    task, _, config = read_config(str(run / CONFIG_FILE), [])
+    flow = task.flow(config)
+    decisions = read_decisions(run)
+    plans = [decision.plan for decision in decisions if decision.plan is not None]
+    plan: Plan = Plan.model_validate(plans[-1]) if plans else config.plan
+    metrics = run / METRICS_FILE
+    lines = read_metrics(metrics) if metrics.is_file() else []
+    measured = _trace(run / "timeline.json", flow, plan, steps)
+    return RunReport(
+        name=f"{run.parent.name}/{run.name}",
+        task=config.task,
+        graph=flow_graph(flow),
+        plan=plan.model_dump(mode="json")["components"],
+        mode=plan.mode,
+        config=(run / CONFIG_FILE).read_text(encoding="utf-8"),
+        measured=measured,
+        predicted=_trace(run / "predicted_timeline.json", flow, plan, None),
+        curve=Curve(lines) if lines else None,
+        decisions=decisions,
+        timeline_hint="" if measured else _timeline_hint(run, config),
+    )
+
+
+def flow_graph(flow: Flow) -> Graph:
+    """The nodes and edges of a flow, as the report draws them."""
+    from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox
+
+    nodes = tuple(
+        NodeBox(
+            node.name,
+            tuple(StageBox(stage.label, stage.component, stage.method) for stage in node.stages),
+        )
+        for node in flow.order()
+    )
+    arrows = tuple(
+        Arrow(edge.name, edge.producer.label, edge.consumer.label) for edge in flow.edges()
+    )
+    return Graph(nodes, arrows)
+
+
+def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> Trace | None:
+    """The wanted part of a timeline, or None where there is none."""
+    from rlinf.monitor.report.trace import read_trace
+
+    if not path.is_file():
+        return None
+    devices: Mapping[str, Sequence[int]] = {
+        name: part.devices for name, part in plan.components.items()
+    }
+    trace = read_trace(path, (node.name for node in flow.nodes), devices)
+    if not trace.steps:
+        return None
+    if steps is None:
+        return trace.of_steps(trace.last_steps(_MOST_STEPS, _MOST_SPANS))
+    found = [step for step in steps if step in trace.steps]
+    if not found:
+        first, last = min(trace.steps), max(trace.steps)
+        raise ConfigError(
+            f"--steps = {steps[0]}-{steps[-1]}: the timeline has the steps {first}-{last}"
+        )
+    return trace.of_steps(found)
+
+
+def _timeline_hint(run: Path, config: Any) -> str:
+    if config.runner.timeline:
+        return "The timeline of this run is empty: no training step has ended yet."
+    return (
+        "This run has no timeline. Get one for its further steps with:\n"
+        f"rlinf resume {run} runner.timeline=true\n"
+        "or for a new run with: rlinf train RECIPE runner.timeline=true"
+    )
+
+
+def _step_range(text: str) -> range:
+    """``3-7`` or ``5`` as a range that includes its end."""
+    first, _, last = text.partition("-")
+    try:
+        found = range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found:
+        raise ConfigError(f"--steps = '{text}': give a step or two, such as 5 or 3-7")
+    return found

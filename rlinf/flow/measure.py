@@ -1,0 +1,175 @@
+"""From the reports of steps to a profile: what each component took, step by step.
+
+Steps are measured where they run: with the items, devices and pipeline stages of the run. The first
+ones warm up (allocators, caches, compilation) and are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlinf.flow.plan import Plan
+from rlinf.flow.profile import ComponentProfile, Measurement
+from rlinf.flow.running_step import StepReport
+from rlinf.flow.stage_worker import StageReport
+
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class ComponentSample:
+    """What one component took in one step: seconds of its slowest worker, bytes of its largest.
+
+    Args:
+        seconds: Work, without waiting for input, loading and offloading.
+        onload: Loading.
+        offload: Offloading.
+        transfer: Handing over results, part of the work.
+        peak: Most memory.
+        resident: Memory at the end.
+    """
+
+    seconds: float
+    onload: float
+    offload: float
+    transfer: float
+    peak: int
+    resident: int
+
+    @classmethod
+    def of(cls, stages: Iterable[list[StageReport]]) -> ComponentSample:
+        """Of the reports of all stages of a component, each by rank; stages follow each other."""
+        parts = [
+            cls(
+                seconds=max(r.seconds_working for r in reports),
+                onload=max(r.cost.onload_seconds for r in reports),
+                offload=max(r.cost.offload_seconds for r in reports),
+                transfer=max(r.cost.transfer_seconds for r in reports),
+                peak=max(r.cost.peak_bytes for r in reports),
+                resident=max(r.cost.resident_bytes for r in reports),
+            )
+            for reports in stages
+        ]
+        return cls(
+            seconds=sum(p.seconds for p in parts),
+            onload=sum(p.onload for p in parts),
+            offload=sum(p.offload for p in parts),
+            transfer=sum(p.transfer for p in parts),
+            peak=max(p.peak for p in parts),
+            resident=max(p.resident for p in parts),
+        )
+
+
+@dataclass
+class StepRecorder:
+    """Collects what the components of a run took.
+
+    Args:
+        plan: Where they ran.
+        owners: Component of each stage.
+        items: Items of a step: environments or sequences.
+        origin: Where the figures are from, for the profile.
+        concurrent: Components that serve all items at once.
+        warm_up: First steps that do not count.
+    """
+
+    plan: Plan
+    owners: Mapping[str, str]
+    items: int
+    origin: str
+    concurrent: frozenset[str] = frozenset()
+    warm_up: int = WARM_UP_STEPS
+    samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
+    _seen: int = 0
+
+    @property
+    def count(self) -> int:
+        """Steps that count."""
+        return max(0, self._seen - self.warm_up)
+
+    def observe(self, report: StepReport) -> None:
+        """Take the report of the next step."""
+        self._seen += 1
+        if self._seen <= self.warm_up:
+            return
+        stages: dict[str, list[list[StageReport]]] = defaultdict(list)
+        for label, reports in report.stages.items():
+            stages[self.owners[label]].append(reports)
+        for component, parts in stages.items():
+            self.samples[component].append(ComponentSample.of(parts))
+
+    def profiles(self) -> dict[str, ComponentProfile]:
+        """A profile with one measurement for each component; none before a step counts."""
+        return {name: self._profile(name, taken) for name, taken in self.samples.items() if taken}
+
+    def _profile(self, name: str, taken: list[ComponentSample]) -> ComponentProfile:
+        plan = self.plan.components[name]
+        seconds = [sample.seconds for sample in taken]
+        low, middle, high = np.percentile(seconds, [25, 50, 75])
+        # Where one device has several workers, what they hold adds up on it.
+        per_device = max(1, plan.processes // len(plan.devices))
+        return ComponentProfile(
+            measurements=(
+                Measurement(
+                    items=self.items,
+                    devices=len(plan.devices),
+                    pipeline_stages=plan.pipeline_stages,
+                    seconds=max(float(middle), 1e-9),
+                    spread=float(high - low),
+                    peak_bytes=per_device * max(sample.peak for sample in taken),
+                    samples=len(taken),
+                    origin=self.origin,
+                ),
+            ),
+            onload_seconds=_median(sample.onload for sample in taken),
+            offload_seconds=_median(sample.offload for sample in taken),
+            resident_bytes=per_device * max(sample.resident for sample in taken),
+            transfer_seconds_per_item=_median(sample.transfer for sample in taken) / self.items,
+            concurrent=name in self.concurrent,
+        )
+
+
+def _median(values: Iterable[float]) -> float:
+    return max(0.0, float(np.median(list(values))))
+
+
+def merged(profiles: Iterable[Mapping[str, ComponentProfile]]) -> dict[str, ComponentProfile]:
+    """The measurements of several trials as one profile by component.
+
+    Of two measurements of one size the one over more steps is kept, of equal ones the later. Times
+    to load and hand over are the largest that were measured.
+    """
+    found: dict[str, list[ComponentProfile]] = defaultdict(list)
+    for profile in profiles:
+        for name, part in profile.items():
+            found[name].append(part)
+    return {name: _merged(parts) for name, parts in found.items()}
+
+
+def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
+    by_size: dict[tuple[Any, ...], Measurement] = {}
+    for measurement in (m for part in parts for m in part.measurements):
+        size = (
+            measurement.device_kind,
+            measurement.pipeline_stages,
+            measurement.devices,
+            measurement.items,
+        )
+        known = by_size.get(size)
+        if known is None or measurement.samples >= known.samples:
+            by_size[size] = measurement
+    last = parts[-1]
+    return ComponentProfile(
+        measurements=tuple(by_size[size] for size in sorted(by_size)),
+        onload_seconds=max(part.onload_seconds for part in parts),
+        offload_seconds=max(part.offload_seconds for part in parts),
+        resident_bytes=max(part.resident_bytes for part in parts),
+        transfer_seconds_per_item=max(part.transfer_seconds_per_item for part in parts),
+        concurrent=last.concurrent,
+        scaling=last.scaling,
+    )

@@ -1,0 +1,75 @@
+"""What a run decided about its own execution: ``decisions.jsonl``, appended to and never changed.
+
+One JSON object per line. Decisions of steps that a resumed run repeats stay: they were taken.
+
+    {"time": 1764000000.0, "step": 12, "what": "switch", "reason": "…", "cost_seconds": 0.8,
+     "gain_predicted": 0.21, "gain_measured": null, "numbers": {…}, "plan": {…}}
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+DECISIONS_FILE = "decisions.jsonl"
+
+What = Literal["start", "profile", "stay", "switch", "keep", "return", "replan", "rescale"]
+"""``start``: the plan that a run begins with; ``profile``: what was measured; ``stay``: no better
+plan was found; ``switch``: another plan is tried; ``keep``: it measured faster and stays;
+``return``: it did not, the plan before is back; ``replan``: measured times left the prediction;
+``rescale``: workers were moved inside a step."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision.
+
+    Args:
+        step: Training steps that were done when it was taken.
+        what: Kind of decision.
+        reason: Why, in a sentence with its numbers.
+        cost_seconds: Time that carrying it out took from training.
+        gain_predicted: Seconds per step that it was expected to save.
+        gain_measured: Seconds per step that it saved; negative: it cost them.
+        numbers: Further numbers by name, such as ``step_seconds_predicted``.
+        plan: The plan in force from here on, as plain data; None where it did not change.
+        time: Seconds since 1970.
+    """
+
+    step: int
+    what: What
+    reason: str
+    cost_seconds: float | None = None
+    gain_predicted: float | None = None
+    gain_measured: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None = None
+    time: float = field(default_factory=time.time)
+
+
+def append_decision(run_dir: Path | str, decision: Decision) -> None:
+    """Write one decision behind the others of a run; it is with the system when this returns."""
+    line = json.dumps(asdict(decision)).encode() + b"\n"
+    path = Path(run_dir) / DECISIONS_FILE
+    torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with open(path, "ab", buffering=0) as file:
+        # A killed process may have left a line without its end; this one must not join it.
+        file.write(b"\n" + line if torn else line)
+
+
+def read_decisions(run_dir: Path | str) -> list[Decision]:
+    """The decisions of a run, oldest first; none where none were taken."""
+    path = Path(run_dir) / DECISIONS_FILE
+    if not path.is_file():
+        return []
+    decisions = []
+    for line in path.read_bytes().splitlines():
+        try:
+            decisions.append(Decision(**json.loads(line)))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            continue  # a line that a killed process left half
+    return decisions

@@ -1,0 +1,239 @@
+"""Memory of processes as the kernel counts it, shared pages divided among those that share them.
+
+What a process holds is its PSS: private pages, and of each shared page (libraries, shared memory)
+its share. The kernel remembers a peak for the RSS alone, which counts shared pages whole. The peak
+that is given here is ``PSS + (peak RSS - RSS)``: what the process held at its fullest beyond now
+is taken for its own. It is exact while the shared part does not change, needs no sampling, and
+misses nothing however short it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+_KIB = 1024
+_SAMPLE_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Memory of one process [bytes].
+
+    Args:
+        pid: The process.
+        parent: The process that started it.
+        command: How it was started, shortened.
+        now: What it holds.
+        peak: The most that it held since :func:`reset_peaks`, or since its start.
+    """
+
+    pid: int
+    parent: int
+    command: str
+    now: int
+    peak: int
+
+
+def process_memory(pid: int) -> ProcessMemory:
+    """Memory of one process.
+
+    Raises:
+        ProcessLookupError: There is no such process any more.
+    """
+    try:
+        status = _fields(Path(f"/proc/{pid}/status"))
+        rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))
+        process = psutil.Process(pid)
+        command, parent = " ".join(process.cmdline())[:80], process.ppid()
+    except (OSError, psutil.Error) as error:
+        raise ProcessLookupError(f"process {pid} has ended") from error
+    if "VmRSS" not in status or "Pss" not in rollup:
+        raise ProcessLookupError(f"process {pid} has ended")
+    now = rollup["Pss"]
+    peak = now + max(0, status["VmHWM"] - status["VmRSS"])
+    return ProcessMemory(pid, parent, command, now, peak)
+
+
+def tree_memory(pid: int | None = None) -> list[ProcessMemory]:
+    """Memory of a process and of everything that it started, the process itself first.
+
+    Args:
+        pid: The process; by default this one.
+    """
+    found = []
+    for member in (pid or os.getpid(), *_descendants(pid or os.getpid())):
+        with suppress(ProcessLookupError):
+            found.append(process_memory(member))
+    return found
+
+
+def reset_peaks(pid: int | None = None) -> None:
+    """Let the peaks of a process and of everything that it started begin anew."""
+    for member in (pid or os.getpid(), *_descendants(pid or os.getpid())):
+        with suppress(OSError):
+            Path(f"/proc/{member}/clear_refs").write_text("5", encoding="ascii")
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Bytes by name of the lines ``Name:   123 kB`` of a file of the kernel."""
+    found = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            found[name] = int(value.split()[0]) * _KIB
+    return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """What was held during a :class:`MemoryWatch` [bytes].
+
+    Args:
+        peak: The most.
+        resident: What was held at its end.
+    """
+
+    peak: int = 0
+    resident: int = 0
+
+
+class MemoryWatch:
+    """Measures the memory that a part of a program holds; a context manager.
+
+    On an accelerator it is what torch allocated there. Without one, and with a process of its own,
+    it is that of the process and all that it started. Where several workers are threads of one
+    process, theirs cannot be told apart; what is measured then is the growth of the process while
+    the part runs, sampled every 5 ms, with that of all parts that run at the same time.
+
+    Args:
+        own_process: Whether the process does nothing else.
+    """
+
+    def __init__(self, *, own_process: bool) -> None:
+        self._own = own_process
+        self._cuda = _cuda()
+        self._stop = threading.Event()
+        self._most = 0
+        self._begin = 0
+        self._sampler: threading.Thread | None = None
+
+    def __enter__(self) -> MemoryWatch:
+        if self._cuda is not None:
+            self._cuda.reset_peak_memory_stats()
+        elif self._own:
+            reset_peaks()
+        else:
+            self._begin = self._most = _own_rss()
+            self._sampler = threading.Thread(target=self._sample, name="memory", daemon=True)
+            self._sampler.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._sampler is not None:
+            self._stop.set()
+            self._sampler.join()
+
+    def held(self) -> Held:
+        """What was held since the beginning, up to now."""
+        if self._cuda is not None:
+            return Held(self._cuda.max_memory_allocated(), self._cuda.memory_allocated())
+        if self._own:
+            processes = tree_memory()
+            return Held(sum(p.peak for p in processes), sum(p.now for p in processes))
+        now = _own_rss()
+        return Held(max(self._most, now) - self._begin, max(0, now - self._begin))
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            self._most = max(self._most, _own_rss())
+
+
+def _own_rss() -> int:
+    """RSS of this process."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cuda() -> Any:
+    """The module that counts memory of this process's accelerator; None without one."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+class TreeWatch:
+    """Peaks of a process and of everything that it starts, also of what ends before the watch does.
+
+    A context manager. Every process keeps its own peak, which is read a few times per second, so
+    that nothing is missed but the last moment of a process that ends.
+
+    Args:
+        pid: The process; by default this one.
+        interval: Seconds between two readings.
+    """
+
+    def __init__(self, pid: int | None = None, *, interval: float = 0.2) -> None:
+        self._pid = pid or os.getpid()
+        self._interval = interval
+        self._stop = threading.Event()
+        self._found: dict[int, ProcessMemory] = {}
+        self._most = 0
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+
+    def __enter__(self) -> TreeWatch:
+        reset_peaks(self._pid)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def processes(self) -> list[ProcessMemory]:
+        """The largest peak of each process."""
+        return list(self._found.values())
+
+    @property
+    def together(self) -> int:
+        """The most that all processes of a reading held, each at its peak up to then [bytes]."""
+        return self._most
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._read()
+            self._stop.wait(self._interval)
+        self._read()
+
+    def _read(self) -> None:
+        alive = tree_memory(self._pid)
+        for process in alive:
+            known = self._found.get(process.pid)
+            peak = max(process.peak, 0 if known is None else known.peak)
+            self._found[process.pid] = replace(process, peak=peak)
+        self._most = max(self._most, sum(self._found[p.pid].peak for p in alive))

@@ -1,0 +1,211 @@
+"""The page: everything that is known of a run, in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jinja2
+
+from rlinf.checkpoint.files import write_atomic
+from rlinf.monitor.curve import Curve
+from rlinf.monitor.decisions import Decision
+from rlinf.monitor.report.charts import Tile, chart_data, tiles
+from rlinf.monitor.report.gantt import gantt_panel
+from rlinf.monitor.report.graph import Graph, draw_graph
+from rlinf.monitor.report.trace import DeviceShare, Trace
+
+REPORT_FILE = "report.html"
+
+_HERE = Path(__file__).parent
+
+# Told apart by people who do not tell red from green, on light and on dark ground.
+_COLORS = (
+    "#4269d0", "#efb118", "#3ca951", "#ff725c", "#a463f2", "#6cc5b0", "#9c6b4e", "#97bbf5",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What the page shows.
+
+    Args:
+        name: Of the run.
+        task: Kind of run.
+        graph: The flow of a training step.
+        plan: Plan of every component, as plain data: devices, processes, residency, …
+        mode: What the placement amounts to.
+        config: The resolved configuration, as YAML.
+        measured: The part of the timeline to show; None where the run has none.
+        predicted: A simulated timeline; None where there is none.
+        curve: Metrics; None where there are none yet.
+        decisions: What was decided, oldest first.
+        timeline_hint: How to get a timeline, said where there is none.
+    """
+
+    name: str
+    task: str
+    graph: Graph
+    plan: Mapping[str, Mapping[str, Any]]
+    mode: str
+    config: str
+    measured: Trace | None = None
+    predicted: Trace | None = None
+    curve: Curve | None = None
+    decisions: Sequence[Decision] = field(default_factory=tuple)
+    timeline_hint: str = ""
+
+
+@dataclass(frozen=True)
+class _PlanRow:
+    component: str
+    devices: str
+    processes: str
+    residency: str
+    granularity: str
+    stages: str
+    predicted: str
+    measured: str
+    reason: str
+
+
+def write_report(report: RunReport, path: Path) -> Path:
+    """Write the page.
+
+    Args:
+        report: What it shows.
+        path: The HTML file; replaced where it exists.
+
+    Returns:
+        The file.
+    """
+    write_atomic(path, render(report).encode())
+    return path
+
+
+def render(report: RunReport) -> str:
+    """The page as text."""
+    colors = component_colors(report.graph.components)
+    panels = [
+        gantt_panel(title, trace, colors)
+        for title, trace in (("measured", report.measured), ("predicted", report.predicted))
+        if trace is not None and trace.spans
+    ]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        report=report,
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        written=time.strftime("%Y-%m-%d %H:%M:%S"),
+        graph=draw_graph(report.graph, colors, _captions(report.plan)),
+        colors=colors,
+        plan=_plan_rows(report),
+        tiles=_tiles(report),
+        shares=[] if report.measured is None else report.measured.shares(),
+        predicted_shares=[] if report.predicted is None else report.predicted.shares(),
+        steps=[] if report.measured is None else list(report.measured.steps),
+        decisions=[_decision_row(decision) for decision in report.decisions],
+        data={
+            "panels": panels,
+            "charts": [] if report.curve is None else chart_data(report.curve),
+        },
+    )
+
+
+def component_colors(components: Sequence[str]) -> dict[str, str]:
+    """A colour for each component."""
+    return {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(components)}
+
+
+def _captions(plan: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        name: f"device {device_ranges(part['devices'])} · {part['processes']} "
+        f"process{'es' if part['processes'] > 1 else ''}"
+        for name, part in plan.items()
+    }
+
+
+def device_ranges(devices: Sequence[int]) -> str:
+    """Numbers as a person writes them: ``0-3,6``."""
+    ranges: list[list[int]] = []
+    for device in sorted(devices):
+        if ranges and device == ranges[-1][1] + 1:
+            ranges[-1][1] = device
+        else:
+            ranges.append([device, device])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def _plan_rows(report: RunReport) -> list[_PlanRow]:
+    measured = _stage_seconds(report.measured)
+    return [
+        _PlanRow(
+            component=name,
+            devices=device_ranges(part["devices"]),
+            processes=str(part["processes"]),
+            residency=part["residency"],
+            granularity="as it comes" if part["granularity"] is None else str(part["granularity"]),
+            stages=str(part["pipeline_stages"]),
+            predicted=_seconds(part.get("predicted_seconds")),
+            measured=_seconds(measured.get(name)),
+            reason=part["reason"],
+        )
+        for name, part in report.plan.items()
+    ]
+
+
+def _stage_seconds(trace: Trace | None) -> dict[str, float]:
+    """Median over steps of the time of a component's slowest worker, waiting left out."""
+    if trace is None:
+        return {}
+    spent: dict[str, dict[int, dict[str, float]]] = {}
+    for span in trace.spans:
+        if span.category == "stage" and span.step in trace.steps and span.node in trace.nodes:
+            step = spent.setdefault(span.component, {}).setdefault(span.step or 0, {})
+            step[span.track] = step.get(span.track, 0.0) + span.end - span.begin
+            waits = sum(
+                other.end - other.begin
+                for other in trace.spans_of(span.track)
+                if other.category == "wait" and span.begin <= other.begin < span.end
+            )
+            step[span.track] -= waits
+    return {
+        name: median(max(tracks.values()) for tracks in steps.values())
+        for name, steps in spent.items()
+    }
+
+
+def _tiles(report: RunReport) -> list[Tile]:
+    found = [] if report.curve is None else tiles(report.curve)
+    shares: list[DeviceShare] = [] if report.measured is None else report.measured.shares()
+    if shares:
+        unused = sum(share.idle + share.waiting for share in shares) / len(shares)
+        found.append(Tile("devices without work", f"{unused:.0%}", "mean over the steps shown"))
+    return found
+
+
+def _decision_row(decision: Decision) -> dict[str, str]:
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(decision.time)),
+        "step": str(decision.step),
+        "what": decision.what,
+        "reason": decision.reason,
+        "cost": _seconds(decision.cost_seconds),
+        "predicted": _signed(decision.gain_predicted),
+        "measured": _signed(decision.gain_measured),
+        "numbers": ", ".join(f"{name} {value:.4g}" for name, value in decision.numbers.items()),
+    }
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g} s"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3g} s"

@@ -1,0 +1,284 @@
+"""The timeline of a run as spans of workers on devices, and what devices did not do."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlinf.monitor.timeline import read_timeline
+
+Interval = tuple[float, float]
+"""Begin and end in seconds."""
+
+WORK = ("stage", "residency", "sync")
+"""Categories of spans during which a worker uses its devices."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span of a worker or of the driver; times are seconds of the system clock.
+
+    Args:
+        track: The worker, ``component:rank``, or a thread of the driver.
+        node: Node of the flow that the span belongs to; empty where the trace does not say.
+        step: Training step, where the trace says it.
+        component: The worker's component; empty for the driver.
+        devices: Devices of the worker.
+    """
+
+    name: str
+    category: str
+    track: str
+    begin: float
+    end: float
+    node: str = ""
+    step: int | None = None
+    component: str = ""
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one device did during the training steps that are looked at; all are shares of them.
+
+    Args:
+        busy: Some worker computed, by component.
+        waiting: None computed, and at least one held the device and waited for input.
+        idle: Nobody used it.
+    """
+
+    device: int
+    busy: Mapping[str, float]
+    waiting: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Spans in the order of their begin.
+
+    Args:
+        spans: The spans.
+        nodes: Nodes of the training flow; stages of other nodes, such as an evaluation, belong to
+            no training step.
+    """
+
+    spans: Sequence[Span]
+    nodes: frozenset[str]
+
+    @cached_property
+    def steps(self) -> dict[int, Interval]:
+        """Begin and end of every training step, by number, in the order of their begin."""
+        found: dict[int, Interval] = {}
+        seen: dict[int, set[tuple[str, str]]] = defaultdict(set)
+        for span in self.spans:
+            if span.category != "stage" or span.step is None or span.node not in self.nodes:
+                continue
+            if (span.track, span.name) in seen[span.step]:
+                # A run that was killed and resumed repeats the step; the last time counts.
+                seen[span.step].clear()
+                del found[span.step]
+            seen[span.step].add((span.track, span.name))
+            begin, end = found.get(span.step, (span.begin, span.end))
+            found[span.step] = (min(begin, span.begin), max(end, span.end))
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that any worker has, ascending."""
+        return tuple(sorted({device for span in self.spans for device in span.devices}))
+
+    def spans_of(self, track: str) -> Sequence[Span]:
+        """Spans of one worker, in the order of their begin."""
+        return self._by_track.get(track, ())
+
+    @cached_property
+    def _by_track(self) -> dict[str, list[Span]]:
+        found: dict[str, list[Span]] = defaultdict(list)
+        for span in self.spans:
+            found[span.track].append(span)
+        return dict(found)
+
+    def of_steps(self, wanted: Iterable[int]) -> Trace:
+        """The part of the trace between the begin of the first and the end of the last of them."""
+        intervals = [self.steps[step] for step in wanted if step in self.steps]
+        if not intervals:
+            return Trace((), self.nodes)
+        begin, end = min(a for a, _ in intervals), max(b for _, b in intervals)
+        # An onload or a lease just before the first stage belongs to the step as well.
+        return Trace(tuple(s for s in self.spans if s.end > begin and s.begin < end), self.nodes)
+
+    def last_steps(self, count: int, most_spans: int) -> tuple[int, ...]:
+        """The newest steps, at least one, that together have at most so many spans."""
+        newest = list(self.steps)[-count:]
+        while len(newest) > 1 and len(self.of_steps(newest).spans) > most_spans:
+            newest = newest[1:]
+        return tuple(newest)
+
+    def work(self, device: int) -> dict[str, list[Interval]]:
+        """When workers on a device computed, by component: their stages without their waiting."""
+        work: dict[str, list[Interval]] = {}
+        for component, spans in _by_component(self.spans, device).items():
+            by_track: dict[str, list[Span]] = defaultdict(list)
+            for span in spans:
+                by_track[span.track].append(span)
+            intervals: list[Interval] = []
+            for track in by_track.values():
+                held = union((s.begin, s.end) for s in track if s.category in WORK)
+                waits = union((s.begin, s.end) for s in track if s.category == "wait")
+                intervals += minus(held, waits)
+            work[component] = union(intervals)
+        return work
+
+    def shares(self) -> list[DeviceShare]:
+        """What every device did during the training steps of this trace.
+
+        The time between steps (evaluations, checkpoints) does not count.
+        """
+        steps = union(self.steps.values())
+        whole = length(steps)
+        if not whole:
+            return []
+        shares = []
+        for device in self.devices:
+            work = self.work(device)
+            held = union(
+                (s.begin, s.end)
+                for s in self.spans
+                if device in s.devices and s.category in (*WORK, "wait")
+            )
+            busy = union(interval for intervals in work.values() for interval in intervals)
+            shares.append(
+                DeviceShare(
+                    device=device,
+                    busy={name: length(common(part, steps)) / whole for name, part in work.items()},
+                    waiting=length(common(minus(held, busy), steps)) / whole,
+                    idle=length(minus(steps, held)) / whole,
+                )
+            )
+        return shares
+
+
+def _by_component(spans: Iterable[Span], device: int) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.component and device in span.devices:
+            found[span.component].append(span)
+    return found
+
+
+def read_trace(
+    path: Path | str, nodes: Iterable[str], devices: Mapping[str, Sequence[int]] | None = None
+) -> Trace:
+    """Read a timeline file, also one that is still being written.
+
+    Args:
+        path: The file.
+        nodes: Nodes of the training flow.
+        devices: Devices by component, for traces whose stages do not name them.
+    """
+    threads: dict[tuple[int, int], str] = {}
+    events: list[dict[str, Any]] = []
+    for event in read_timeline(path):
+        if event["ph"] == "X":
+            events.append(event)
+        elif event["name"] == "thread_name":
+            threads[event["pid"], event["tid"]] = event["args"]["name"]
+    owners = _Owners(devices or {})
+    events.sort(key=lambda event: event["ts"])
+    tracks = [threads.get((event["pid"], event["tid"]), "?") for event in events]
+    for track, event in zip(tracks, events, strict=True):
+        owners.learn(track, event)
+    spans = [_span(event, track, owners) for track, event in zip(tracks, events, strict=True)]
+    return Trace(tuple(spans), frozenset(nodes))
+
+
+class _Owners:
+    """Whose each track is: its component and the devices that it has at a time."""
+
+    def __init__(self, devices: Mapping[str, Sequence[int]]) -> None:
+        self._devices = devices
+        self._known: dict[str, list[tuple[float, str, tuple[int, ...]]]] = defaultdict(list)
+
+    def learn(self, track: str, event: Mapping[str, Any]) -> None:
+        """Take what an event says of itself; to be called in the order of time."""
+        component, devices = event["args"].get("component"), event["args"].get("devices")
+        if component and devices:
+            self._known[track].append((event["ts"], component, tuple(devices)))
+
+    def of(self, track: str, time: float) -> tuple[str, tuple[int, ...]]:
+        """Component and devices; the component of a driver's track is empty."""
+        known = self._known.get(track)
+        if known:
+            place = max(0, bisect_right(known, time, key=lambda entry: entry[0]) - 1)
+            return known[place][1:]
+        component = track.partition(":")[0]
+        return (component, tuple(self._devices[component])) if component in self._devices else _NONE
+
+
+_NONE: tuple[str, tuple[int, ...]] = ("", ())
+
+
+def _span(event: Mapping[str, Any], track: str, owners: _Owners) -> Span:
+    component, devices = owners.of(track, event["ts"])
+    begin, step = event["ts"] / 1e6, event["args"].get("step")
+    return Span(
+        name=event["name"],
+        category=event["cat"],
+        track=track,
+        begin=begin,
+        end=begin + event["dur"] / 1e6,
+        node=event["name"].partition(".")[0] if event["cat"] == "stage" else "",
+        # A trace counts the steps that were done before, metrics those that are done after.
+        step=None if step is None else step + 1,
+        component=component,
+        devices=devices,
+    )
+
+
+# -- intervals ----------------------------------------------------------------------------------
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals, ascending, that cover the same times."""
+    merged: list[Interval] = []
+    for begin, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def minus(whole: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
+    """What of disjoint ascending intervals is left without some others of the same kind."""
+    left: list[Interval] = []
+    first = 0
+    for begin, end in whole:
+        while first < len(taken) and taken[first][1] <= begin:
+            first += 1
+        at = begin
+        for start, stop in taken[first:]:
+            if start >= end:
+                break
+            if start > at:
+                left.append((at, start))
+            at = max(at, stop)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """Times in both of two lists of disjoint ascending intervals."""
+    return minus(one, minus(one, other))
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds of disjoint intervals."""
+    return sum(end - begin for begin, end in intervals)

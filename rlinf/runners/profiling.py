@@ -1,0 +1,201 @@
+"""Profiles of recipes: measured by trials at several settings, kept, and used while they are valid.
+
+A trial runs the recipe itself, some steps long, in a directory that is thrown away: the same
+workers, flow and executor as training, with another number of items, devices or pipeline stages.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlinf.config.dump import to_data
+from rlinf.config.load import with_overrides
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
+from rlinf.flow.graph import Flow
+from rlinf.flow.measure import WARM_UP_STEPS, StepRecorder, merged
+from rlinf.flow.profile import ComponentProfile, Profile
+from rlinf.flow.running_step import StepReport
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.placed_config import PlacedConfig
+
+PROFILE_FILE = "profile.json"
+MEASURED_STEPS = 3
+_CREATED_MODEL = "initial_model"
+
+
+class Rehearsing(Protocol):
+    """A runner, as far as trials are concerned."""
+
+    def rehearse(self, steps: int) -> Iterator[StepReport]:
+        """Train some steps of which nothing is kept; reports say how much memory was held."""
+
+
+RunnerClass = Callable[[Any, RunDirectory, threading.Event], Rehearsing]
+
+
+def fingerprints(config: PlacedConfig) -> Fingerprints:
+    """What a profile of a recipe is valid for, on this machine.
+
+    Numbers of items, placements and seeds do not count: they are what a profile is asked about.
+    """
+    traits = config.planning
+    data = to_data(config)["model"]
+    path = data.get("path")
+    described = Path(path) / "config.json" if path else None
+    content = described.read_text("utf-8") if described and described.is_file() else ""
+    return Fingerprints(
+        hardware=hardware_fingerprint(config.devices, traits.packages),
+        model=f"{data.get('type', 'language')} {hashed([data, content])}",
+        config=hashed(traits.sections),
+    )
+
+
+def measure(
+    config: PlacedConfig,
+    runner: RunnerClass,
+    flow: Callable[[Any], Flow],
+    *,
+    steps: int = MEASURED_STEPS,
+    say: Callable[[str], None] = print,
+) -> Profile:
+    """Run every trial of a recipe and merge what was measured.
+
+    Args:
+        config: The recipe; its own setting is measured first.
+        runner: Builds the runner of its task.
+        flow: The flow of a config.
+        steps: Steps of each trial that count.
+        say: Called with a line per trial.
+
+    Raises:
+        ConfigError: No trial is legal.
+    """
+    measured: list[Mapping[str, ComponentProfile]] = []
+    with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
+        for number, (label, trial) in enumerate(_legal_trials(config)):
+            begin = time.perf_counter()
+            with _trial_directory(Path(scratch), number) as directory:
+                recorder = _run_trial(trial, runner, flow, directory, steps, label)
+            measured.append(recorder.profiles())
+            say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
+    return fingerprints(config).profile(merged(measured))
+
+
+def _legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+    """The recipe as it is, then its trials; those that its rules refuse are left out."""
+    yield "the recipe as it is", _quiet(config, ())
+    for trial in config.planning.trials:
+        try:
+            yield trial.label, _quiet(config, trial.overrides)
+        except ConfigError:
+            continue
+
+
+def _quiet(config: PlacedConfig, overrides: tuple[str, ...]) -> PlacedConfig:
+    """A config with overrides that writes nothing but what its runner must."""
+    silent = ("logger.backends=[]", "runner.timeline=false", "checkpoint.interval=0")
+    data = to_data(config)
+    if any(text.startswith("cluster.component_placement=") for text in overrides):
+        data["cluster"]["component_placement"] = None
+    recipe = with_overrides("trial", data, [*silent, *overrides])
+    return validate(type(config), recipe.data, recipe)
+
+
+@contextmanager
+def _trial_directory(scratch: Path, number: int) -> Iterator[RunDirectory]:
+    path = scratch / f"{number}"
+    with RunDirectory.create(scratch, "trial", path=path) as directory:
+        # A model that the recipe creates is created once for all trials.
+        created = scratch / "0" / _CREATED_MODEL
+        if created.is_dir():
+            (path / _CREATED_MODEL).symlink_to(created)
+        yield directory
+
+
+def _run_trial(
+    config: PlacedConfig,
+    runner: RunnerClass,
+    flow: Callable[[Any], Flow],
+    directory: RunDirectory,
+    steps: int,
+    label: str,
+) -> StepRecorder:
+    trial = runner(config, directory, threading.Event())
+    recorder = new_recorder(config, flow(config), f"{label}, {time.strftime('%Y-%m-%d')}")
+    for report in trial.rehearse(WARM_UP_STEPS + steps):
+        recorder.observe(report)
+    return recorder
+
+
+def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
+    """A recorder for the steps of a run."""
+    traits = config.planning
+    return StepRecorder(
+        plan=config.plan,
+        owners={stage.label: stage.component for _, stage in flow.stages()},
+        items=traits.items,
+        origin=origin,
+        concurrent=traits.concurrent,
+    )
+
+
+def _summary(recorder: StepRecorder) -> str:
+    parts = (
+        f"{name} {profile.measurements[0].seconds:.3g} s ± {profile.measurements[0].spread:.1g}"
+        for name, profile in recorder.profiles().items()
+    )
+    return ", ".join(parts)
+
+
+# -- kept profiles ------------------------------------------------------------------------------
+
+
+def cached_profile(recipe: str) -> Path:
+    """Where the profile of a recipe is kept for this user."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "rlinf" / "profiles" / f"{recipe}.json"
+
+
+def keep_profile(profile: Profile, recipe: str) -> Path:
+    """Keep a profile for later runs of a recipe; measurements that are still valid stay.
+
+    Returns:
+        The file.
+    """
+    path = cached_profile(recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        known = Profile.load(path)
+        if profile.matches(hardware=known.hardware, model=known.model, config=known.config):
+            together = merged([known.components, profile.components])
+            profile = profile.model_copy(update={"components": together})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    profile.save(temporary)
+    temporary.replace(path)
+    return path
+
+
+def usable_profile(config: PlacedConfig, recipe: str) -> tuple[Profile | None, tuple[str, ...]]:
+    """The kept profile of a recipe, if it is valid here.
+
+    Returns:
+        The profile, or None and why: what differs; nothing where none is kept.
+    """
+    path = cached_profile(recipe)
+    if not path.is_file():
+        return None, ()
+    try:
+        profile = Profile.load(path)
+    except ConfigError as error:
+        return None, (str(error),)
+    differences = fingerprints(config).differences(profile)
+    return (None, differences) if differences else (profile, ())

@@ -6,12 +6,14 @@ A plan is data: it can be printed, saved, compared and edited by hand. A hand-wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from rlinf.config.base import StrictModel
+
+Residency = Literal["resident", "offload"]
 
 
 class ComponentPlan(StrictModel):
@@ -21,7 +23,7 @@ class ComponentPlan(StrictModel):
     """Hardware ranks that the component occupies; without accelerators or slots, node ranks."""
     processes: int = Field(ge=1)
     """Workers of the component."""
-    residency: Literal["resident", "offload"] = "resident"
+    residency: Residency = "resident"
     """Whether it keeps its device memory while other components use the device."""
     granularity: int | None = None
     """Items per hand-over; None: whatever the stage yields."""
@@ -29,6 +31,8 @@ class ComponentPlan(StrictModel):
     """Sub-batches in flight inside a loop."""
     predicted_seconds: float | None = None
     """Time per step that the planner expects; None for a hand-written plan."""
+    predicted_bytes: int | None = None
+    """Most memory of one device that the planner expects; None for a hand-written plan."""
     reason: str = "hand-written placement"
     """Why it was chosen."""
 
@@ -46,6 +50,27 @@ class Plan(StrictModel):
     def devices(self, components: tuple[str, ...]) -> tuple[int, ...]:
         """Devices that a set of components occupies, ascending."""
         return tuple(sorted({d for name in components for d in self.components[name].devices}))
+
+    def with_residency(self, asked: Mapping[str, Residency], *, sharing: Collection[str]) -> Plan:
+        """The same plan with the residency of each component decided.
+
+        Args:
+            asked: Residency by component, where it was written by hand.
+            sharing: Those that else offload where they share a device with another of them.
+        """
+        components = dict(self.components)
+        for name, plan in self.components.items():
+            others = [o for o in sharing if o != name and self.overlap((name,), (o,))]
+            if name in asked:
+                found, why = asked[name], "residency by hand"
+            elif name in sharing and others:
+                found, why = "offload", f"shares a device with {', '.join(others)}"
+            else:
+                continue
+            components[name] = plan.model_copy(
+                update={"residency": found, "reason": f"{plan.reason}, {why}"}
+            )
+        return self.model_copy(update={"components": components})
 
     @property
     def mode(self) -> Literal["collocated", "disaggregated", "hybrid"]:

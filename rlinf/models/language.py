@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import load_adapter, peft_settings
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 
 _SHOWN = 6  # names listed per kind of difference
@@ -53,11 +54,14 @@ def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any
         MissingPackageError: transformers or peft is not installed.
     """
     tokenizer = load_tokenizer(config)
+    return build_network(config, tokenizer=tokenizer, seed=seed), tokenizer
+
+
+def build_network(config: LanguageModelConfig, *, tokenizer: Any, seed: int) -> Any:
+    """The same without the tokenizer, which may be that of another model."""
     if config.architecture is None:
-        model = load_language_model(config, tokenizer=tokenizer, seed=seed)
-    else:
-        model = create_language_model(config, tokenizer=tokenizer, seed=seed)
-    return model, tokenizer
+        return load_language_model(config, tokenizer=tokenizer, seed=seed)
+    return create_language_model(config, tokenizer=tokenizer, seed=seed)
 
 
 @_one_at_a_time
@@ -241,27 +245,13 @@ def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
         return model
     import peft
 
-    names = {name.rpartition(".")[2] for name, part in model.named_modules() if _linear(part)}
-    unknown = [name for name in lora.target_modules if name not in names]
-    if unknown:
-        raise ConfigError(
-            f"the model has no linear layer {unknown[0]}; it has: {', '.join(sorted(names))}",
-            key="lora.target_modules",
-        )
-    settings = peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        task_type="CAUSAL_LM",
-    )
+    settings = peft_settings(model, lora)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return peft.get_peft_model(model, settings)
-
-
-def _linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
+        adapted = peft.get_peft_model(model, settings)
+    if lora.path is not None:
+        load_adapter(adapted, lora.path)
+    return adapted
 
 
 def _has_adapters(model: Any) -> bool:

@@ -14,20 +14,31 @@ from rlinf.errors import ConfigError, MissingPackageError
 
 
 class LoraConfig(StrictModel):
-    """Low-rank adapters (Hu et al. 2021) in place of training all weights."""
+    """Low-rank adapters (Hu et al. 2022): only they are trained."""
 
-    rank: int = Field(default=8, ge=1)
-    """Inner dimension of each adapter."""
-    alpha: float = Field(default=16.0, gt=0)
-    """The adapter's output is multiplied by alpha / rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout on the adapter's input while training. Log-probs of a policy that was sampled
-    without it differ; keep 0 for RL."""
-    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        min_length=1,
+    rank: int = Field(default=32, ge=1)
+    """Rank of the update of each adapted layer."""
+    alpha: float | None = Field(default=None, gt=0)
+    """The update is scaled by alpha / rank; null: alpha = rank."""
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        default=None, min_length=1
     )
-    """Last names of the linear layers that get one."""
+    """Last parts of the names of the layers to be adapted; null: every linear layer but the
+    output layer."""
+    path: Path | None = None
+    """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the update."""
+        return (self.alpha or self.rank) / self.rank
+
+    def check(self) -> None:
+        """Refuse where peft is not installed or the adapter is not there."""
+        if find_spec("peft") is None:
+            raise MissingPackageError("peft", "language", "section lora")
+        if self.path is not None and not (self.path / "adapter_model.safetensors").is_file():
+            raise ConfigError(f"{self.path} holds no adapter_model.safetensors", key="path")
 
 
 class ArchitectureConfig(StrictModel):
@@ -87,9 +98,9 @@ class LanguageModelConfig(StrictModel):
 
     def check(self) -> None:
         """Look whether the packages and the files are there."""
-        for package, wanted in (("transformers", True), ("peft", self.lora is not None)):
-            if wanted and find_spec(package) is None:
-                raise MissingPackageError(package, "language", "a language model")
+        if find_spec("transformers") is None:
+            raise MissingPackageError("transformers", "language", "a language model")
+        super().check()
         if self.path is None:
             return
         if not self.path.expanduser().is_dir():

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.errors import MissingPackageError
-from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.config.nearest import join_choices
+from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.flow.plan import ComponentPlan, Plan, Residency
 from rlinf.monitor.config import LoggerConfig
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.errors import PlacementError
+
+if TYPE_CHECKING:
+    from rlinf.runners.planning_traits import PlanningTraits
 
 
 class RunnerConfig(StrictModel):
@@ -33,9 +39,6 @@ class RunnerConfig(StrictModel):
 class PlacedConfig(StrictModel):
     """A run of some components on a cluster."""
 
-    components: ClassVar[tuple[str, ...]]
-    """Worker groups of the task."""
-
     task: str
     """Which runner executes the recipe."""
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -44,6 +47,16 @@ class PlacedConfig(StrictModel):
     cluster: ClusterConfig = ClusterConfig(runtime="local")
     checkpoint: CheckpointConfig = CheckpointConfig()
     logger: LoggerConfig = LoggerConfig()
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+
+    @property
+    def offloading(self) -> tuple[str, ...]:
+        """Components that can give their device memory back between phases."""
+        return ()
 
     def placement(self) -> dict[str, Any]:
         """Placement of each component; without one, every component is one process on node 0."""
@@ -69,13 +82,66 @@ class PlacedConfig(StrictModel):
                     processes=len(assigned),
                     pipeline_stages=self.pipeline_stages(name),
                 )
-        return Plan(components=components)
+        return Plan(components=components).with_residency(
+            self.residency(), sharing=self.offloading if self._on_accelerators() else ()
+        )
+
+    def residency(self) -> dict[str, Residency]:
+        """What `cluster.residency` says, by component."""
+        return {
+            name.strip(): value
+            for key, value in self.cluster.residency.items()
+            for name in key.split(",")
+        }
 
     def _resources(self) -> int:
         """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
         cluster = self.cluster
-        per_node = cluster.cpu_devices_per_node or _nvidia_devices() or 1
-        return per_node * cluster.num_nodes
+        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or _nvidia_devices()
+        return (found or 1) * cluster.num_nodes
+
+    def check_nodes(self, accelerators: Sequence[int]) -> None:
+        """Refuse a cluster of other nodes than the recipe says.
+
+        Args:
+            accelerators: Devices of each node.
+
+        Raises:
+            ConfigError: A node has more or fewer than `cluster.accelerators_per_node`.
+        """
+        wanted = self.cluster.accelerators_per_node
+        other = [node for node, count in enumerate(accelerators) if count != wanted]
+        if wanted is not None and other:
+            raise ConfigError(
+                f"is {wanted}, but node {other[0]} has {accelerators[other[0]]}; nearest: write "
+                "what every node has, and place components on that",
+                key="cluster.accelerators_per_node",
+            )
+
+    def _on_accelerators(self) -> bool:
+        """Whether devices have memory of their own."""
+        cluster = self.cluster
+        found = cluster.accelerators_per_node or _nvidia_devices()
+        return cluster.cpu_devices_per_node is None and found > 0
+
+    @property
+    def devices(self) -> int:
+        """Devices that a plan can divide."""
+        return self._resources()
+
+    @property
+    def on_accelerators(self) -> bool:
+        """Whether devices have memory of their own."""
+        return self._on_accelerators()
+
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe.
+
+        Raises:
+            ConfigError: Nothing is trained, so there is nothing to plan.
+        """
+        raise ConfigError(f"a recipe of task '{self.task}' trains nothing: there is no plan")
 
     def world_size(self, component: str) -> int:
         """Processes of a component."""
@@ -127,10 +193,23 @@ class PlacedConfig(StrictModel):
                 f"{'does not know' if unknown else 'does not place'} {found}",
                 hint=f"the components of this task are {', '.join(self.components)}",
             )
+        self._check_residency()
         try:
             _ = self.plan
         except PlacementError as error:
             raise illegal("cluster.component_placement", str(error)) from error
+
+    def _check_residency(self) -> None:
+        for name, value in self.residency().items():
+            if name not in self.components:
+                known = ", ".join(self.components)
+                why, hint = f"does not know {name}", f"the components of this task are {known}"
+            elif value == "offload" and name not in self.offloading:
+                can = join_choices(self.offloading) or "none"
+                why, hint = f"{name} has nothing to offload", f"components that have: {can}"
+            else:
+                continue
+            raise illegal("cluster.residency", why, hint=hint)
 
 
 def _nvidia_devices() -> int:

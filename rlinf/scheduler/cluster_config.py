@@ -162,12 +162,21 @@ class ClusterConfig(StrictModel):
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""
 
+    accelerators_per_node: int | None = Field(default=None, ge=1)
+    """Number of accelerators that each node has: placements are then checked without the cluster,
+    and a cluster with other nodes is refused. None takes those of the machine that reads this."""
+
     timeout_minutes: float = Field(default=30.0, gt=0)
     """How long a receive, a channel get or a collective may wait before it is an error. The
     environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""
 
     component_placement: dict[str, Any] = Field(default_factory=dict)
     """Devices of each component: ``actor,rollout: 0-3`` or ``{node_group, placement}``."""
+
+    residency: dict[str, Literal["resident", "offload"]] = Field(default_factory=dict)
+    """What becomes of a component's device memory while others use the device: `actor: offload`
+    gives it back between its phases, `actor,rollout: resident` keeps it. A component that is left
+    out offloads where it shares an accelerator with another that can, and stays on a CPU."""
 
     node_groups: list[NodeGroupConfig] | None = None
     """Labelled groups of nodes."""
@@ -236,6 +245,15 @@ class ClusterConfig(StrictModel):
         if not isinstance(groups, list) or type(num_nodes) is not int:
             return data
         return {**data, "node_groups": [_with_ranks(group, num_nodes) for group in groups]}
+
+    @model_validator(mode="after")
+    def _devices_are_of_one_kind(self) -> Self:
+        if self.accelerators_per_node is not None and self.cpu_devices_per_node is not None:
+            raise ClusterConfigError(
+                "accelerators_per_node and cpu_devices_per_node exclude each other: the devices "
+                "of a node are its accelerators or shares of its cores. Leave one of them out."
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_distinct(self) -> Self:

@@ -34,3 +34,27 @@ def test_overlap_and_devices_of_several_components():
 def test_a_plan_survives_being_written_and_read():
     before = plan(env=(0,), rollout=(1,), actor=(0, 1))
     assert Plan.model_validate_json(before.model_dump_json()) == before
+
+
+def residencies(changed: Plan) -> dict[str, str]:
+    return {name: component.residency for name, component in changed.components.items()}
+
+
+def test_those_that_share_a_device_offload_where_they_can():
+    before = plan(rollout=(0, 1), reward=(0,), actor=(1,), critic=(2,))
+    after = before.with_residency({}, sharing=("rollout", "actor", "critic"))
+    assert residencies(after) == {
+        "rollout": "offload", "reward": "resident", "actor": "offload", "critic": "resident",
+    }  # fmt: skip
+    assert "shares a device with rollout" in after.components["actor"].reason
+    assert residencies(before) == dict.fromkeys(before.components, "resident")
+
+
+def test_residency_by_hand_wins():
+    before = plan(rollout=(0,), actor=(0,), critic=(1,))
+    after = before.with_residency(
+        {"actor": "resident", "critic": "offload"}, sharing=("rollout", "actor", "critic")
+    )
+    assert residencies(after) == {"rollout": "offload", "actor": "resident", "critic": "offload"}
+    assert "by hand" in after.components["critic"].reason
+    assert any("offload" in row for row in after.table()[1:])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import psutil
 
+from .killing import ended, start, wait_for_lines
 from .support import metrics, write_recipe
-from .test_resume import ended, overrides, start, wait_for_lines
+from .test_resume import overrides
 
 
 def test_a_killed_simulator_is_rebuilt_and_counted(tmp_path):

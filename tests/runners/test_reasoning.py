@@ -128,16 +128,3 @@ def test_groups_with_equal_rewards_are_drawn_again(tmp_path: Path) -> None:
     last = untimed(run)[-1]
     rejected = sum(line.get("rollout/rejected_groups", 0) for line in untimed(run))
     assert last["rollout/prompts"] == 8 + rejected
-
-
-def test_a_critic_is_trained(tmp_path: Path) -> None:
-    run = train(
-        tmp_path,
-        "algorithm={type: ppo, critic_warmup_steps: 1}",
-        "critic={n_minibatches: 2, optim: {lr: 1.0e-3}}",
-        "runner.total_steps=2",
-    )
-    first, second = untimed(run)[1:]
-    assert first["actor/optimizer_steps"] == 0  # the critic learns alone at first
-    assert second["actor/optimizer_steps"] == 2
-    assert second["critic/value_loss"] >= 0

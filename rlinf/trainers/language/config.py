@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,7 +11,8 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors
 from rlinf.config.registry import load_attribute
-from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.errors import ConfigError
+from rlinf.models.language_config import LanguageModelConfig, LoraConfig
 from rlinf.trainers.config import LearningRateScheduleConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -34,40 +34,14 @@ class PrecisionConfig(StrictModel):
 
 
 class OffloadConfig(StrictModel):
-    """What leaves the device between training phases; see `LanguageTrainer.offload`."""
+    """What leaves the device between phases, where the component's residency is `offload`."""
 
-    weights: bool = False
+    weights: bool = True
     """Weights, and the optimizer's float32 copy of them."""
-    gradients: bool = False
+    gradients: bool = True
     """The buffer of gradients, which is given back."""
-    optimizer: bool = False
+    optimizer: bool = True
     """Moments of the optimizer."""
-
-
-class LoraConfig(StrictModel):
-    """Low-rank adapters (Hu et al. 2022): only they are trained."""
-
-    rank: int = Field(default=32, ge=1)
-    """Rank of the update of each adapted layer."""
-    alpha: float | None = Field(default=None, gt=0)
-    """The update is scaled by alpha / rank; null: alpha = rank."""
-    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
-    """Last parts of the names of the layers to be adapted; null: every linear layer but the
-    output layer."""
-    path: Path | None = None
-    """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
-
-    @property
-    def scale(self) -> float:
-        """Factor of the update."""
-        return (self.alpha or self.rank) / self.rank
-
-    def check(self) -> None:
-        """Refuse where peft is not installed or the adapter is not there."""
-        if find_spec("peft") is None:
-            raise MissingPackageError("peft", "language", "section lora")
-        if self.path is not None and not (self.path / "adapter_model.safetensors").is_file():
-            raise ConfigError(f"{self.path} holds no adapter_model.safetensors", key="path")
 
 
 class ComputeConfig(StrictModel):
@@ -90,7 +64,7 @@ class ComputeConfig(StrictModel):
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     offload: OffloadConfig = OffloadConfig()
-    """What leaves the device between phases."""
+    """What leaves the device between phases, where `cluster.residency` says offload."""
     optim: OptimizerConfig = OptimizerConfig(lr=1e-6, max_grad_norm=1.0)
     """Optimizer."""
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()
@@ -241,6 +215,8 @@ class FSDPTrainerConfig(LanguageTrainerConfig):
 class CriticTrainerConfig(PhaseConfig):
     """The value network of PPO: a language model's layers and one linear output."""
 
+    model: LanguageModelConfig | None = None
+    """Model whose layers the value network begins with; null: that of the policy."""
     optim: OptimizerConfig = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
     """Optimizer."""
 

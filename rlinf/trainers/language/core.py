@@ -161,11 +161,11 @@ class SequenceCore:
         return [(indices, _select(batch, indices)) for indices in mine]
 
     @contextmanager
-    def loaded(self) -> Iterator[bool]:
-        """Bring back what is offloaded, for a moment; whether anything was."""
+    def loaded(self, *kinds: str) -> Iterator[bool]:
+        """Bring back what is offloaded, or some of it, for a moment; whether anything was."""
         away = self.trained.offloaded
         if away:
-            self.trained.onload()
+            self.trained.onload(*kinds)
         try:
             yield away
         finally:

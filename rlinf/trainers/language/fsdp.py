@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
 from rlinf.errors import RunFailure
+from rlinf.models.adapters import inject_adapters
 from rlinf.trainers.language import lora
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
@@ -47,7 +48,7 @@ class FSDPTrainer(LanguageTrainer):
         self._failure_directory = failure_directory if ranks.rank == 0 else None
         self._adapter = None
         if config.lora is not None:
-            self._adapter = lora.add_adapter(model, config.lora, seed=seed)
+            self._adapter = inject_adapters(model, config.lora, seed=seed)
         scorer = TokenScorer(
             model, packing=config.packing, logits_per_chunk=config.logits_per_chunk
         )
@@ -193,7 +194,7 @@ class FSDPTrainer(LanguageTrainer):
 
     def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
         """See :meth:`LanguageTrainer.weights`."""
-        with self._core.loaded() as away:
+        with self._core.loaded("weights") as away:
             if content == "adapter":
                 found = self._adapter_weights()
             elif self._adapter is not None:

@@ -6,42 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-
-from rlinf.trainers.language.config import LoraConfig
 
 _NAME = "default"
 _FILE_PREFIX = "base_model.model."
-
-
-def add_adapter(model: Any, config: LoraConfig, *, seed: int) -> Any:
-    """Put adapters into the linear layers of a model, and freeze everything else.
-
-    The first factor is Gaussian and the second zero, so that nothing changes yet.
-
-    Returns:
-        The configuration of peft, to be saved with the adapter.
-    """
-    from peft import LoraConfig as PeftConfig
-    from peft import inject_adapter_in_model, load_peft_weights, set_peft_model_state_dict
-
-    peft_config = PeftConfig(
-        r=config.rank,
-        lora_alpha=config.alpha or config.rank,
-        lora_dropout=0.0,
-        target_modules=list(config.target_modules) if config.target_modules else "all-linear",
-        init_lora_weights="gaussian",
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(peft_config, model, adapter_name=_NAME)
-    if config.path is not None:
-        set_peft_model_state_dict(model, load_peft_weights(str(config.path), device="cpu"))
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-    return peft_config
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:

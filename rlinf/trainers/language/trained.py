@@ -114,11 +114,12 @@ class TrainedModule(ABC):
             if getattr(self._config.offload, kind) and kind not in self._away:
                 self._away[kind] = Offloaded(self._buffers(kind), keep=kind != "gradients")
 
-    def onload(self) -> None:
-        """Bring everything back."""
-        for part in self._away.values():
-            part.restore()
-        self._away.clear()
+    def onload(self, *kinds: str) -> None:
+        """Bring everything back, or only some of ``weights``, ``gradients``, ``optimizer``."""
+        for kind in kinds or tuple(self._away):
+            part = self._away.pop(kind, None)
+            if part is not None:
+                part.restore()
 
     @property
     def offloaded(self) -> bool:

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from rlinf.errors import ConfigError
+from rlinf.models.language_config import LoraConfig
 from rlinf.trainers.language.config import (
     CriticTrainerConfig,
     FSDPTrainerConfig,
-    LoraConfig,
     SupervisedConfig,
 )
 from rlinf.trainers.language.registry import REGISTRY

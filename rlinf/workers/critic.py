@@ -1,0 +1,111 @@
+"""Critic worker: values of tokens, advantages from them, and the training of the value network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.flow.stream import Emit, InputStream
+from rlinf.models.language import build_network, check_tokenizer, load_tokenizer
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.trainers.language.config import CriticTrainerConfig
+from rlinf.trainers.language.critic import FSDPCritic
+from rlinf.workers.training_ranks import TrainingWorker, read_batch
+
+
+@dataclass(frozen=True)
+class CriticSetup:
+    """What a critic worker needs to build the value network.
+
+    Args:
+        model: Model of the policy: its tokenizer, and its layers where the critic has no own.
+        algorithm: Advantages and value loss.
+        critic: Trainer of the value network.
+        total_steps: Training phases of the run.
+        seed: Seed of the run.
+        failure_directory: Where a batch is saved that could not be trained on.
+    """
+
+    model: LanguageModelConfig
+    algorithm: TokenAlgorithmConfig
+    critic: CriticTrainerConfig
+    total_steps: int
+    seed: int
+    failure_directory: Path
+
+
+class CriticWorker(TrainingWorker):
+    """One rank of the trainer of the value network."""
+
+    def __init__(self, setup: CriticSetup) -> None:
+        super().__init__()
+        self._setup = setup
+        self._algorithm = setup.algorithm.build()
+        self._critic: FSDPCritic
+
+    def start(self, rendezvous: str | None = None) -> dict[str, int]:
+        """Build the value network; returns the number of parameters.
+
+        Args:
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
+        setup = self._setup
+        self._tokenizer = load_tokenizer(setup.model)
+        model = build_network(
+            setup.critic.model or setup.model, tokenizer=self._tokenizer, seed=setup.seed
+        )
+        check_tokenizer(model, self._tokenizer)
+        self._critic = setup.critic.build(
+            model,
+            self._algorithm,
+            ranks=self._meet(rendezvous),
+            total_steps=setup.total_steps,
+            seed=setup.seed,
+            failure_directory=setup.failure_directory,
+        )
+        return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+    def train(self, groups: InputStream, *, step: int) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: hand the batch with its advantages on, then train; returns the phase's metrics.
+
+        Args:
+            groups: See :func:`~rlinf.workers.training_ranks.read_batch`.
+            step: Number of the training phase, and so of the weights that it begins with.
+        """
+        batch = read_batch(groups, pad_id=self._tokenizer.pad_token_id, version=step)
+        begin = time.perf_counter()
+        batch, metrics = self._algorithm.prepare(replace(batch, values=self._critic.values(batch)))
+        prepared = time.perf_counter()
+        if self._rank == 0:
+            yield Emit("advantages", 0, batch)
+        metrics.update(self._critic.train(batch, step))
+        metrics["time/values"] = prepared - begin
+        return metrics
+
+    def onload(self) -> None:
+        """Bring to the device what :meth:`offload` took from it."""
+        self._critic.onload()
+
+    def offload(self) -> None:
+        """Free the device until the next training phase."""
+        self._critic.offload()
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything that training needs to continue; rank 0 gives it."""
+        state = self._critic.state_dict()
+        if self._rank > 0:
+            return None
+        return {"trainer": state, "algorithm": self._algorithm.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        self._critic.load_state_dict(state["trainer"])
+        self._algorithm.load_state_dict(state["algorithm"])
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._leave()

@@ -1,0 +1,84 @@
+"""What the workers share that train a language model: ranks that meet, and the batch they get."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.data.prompts.assemble import assemble_sequences
+from rlinf.data.sequences import PromptGroup
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import InputStream
+from rlinf.scheduler.process import require_process
+from rlinf.trainers.language.parallel import Ranks
+
+
+class TrainingWorker(StageWorker):
+    """One rank of a trainer of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranks: Ranks | None = None
+
+    def meeting(self) -> str:
+        """URL at which the ranks of the group can meet, on the node of this one."""
+        return f"tcp://{self.worker_info.node_ip}:{self.acquire_free_port()}"
+
+    def _meet(self, rendezvous: str | None) -> Ranks:
+        """Join the other ranks.
+
+        Args:
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and self._world_size > 1:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        self._ranks = Ranks(
+            self._rank,
+            self._world_size,
+            device=device,
+            init_method=rendezvous,
+            timeout_s=require_process().deadline_seconds,
+        )
+        return self._ranks
+
+    def _leave(self) -> None:
+        """End the process group."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+
+def read_batch(stream: InputStream, *, pad_id: int, version: int) -> TokenBatch:
+    """What a stream holds: the scored groups of all slots, or a batch that was made of them.
+
+    Args:
+        stream: Items of :class:`~rlinf.data.sequences.PromptGroup`, the source of each its slot;
+            or one :class:`~rlinf.algorithms.tokens.protocol.TokenBatch`.
+        pad_id: Token of the padding.
+        version: Of the weights that training begins with.
+    """
+    found = {item.source: item.payload for item in stream}
+    first = found[min(found)]
+    if isinstance(first, TokenBatch):
+        return first
+    return token_batch([found[slot] for slot in sorted(found)], pad_id, version)
+
+
+def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> TokenBatch:
+    """Tensors of scored groups, in their order.
+
+    Args:
+        groups: The groups.
+        pad_id: Token of the padding.
+        version: Of the weights that training begins with.
+    """
+    arrays = assemble_sequences(groups, pad_id=pad_id)
+    names = (
+        "input_ids", "attention_mask", "mask", "rollout_log_probs", "rewards", "groups",
+        "versions", "truncated", "valid",
+    )  # fmt: skip
+    tensors = {name: torch.from_numpy(getattr(arrays, name)) for name in names}
+    return TokenBatch(**tensors, version=version)

@@ -1,0 +1,78 @@
+"""Whole runs in which several processes train one model."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("ray")
+
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import reasoning
+from rlinf.scheduler.cpu_slots import available_cores
+
+from .reasoning_support import small_config, train, untimed, weights
+
+pytestmark = pytest.mark.skipif(len(available_cores()) < 2, reason="two CPU slots need two cores")
+
+ON_RAY = ("cluster.runtime=ray", "cluster.cpu_devices_per_node=2")
+TWO = "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}"
+ONE = "cluster.component_placement={'rollout,reward': '0', actor: '1'}"
+
+STEPS = 3
+RELATIVE, ABSOLUTE = 2e-3, 2e-4
+"""Bound of the difference of metrics and weights. Two ranks add the same float32 numbers in another
+order; Adam divides by the root of the second moment, so that a gradient of only rounding errors
+makes a step of up to the learning rate, 1e-3, in a weight that hardly matters."""
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    """Metrics and weights of two runs differ by rounding only."""
+    first, second = untimed(one), untimed(other)
+    assert len(first) == len(second) > STEPS
+    for left, right in zip(first, second, strict=True):
+        assert left.keys() == right.keys()
+        for name, value in left.items():
+            assert right[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
+    before, after = weights(one), weights(other)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("one"), f"runner.total_steps={STEPS}")
+
+
+def test_two_ranks_train_what_one_trains(one_rank: Path, tmp_path: Path) -> None:
+    run = train(tmp_path, f"runner.total_steps={STEPS}", *ON_RAY, TWO)
+    assert_close_runs(one_rank, run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(TWO, ONE), (ONE, TWO)], ids=["to one", "to two"])
+def test_a_run_goes_on_with_another_number_of_ranks(
+    one_rank: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    stop = threading.Event()
+    run = train(tmp_path, "runner.total_steps=2", *ON_RAY, before, stop=stop)
+    with RunDirectory.open(run) as directory:
+        longer = small_config(tmp_path, f"runner.total_steps={STEPS}", *ON_RAY, after)
+        reasoning.resume(longer, directory, threading.Event())
+    assert_close_runs(one_rank, run)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:
+    ppo = (
+        f"runner.total_steps={STEPS}",
+        "algorithm={type: ppo}",
+        "critic={n_minibatches: 2, optim: {lr: 1.0e-3}}",
+    )
+    placement = "cluster.component_placement={'rollout,reward': '0', 'actor,critic': '0-1'}"
+    one = train(tmp_path / "one", *ppo)
+    assert_close_runs(one, train(tmp_path / "two", *ppo, *ON_RAY, placement))

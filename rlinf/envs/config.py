@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -61,6 +62,11 @@ class EnvConfig(StrictModel):
     fault_window: int = Field(default=100, gt=0)
     """Episodes over which the fault rate is taken."""
 
+    pin_processes: bool = True
+    """Tie each of several env processes to a core of its own. Woken together, two of them would
+    often queue for one core while the other core idles. False for a simulator that itself computes
+    in several threads."""
+
     python: str | None = None
     """Interpreter of the env processes, for a simulator in a virtual environment of its own."""
 
@@ -94,16 +100,22 @@ class EnvConfig(StrictModel):
                 key="python",
             )
 
-    def process_count(self, num_envs: int, affinity: int | None = None) -> int:
-        """Return how many processes serve ``num_envs`` envs on ``affinity`` cores."""
-        cores = affinity or _usable_cores()
+    def process_count(self, num_envs: int, cores: int) -> int:
+        """Return how many processes serve ``num_envs`` envs on so many cores."""
         return min(self.processes or cores, num_envs)
 
+    def cores_of_processes(self, processes: int, cores: Sequence[int]) -> list[list[int]]:
+        """Return which of ``cores`` each process may use."""
+        if not self.pin_processes or processes < 2:
+            return [list(cores)] * processes
+        return [[cores[number % len(cores)]] for number in range(processes)]
 
-def _usable_cores() -> int:
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use, ascending."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

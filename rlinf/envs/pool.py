@@ -37,6 +37,7 @@ class EnvPool:
     Args:
         settings: What every process must know.
         rows: Rows of the block, by process and stage.
+        cores: Cores that each process may use.
         python: Interpreter, or None for this one.
         step_deadline: Seconds that one primitive step or reset may take.
         start_deadline: Seconds that building the envs may take.
@@ -51,6 +52,7 @@ class EnvPool:
         self,
         settings: Mapping[str, Any],
         rows: Sequence[Sequence[Sequence[int]]],
+        cores: Sequence[Sequence[int]],
         *,
         python: str | None,
         step_deadline: float,
@@ -58,6 +60,7 @@ class EnvPool:
     ) -> None:
         self._settings = {**settings, "processes": len(rows)}
         self._rows = rows
+        self._cores = [list(part) for part in cores]
         self._stage_of = {
             row: stage for process in rows for stage, part in enumerate(process) for row in part
         }
@@ -91,7 +94,12 @@ class EnvPool:
 
     def _new_process(self, index: int) -> EnvProcess:
         return EnvProcess(
-            {**self._settings, "process": index, "rows": self._rows[index]},
+            {
+                **self._settings,
+                "process": index,
+                "rows": self._rows[index],
+                "affinity": self._cores[index],
+            },
             memory=self._memory,
             python=self._python,
             **self._deadlines,

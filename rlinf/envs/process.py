@@ -128,7 +128,7 @@ class _Server:
     def _start(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Build the envs and say what they look like."""
         sys.path.extend(path for path in settings["search_path"] if path not in sys.path)
-        if settings["affinity"] and hasattr(os, "sched_setaffinity"):
+        if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, settings["affinity"])
         self._settings = settings
         # The row of an env that is being built, for the message when that takes too long.

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from rlinf.envs.block import Status
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import EnvConfig, usable_cores
 from rlinf.envs.faults import FaultWatch
 from rlinf.envs.pool import EnvPool
 from rlinf.envs.records import EnvFault, EpisodeRecord, FaultReason, read_record
@@ -73,7 +73,8 @@ class SupervisedVectorEnv:
         self._carried_invalid = np.zeros(num_envs, bool)
         self._faults: list[EnvFault] = []
         self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
-        processes = config.process_count(num_envs // stages, len(affinity or ()))
+        cores = list(affinity or usable_cores())
+        processes = config.process_count(num_envs // stages, len(cores))
         settings = _process_settings(config, seed, purpose, total_envs or num_envs, episode_seeds)
         self._pool = EnvPool(
             {
@@ -81,9 +82,9 @@ class SupervisedVectorEnv:
                 "first_env": first_env,
                 "num_envs": num_envs,
                 "max_chunk": max_chunk,
-                "affinity": list(affinity or ()),
             },
             _rows_of_processes(num_envs, stages, processes),
+            config.cores_of_processes(processes, _from(cores, first_env // num_envs * processes)),
             python=config.python,
             step_deadline=config.step_deadline,
             start_deadline=config.start_deadline,
@@ -360,6 +361,12 @@ def _process_settings(
 
 def _listed(episodes: Sequence[tuple[int, int]]) -> list[list[int]]:
     return [[int(number), int(seed)] for number, seed in episodes]
+
+
+def _from(cores: list[int], first: int) -> list[int]:
+    """The cores in a round from the ``first`` on, so that workers begin at different ones."""
+    first %= len(cores)
+    return cores[first:] + cores[:first]
 
 
 def _rows_of_processes(num_envs: int, stages: int, processes: int) -> list[list[list[int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
+from rlinf.models.activations import ACTIVATIONS
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig
 from rlinf.models.policy import (
     RAW_ACTIONS,
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-}
 
 
 def gaussian_log_prob(*, deviation: Tensor, log_std: Tensor) -> Tensor:
@@ -72,7 +66,7 @@ class Trunk(torch.nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self._activation = _ACTIVATIONS[activation]
+        self._activation = ACTIVATIONS[activation]
         widths = [input_dim, *hidden_sizes, output_dim]
         gains = [hidden_gain] * len(hidden_sizes) + [output_gain]
         self.layers = torch.nn.ModuleList(

@@ -137,6 +137,24 @@ def test_processes_run_on_the_cores_they_are_given(point):
     assert affinities == [[core]]
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_several_processes_are_tied_to_a_core_each(point, pinned):
+    cores = sorted(os.sched_getaffinity(0))
+    config = point(processes=3, pin_processes=pinned)
+    with SupervisedVectorEnv(config, num_envs=3, seed=0) as env:
+        affinities = [psutil.Process(number).cpu_affinity() for number in env.process_ids]
+    turns = [[cores[number % len(cores)]] for number in range(3)]
+    assert affinities == (turns if pinned else [cores] * 3)
+
+
+def test_the_processes_of_the_next_worker_begin_at_the_next_core(point):
+    cores = sorted(os.sched_getaffinity(0))
+    config = point(processes=2)
+    with SupervisedVectorEnv(config, num_envs=3, first_env=3, total_envs=6, seed=0) as env:
+        first = psutil.Process(env.process_ids[0]).cpu_affinity()
+    assert first == [cores[2 % len(cores)]]
+
+
 def test_too_many_faults_stop_the_run_with_the_first_one(point):
     config = point("raise", max_fault_rate=0.5, fault_window=8, processes=1)
     with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:

@@ -11,18 +11,32 @@ from rlinf.cli.health.finding import Finding
 from rlinf.cli.main import main
 
 
-def test_required_packages_are_found_and_missing_ones_get_their_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_and_wrong_packages_get_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [
+        "numpy>=1.26",
+        "no-such-package>=2",
+        "psutil>=9999",
+        'no-such-simulator; extra == "arm"',
+        'safetensors>=9999; extra == "arm"',
+        'no-such-linter; extra == "dev"',
+    ]
+    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda _: declared)
     found = {finding.name: finding for finding in packages.package_findings()}
-    assert found["torch"].status == "ok"
-    monkeypatch.setattr(packages, "REQUIRED", ("no-such-package",))
-    monkeypatch.setattr(packages, "OPTIONAL", {"no-such-simulator": "arm"})
-    found = {finding.name: finding for finding in packages.package_findings()}
+    assert found["numpy"].status == "ok"
     assert found["no-such-package"].status == "failed"
-    assert found["no-such-package"].fix == "pip install no-such-package"
+    assert found["no-such-package"].fix == "pip install 'no-such-package>=2'"
+    assert found["psutil"].status == "failed"
+    assert found["psutil"].detail.endswith("is not >=9999")
     assert found["no-such-simulator"].status == "absent"
     assert found["no-such-simulator"].fix == "pip install 'rlinf[arm]'"
+    assert found["safetensors"].status == "warning"
+    assert "no-such-linter" not in found
+
+
+def test_every_declared_package_is_named() -> None:
+    found = {finding.name: finding for finding in packages.package_findings()}
+    assert found["torch"].status == "ok"
+    assert {"transformers", "ray", "metaworld", "wandb"} <= set(found)
 
 
 def test_machine_has_cores_memory_and_a_video_encoder(tmp_path: Path) -> None:
@@ -93,4 +107,5 @@ def test_exit_code_says_whether_something_failed(
 
 @pytest.mark.slow
 def test_ray_starts() -> None:
-    assert machine.ray_finding().status == "ok"
+    finding = machine.ray_finding()
+    assert finding.status == "ok", finding

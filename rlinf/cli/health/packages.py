@@ -1,4 +1,4 @@
-"""Versions of Python and of the packages, read from their metadata without importing them."""
+"""Versions of Python and of the packages, by metadata alone: nothing is imported."""
 
 from __future__ import annotations
 
@@ -7,40 +7,18 @@ import platform
 import sys
 from collections.abc import Iterator
 
+from packaging.requirements import Requirement
+
 from rlinf.cli.health.finding import Finding
-
-REQUIRED = (
-    "torch",
-    "numpy",
-    "gymnasium",
-    "pydantic",
-    "omegaconf",
-    "typer",
-    "rich",
-    "safetensors",
-    "cloudpickle",
-    "psutil",
-    "tensorboard",
-    "matplotlib",
-    "imageio",
-    "imageio-ffmpeg",
-)
-
-# Distribution and the extra that installs it.
-OPTIONAL = {
-    "ray": "ray",
-    "metaworld": "metaworld",
-    "mujoco": "metaworld",
-    "wandb": "wandb",
-    "swanlab": "swanlab",
-    "mlflow-skinny": "mlflow",
-}
 
 _OLDEST_PYTHON = (3, 11)
 
+_NOT_FOR_USERS = {"dev"}
+"""Extras that a run never needs."""
+
 
 def package_findings() -> Iterator[Finding]:
-    """Yield the versions of Python, of every required and of every optional package."""
+    """Yield the versions of Python and of every package that the project declares."""
     good = sys.version_info >= _OLDEST_PYTHON
     yield Finding(
         "python",
@@ -48,18 +26,35 @@ def package_findings() -> Iterator[Finding]:
         f"{platform.python_version()} ({sys.executable})",
         "" if good else "uv venv --python 3.11",
     )
-    for name in REQUIRED:
-        version = _version(name)
-        if version:
-            yield Finding(name, "ok", version)
-        else:
-            yield Finding(name, "failed", "not installed", f"pip install {name}")
-    for name, extra in OPTIONAL.items():
-        version = _version(name)
-        if version:
-            yield Finding(name, "ok", version)
-        else:
-            yield Finding(name, "absent", "optional", f"pip install 'rlinf[{extra}]'")
+    try:
+        declared = importlib.metadata.requires("rlinf") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("rlinf", "failed", "runs from its source tree", "pip install -e .")
+        return
+    for requirement in map(Requirement, declared):
+        extra = _extra(requirement)
+        if extra not in _NOT_FOR_USERS:
+            yield _finding(requirement, extra)
+
+
+def _extra(requirement: Requirement) -> str:
+    """The extra that brings a package; empty for those of the base install."""
+    marker = str(requirement.marker or "")
+    return marker.partition("extra ==")[2].strip().strip("\"'")
+
+
+def _finding(requirement: Requirement, extra: str) -> Finding:
+    name, wanted = requirement.name, str(requirement.specifier)
+    target = f"'rlinf[{extra}]'" if extra else f"'{name}{wanted}'"
+    fix = f"pip install {target}"
+    version = _version(name)
+    if not version:
+        if extra:
+            return Finding(name, "absent", f"optional: {extra}", fix)
+        return Finding(name, "failed", "not installed", fix)
+    if not requirement.specifier.contains(version, prereleases=True):
+        return Finding(name, "warning" if extra else "failed", f"{version} is not {wanted}", fix)
+    return Finding(name, "ok", version)
 
 
 def installed(name: str) -> bool:

@@ -78,13 +78,23 @@ def section_class(
     """Return the class that validates section ``key`` of ``data``, or None if there is none."""
     owner: type[BaseModel] | None = model_class
     node: Any = data
+    entry: FieldInfo | None = None
     for part in key.split(".") if key else []:
-        field = owner.model_fields.get(part) if owner is not None else None
+        field = entry or (owner.model_fields.get(part) if owner is not None else None)
         node = node.get(part) if isinstance(node, Mapping) else None
         if field is None:
             return None
-        owner = _class_for(field, node)
+        entry = None if entry else entry_of(field)
+        owner = None if entry else _class_for(field, node)
     return owner
+
+
+def entry_of(field: FieldInfo) -> FieldInfo | None:
+    """Return what a field holds under each name, if it maps names of the user's choice to that."""
+    arguments = get_args(field.annotation)
+    if get_origin(field.annotation) not in (dict, Mapping) or len(arguments) != 2:
+        return None
+    return FieldInfo.from_annotation(arguments[1])
 
 
 def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
@@ -122,11 +132,16 @@ def subkeys_named(
         key = f"{prefix}{child}"
         if child == name:
             found.append(key)
-        node = data.get(child)
-        section = _class_for(field, node)
-        if section is not None:
-            nested = node if isinstance(node, Mapping) else {}
-            found += subkeys_named(section, name, nested, f"{key}.")
+        entry, node = entry_of(field), data.get(child)
+        below = {f"{key}.": (field, node)}
+        if entry is not None:
+            entries = node if isinstance(node, Mapping) else {}
+            below = {f"{key}.{own}.": (entry, value) for own, value in entries.items()}
+        for path, (part, value) in below.items():
+            section = _class_for(part, value)
+            if section is not None:
+                nested = value if isinstance(value, Mapping) else {}
+                found += subkeys_named(section, name, nested, path)
     return found
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from rlinf.data.evaluation import read_json, write_json
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
+from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_metrics import Estimate, Metric, PairedEstimate, difference, estimate
 from rlinf.errors import ConfigError
 
@@ -47,6 +48,8 @@ class TextEvaluationSpec:
     """Reward from which on a completion is right."""
     seed: int = 0
     """What the seeds of all completions are derived from."""
+    answers: AnswerKind | None = None
+    """What is read off the completions for votes; None: nothing."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

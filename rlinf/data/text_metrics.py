@@ -37,11 +37,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def majority(correct: Sequence[bool], answers: Sequence[str | None]) -> float:
-    """Probability that the answer given most often is right (Wang et al. 2023, self-consistency).
+    """Whether the answer given most often is right (Wang et al. 2023, self-consistency).
 
-    Samples without an answer do not vote; among answers with equally many votes one is taken at
-    random. Answers are equal if their texts are, up to white space at the ends. An answer is right
-    as often as the samples that gave it are.
+    Samples without an answer do not vote; of answers with equally many votes that counts which was
+    given first. Answers are equal if their texts are, up to white space at the ends. An answer is
+    right as often as the samples that gave it are: 0 or 1, unless the reward is not consistent.
 
     Args:
         correct: [n] whether each sample is right.
@@ -53,12 +53,11 @@ def majority(correct: Sequence[bool], answers: Sequence[str | None]) -> float:
         if answer is not None
     ]
     votes = Counter(answer for answer, _ in voted)
-    most = max(votes.values(), default=0)
-    winners = [answer for answer, count in votes.items() if count == most]
-    if not winners:
+    if not votes:
         return 0.0
-    right = sum(right for answer, right in voted if answer in winners)
-    return right / (most * len(winners))
+    # A counter keeps the order in which answers came, and of equals the first is the most common.
+    winner, most = votes.most_common(1)[0]
+    return sum(right for answer, right in voted if answer == winner) / most
 
 
 @dataclass(frozen=True)

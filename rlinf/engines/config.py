@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
@@ -70,6 +70,17 @@ class SamplingConfig(StrictModel):
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
 
 
+class EngineProcessConfig(StrictModel):
+    """When the process of an engine counts as lost, and how often it is replaced."""
+
+    max_restarts: int = Field(default=3, ge=0)
+    """Times that it is replaced before the run stops."""
+    step_deadline: float = Field(default=300.0, gt=0)
+    """Seconds that a step, or taking new weights, may last."""
+    start_deadline: float = Field(default=600.0, gt=0)
+    """Seconds that building the engine may last."""
+
+
 class EngineConfig(StrictModel):
     """Base of every engine's config section."""
 
@@ -79,6 +90,8 @@ class EngineConfig(StrictModel):
     """Import name of the package behind it."""
     extra: ClassVar[str]
     """Extra of this project that installs the package."""
+    takes_module: ClassVar[bool] = False
+    """Whether the engine can compute with a module that it is given, and not from files alone."""
 
     type: str
     """Which engine this section configures."""
@@ -86,6 +99,20 @@ class EngineConfig(StrictModel):
     """Sequences that are generated at the same time; more wait."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of weights and caches; auto: that of the model."""
+    process: EngineProcessConfig | None = None
+    """Generate in a process of its own, which is replaced where it dies or hangs; `true` is the
+    section with its defaults; null: in the process of the worker."""
+
+    @field_validator("process", mode="before")
+    @classmethod
+    def _accept_switch(cls, value: Any) -> Any:
+        switch: dict[bool, Any] = {True: {}, False: None}
+        return switch[value] if isinstance(value, bool) else value
+
+    @property
+    def shares_module(self) -> bool:
+        """Whether the engine computes with the caller's own module."""
+        return self.takes_module and self.process is None
 
     def check(self) -> None:
         """Refuse an engine whose package is not installed."""
@@ -101,7 +128,12 @@ class EngineConfig(StrictModel):
             MissingPackageError: Its package is not installed.
         """
         self.check()
-        engine: Engine = load_attribute(self.implementation)(self, source)
+        config = self
+        if self.dtype == "auto" and source.dtype is not None:
+            config = self.model_copy(update={"dtype": source.dtype})
+        supervised = "rlinf.engines.process.engine:ProcessEngine"
+        implementation = self.implementation if self.process is None else supervised
+        engine: Engine = load_attribute(implementation)(config, source)
         return engine
 
 
@@ -111,6 +143,7 @@ class HFEngineConfig(EngineConfig):
     implementation = "rlinf.engines.hf:HFEngine"
     package = "transformers"
     extra = "language"
+    takes_module = True
     type: Literal["hf"] = "hf"
     """Which engine this section configures."""
     max_prefill_tokens: int = Field(default=8192, ge=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from rlinf.conformance import CheckResult, NotMetError, outcome, require
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.conformance_subject import (
     LETTERS,
@@ -23,25 +23,7 @@ from rlinf.errors import ConfigError, RLinfError
 TOLERANCE = 1e-5
 """Largest difference of a float32 log-prob from that of a full forward pass."""
 _UPDATES = 5
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Outcome of one check.
-
-    Args:
-        name: What was checked.
-        passed: Whether the engine does it.
-        detail: What was seen; on failure, what was expected.
-    """
-
-    name: str
-    passed: bool
-    detail: str
-
-
-class _NotMetError(Exception):
-    """An engine does not do what the check asks for."""
+_FAILURES = (RLinfError, RuntimeError, ValueError)
 
 
 def check_engine(config: EngineConfig) -> list[CheckResult]:
@@ -61,34 +43,21 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
             for name, kinds, check in CHECKS:
                 if kind in kinds:
                     shown = name if len(kinds) == 1 else f"{name}, {kind}"
-                    results.append(_outcome(shown, check, subject))
+                    results.append(outcome(shown, check, subject, _FAILURES))
+                    subject.engine.abort()
     return results
 
 
-def _outcome(name: str, check: Callable[[Subject], str], subject: Subject) -> CheckResult:
-    try:
-        return CheckResult(name, True, check(subject))
-    except (_NotMetError, RLinfError, RuntimeError, ValueError) as error:
-        return CheckResult(name, False, str(error))
-    finally:
-        subject.engine.abort()
-
-
-def _require(condition: object, message: str) -> None:
-    if not condition:
-        raise _NotMetError(message)
-
-
 def _require_equal_scores(error: float, where: str) -> None:
-    _require(error <= TOLERANCE, f"log-probs differ by {error:.1e} from a full forward {where}")
+    require(error <= TOLERANCE, f"log-probs differ by {error:.1e} from a full forward {where}")
 
 
 def _nothing_to_do(subject: Subject) -> str:
     engine = subject.engine
-    _require(engine.step() == [], "a step without requests returned something")
-    _require(engine.abort() == [], "there was something to abort")
-    _require(engine.unfinished == 0, f"{engine.unfinished} requests are unfinished")
-    _require(engine.version == 0, f"the first version is {engine.version}, not 0")
+    require(engine.step() == [], "a step without requests returned something")
+    require(engine.abort() == [], "there was something to abort")
+    require(engine.unfinished == 0, f"{engine.unfinished} requests are unfinished")
+    require(engine.version == 0, f"the first version is {engine.version}, not 0")
     return "a step without requests returns nothing"
 
 
@@ -103,7 +72,7 @@ def _updates(subject: Subject) -> str:
         _require_equal_scores(errors[-1], f"after {number} updates")
         versions = {int(v) for item in finished for v in item.completion.versions}
         expected = {subject.engine.version}
-        _require(versions == expected, f"tokens carry the versions {versions}, not {expected}")
+        require(versions == expected, f"tokens carry the versions {versions}, not {expected}")
     return f"within {max(errors):.1e} of a full forward, before and after {_UPDATES} updates"
 
 
@@ -126,7 +95,7 @@ def _update_midway(subject: Subject) -> str:
         subject.engine.submit(request)
     before = subject.engine.version
     finished = [item for _ in range(7) for item in subject.engine.step()]
-    _require(not finished, "a sequence of 16 tokens ended after 7 steps")
+    require(not finished, "a sequence of 16 tokens ended after 7 steps")
     former = copy.deepcopy(subject.model)
     subject.update()
     finished = subject.run_out()
@@ -134,10 +103,10 @@ def _update_midway(subject: Subject) -> str:
     worst = 0.0
     for request in requests:
         found = by_id[request.request_id]
-        _require(len(found) == 16, f"{len(found)} of 16 tokens")
-        _require((np.diff(found.versions) >= 0).all(), f"versions {found.versions.tolist()}")
+        require(len(found) == 16, f"{len(found)} of 16 tokens")
+        require((np.diff(found.versions) >= 0).all(), f"versions {found.versions.tolist()}")
         kinds = set(found.versions.tolist())
-        _require(kinds == {before, before + 1}, f"an interrupted sequence has versions {kinds}")
+        require(kinds == {before, before + 1}, f"an interrupted sequence has versions {kinds}")
         new = found.versions > before
         expected = np.where(
             new,
@@ -159,15 +128,15 @@ def _abort(subject: Subject) -> str:
         engine.step()
     chosen = [request.request_id for request in requests[:2]]
     aborted = engine.abort([*chosen, 10**9])
-    _require({a.request_id for a in aborted} == set(chosen), "others were aborted than asked for")
-    _require(engine.unfinished == 4, f"{engine.unfinished} are unfinished after 2 of 6 aborts")
+    require({a.request_id for a in aborted} == set(chosen), "others were aborted than asked for")
+    require(engine.unfinished == 4, f"{engine.unfinished} are unfinished after 2 of 6 aborts")
     aborted += engine.abort()
-    _require(engine.unfinished == 0, f"{engine.unfinished} are unfinished after all were aborted")
+    require(engine.unfinished == 0, f"{engine.unfinished} are unfinished after all were aborted")
     reasons = {item.completion.stop_reason for item in aborted}
-    _require(reasons == {"abort"}, f"stop reasons {reasons}")
+    require(reasons == {"abort"}, f"stop reasons {reasons}")
     parts = {item.request_id: item.completion for item in aborted}
     lengths = [len(part) for part in parts.values()]
-    _require(min(lengths) > 0, "a sequence had nothing after 7 steps")
+    require(min(lengths) > 0, "a sequence had nothing after 7 steps")
     again = [
         subject.request(r.prompt_tokens, seed=r.seed, partial=parts[r.request_id],
                         max_new_tokens=16)
@@ -180,11 +149,11 @@ def _abort(subject: Subject) -> str:
         part, found = request.partial, item.completion
         assert part is not None
         kept = np.array_equal(found.tokens[: len(part)], part.tokens)
-        _require(kept, "the tokens before the abort are lost")
-        _require(len(found) == 16, f"{len(found)} of 16 tokens")
+        require(kept, "the tokens before the abort are lost")
+        require(len(found) == 16, f"{len(found)} of 16 tokens")
         same += np.array_equal(found.tokens, tokens)
     if engine.continues_exactly:
-        _require(same == 6, f"{6 - same} of 6 continued sequences differ from uninterrupted ones")
+        require(same == 6, f"{6 - same} of 6 continued sequences differ from uninterrupted ones")
         return "what is continued is what it would have been uninterrupted"
     return "nothing before an abort is lost; what follows is drawn anew"
 
@@ -194,9 +163,9 @@ def _seeds(subject: Subject) -> str:
     many = [subject.request(text, seed=number % 4, max_new_tokens=20) for number in range(8)]
     found = [item.completion.tokens for item in subject.engine.generate(many)]
     for one, other in zip(found[:4], found[4:], strict=True):
-        _require(np.array_equal(one, other), "the same seed gave two sequences")
+        require(np.array_equal(one, other), "the same seed gave two sequences")
     distinct = len({tokens.tobytes() for tokens in found})
-    _require(distinct == 4, f"4 seeds gave {distinct} sequences")
+    require(distinct == 4, f"4 seeds gave {distinct} sequences")
     return "equal seeds give equal sequences, others do not"
 
 
@@ -208,9 +177,9 @@ def _stop_tokens(subject: Subject) -> str:
         tokens, reason = item.completion.tokens, item.completion.stop_reason
         seen.add(reason)
         ended = bool(np.isin(tokens[-1], stops))
-        _require(not np.isin(tokens[:-1], stops).any(), "a sequence went on after a stop token")
-        _require(reason == ("stop" if ended else "length"), f"{reason}: ended by {tokens[-1]}")
-        _require(ended or len(tokens) == 6, f"{len(tokens)} of 6 tokens")
+        require(not np.isin(tokens[:-1], stops).any(), "a sequence went on after a stop token")
+        require(reason == ("stop" if ended else "length"), f"{reason}: ended by {tokens[-1]}")
+        require(ended or len(tokens) == 6, f"{len(tokens)} of 6 tokens")
     return f"stop reasons {', '.join(sorted(seen))}; the stop token is the last one"
 
 
@@ -223,9 +192,9 @@ def _stop_texts(subject: Subject) -> str:
             LETTERS[token] if token < len(LETTERS) else "" for token in item.completion.tokens
         ]
         early = [letter for letter in letters[:-1] if letter in texts]
-        _require(not early, f"a sequence went on after the stop text {early}")
+        require(not early, f"a sequence went on after the stop text {early}")
         reason = "stop" if letters[-1] in texts else "length"
-        _require(item.completion.stop_reason == reason, f"{''.join(letters)!r} is no {reason}")
+        require(item.completion.stop_reason == reason, f"{''.join(letters)!r} is no {reason}")
         reasons.append(reason)
     return f"{reasons.count('stop')} of {len(reasons)} were ended by a text"
 
@@ -237,7 +206,7 @@ def _limits(subject: Subject) -> str:
         for number, length in enumerate(lengths)
     ]
     found = [len(item.completion) for item in subject.engine.generate(requests)]
-    _require(found == lengths, f"lengths {found}, expected {lengths}")
+    require(found == lengths, f"lengths {found}, expected {lengths}")
     stops = tuple(range(0, VOCABULARY, 3))
     sampling = {"min_new_tokens": 5, "max_new_tokens": 9, "stop_token_ids": stops}
     requests = subject.requests(6, **sampling)
@@ -246,7 +215,7 @@ def _limits(subject: Subject) -> str:
     except ConfigError as error:
         return f"longest lengths are kept; shortest are refused: {error}"
     shortest = min(len(item.completion) for item in finished)
-    _require(shortest >= 5, f"a sequence of {shortest} tokens, expected at least 5")
+    require(shortest >= 5, f"a sequence of {shortest} tokens, expected at least 5")
     _require_equal_scores(subject.error(requests, finished), "of sequences with a shortest length")
     return "shortest and longest lengths are kept"
 
@@ -260,7 +229,7 @@ def _greedy(subject: Subject) -> str:
         with torch.no_grad():
             logits = subject.model(torch.from_numpy(text)[None]).logits[0]
         best = logits.argmax(-1).numpy()[len(request.prompt_tokens) - 1 : -1]
-        _require(np.array_equal(best, item.completion.tokens), "not the most likely tokens")
+        require(np.array_equal(best, item.completion.tokens), "not the most likely tokens")
     return "the most likely token each time"
 
 
@@ -272,7 +241,7 @@ def _queue(subject: Subject) -> str:
         subject.engine.submit(subject.request(prompt(400, 3), max_new_tokens=200))
     except ConfigError as error:
         return f"more requests than places wait; too long is refused: {error}"
-    raise _NotMetError("a request longer than the model's context was taken")
+    raise NotMetError("a request longer than the model's context was taken")
 
 
 def _memory(subject: Subject) -> str:
@@ -283,7 +252,7 @@ def _memory(subject: Subject) -> str:
     except RuntimeError:
         engine.abort()
     else:
-        raise _NotMetError("memory was released under a running sequence")
+        raise NotMetError("memory was released under a running sequence")
     engine.release_memory()
     engine.restore_memory()
     subject.update()
@@ -300,7 +269,7 @@ def _wrong_weights(subject: Subject) -> str:
             subject.engine.update_weights(wrong, subject.engine.version + 1)
         except ValueError:
             continue
-        raise _NotMetError(f"weights with a {title} name were taken")
+        raise NotMetError(f"weights with a {title} name were taken")
     requests = subject.requests(4)
     error = subject.error(requests, subject.engine.generate(requests))
     _require_equal_scores(error, "after wrong weights were refused")

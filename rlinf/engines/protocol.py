@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from torch import Tensor
@@ -43,12 +43,15 @@ class ModelSource:
         tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
         lora: Adapter that the engine serves; its tensors come by :meth:`Engine.update_weights`.
             None: there is none, or it is part of ``module``, or weights arrive merged.
+        dtype: Number format that ``dtype: auto`` of an engine stands for; None: that of the module
+            or directory.
     """
 
     path: Path | None = None
     module: Any = None
     tokenizer: Any = None
     lora: Lora | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class Engine(ABC):
     generated, so that weights can be replaced there. Also a context manager, which closes it.
     """
 
-    continues_exactly: ClassVar[bool] = False
+    continues_exactly: bool = False
     """Whether an aborted sequence, continued under the same weights, is what it would have been."""
 
     keeps_stale_caches: bool = False
@@ -100,6 +103,9 @@ class Engine(ABC):
 
     version: int
     """Version of the weights in use; 0 at the start."""
+
+    restarts: int = 0
+    """Times that the process behind the engine was replaced."""
 
     @abstractmethod
     def submit(self, request: GenerationRequest) -> None:
@@ -148,6 +154,21 @@ class Engine(ABC):
         Raises:
             ValueError: A name is unknown or missing, or a shape differs.
         """
+
+    def adopt_weights(self, weights: Weights, version: int) -> None:
+        """Replace the weights as :meth:`update_weights` does, by tensors that may be kept.
+
+        An engine that can compute with them where they lie takes them in place of its own. The
+        caller may write new values into them between two steps, and then calls this again.
+
+        Args:
+            weights: As for :meth:`update_weights`; they are never written to.
+            version: Number of the new weights.
+
+        Raises:
+            ValueError: A name is unknown or missing, or a shape differs.
+        """
+        self.update_weights(weights, version)
 
     @abstractmethod
     def release_memory(self) -> None:

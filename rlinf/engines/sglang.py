@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rlinf.data.sequences import Completion, StopReason
 from rlinf.engines.config import SamplingConfig, SGLangEngineConfig, local_directory
 from rlinf.engines.protocol import (
@@ -23,8 +21,8 @@ from rlinf.engines.protocol import (
     GenerationRequest,
     ModelSource,
     Weights,
-    check_request,
 )
+from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
 from rlinf.engines.weights import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
 
@@ -57,7 +55,7 @@ class SGLangEngine(Engine):
         import sglang
 
         path = local_directory(source.path)
-        self._vocabulary, self._context = sizes_of(path)
+        vocabulary, context = sizes_of(path)
         self._end_tokens = end_tokens_of(path)
         self._engine: Any = sglang.Engine(
             model_path=str(path),
@@ -71,7 +69,7 @@ class SGLangEngine(Engine):
             enable_memory_saver=config.enable_memory_saver,
             **config.options,
         )
-        self._flights: dict[int, _Flight] = {}
+        self._flights: Unfinished[_Flight] = Unfinished(context=context, vocabulary=vocabulary)
         self._sent = 0
         self.version = 0
 
@@ -82,21 +80,20 @@ class SGLangEngine(Engine):
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
-        if request.request_id in self._flights:
-            raise ValueError(f"request {request.request_id} is unfinished")
-        check_request(request, context=self._context, vocabulary=self._vocabulary)
+        self._flights.check(request)
         _check_scored(request.sampling)
         self._send(request)
 
     def step(self) -> list[FinishedCompletion]:
         """Wait a moment for sequences to end."""
-        if not self._flights:
+        flights = {number: self._flights[number] for number in self._flights}
+        if not flights:
             return []
-        answers = [flight.answer for flight in self._flights.values()]
+        answers = [flight.answer for flight in flights.values()]
         self._engine.loop.run_until_complete(
             asyncio.wait(answers, timeout=_MOMENT, return_when=asyncio.FIRST_COMPLETED)
         )
-        ended = [number for number, flight in self._flights.items() if flight.answer.done()]
+        ended = [number for number, flight in flights.items() if flight.answer.done()]
         return [self._land(number) for number in ended]
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
@@ -104,8 +101,7 @@ class SGLangEngine(Engine):
 
         One that ended by itself meanwhile is returned with the reason for that.
         """
-        wanted = self._flights.keys() if request_ids is None else request_ids
-        chosen = [number for number in wanted if number in self._flights]
+        chosen = self._flights.chosen(request_ids)
         if not chosen:
             return []
         for number in chosen:
@@ -119,7 +115,7 @@ class SGLangEngine(Engine):
         given = [(name, value.detach()) for name, value in weights]
         if not given:
             raise ValueError("no weights were given, and SGLang shares none with a trainer")
-        requests = {number: flight.request for number, flight in self._flights.items()}
+        requests = {number: self._flights[number].request for number in self._flights}
         landed = self.abort()
         reply = self._engine.update_weights_from_tensor(given, flush_cache=True)
         if not getattr(reply, "success", reply[0] if isinstance(reply, tuple) else True):
@@ -135,8 +131,7 @@ class SGLangEngine(Engine):
 
     def release_memory(self) -> None:
         """Give weights and caches back; needs ``enable_memory_saver``."""
-        if self._flights:
-            raise RuntimeError(f"{len(self._flights)} requests are unfinished; abort them first")
+        self._flights.require_none()
         self._engine.flush_cache()
         self._engine.release_memory_occupation()
 
@@ -150,47 +145,35 @@ class SGLangEngine(Engine):
         self._engine.shutdown()
 
     def _send(self, request: GenerationRequest) -> None:
-        prompt, done = request.prompt_tokens, 0
-        if request.partial is not None:
-            prompt, done = np.concatenate([prompt, request.partial.tokens]), len(request.partial)
         self._sent += 1
         name = f"rlinf-{self._sent}"
-        answer = self._engine.async_generate(
-            input_ids=prompt.tolist(),
-            sampling_params=_parameters(request, done, self._end_tokens),
+        coming = self._engine.async_generate(
+            input_ids=text_of(request).tolist(),
+            sampling_params=_parameters(request, given_tokens(request), self._end_tokens),
             return_logprob=True,
             rid=name,
         )
-        task = self._engine.loop.create_task(answer)
+        task = self._engine.loop.create_task(coming)
         self._flights[request.request_id] = _Flight(request, task, name)
 
     def _keep(self, request: GenerationRequest, completion: Completion) -> None:
         """A sequence that ended just when it was to be interrupted: the next step returns it."""
-        answer: asyncio.Future[dict[str, Any]] = self._engine.loop.create_future()
-        answer.set_result({"meta_info": {"finish_reason": {"type": completion.stop_reason}}})
+        coming: asyncio.Future[dict[str, Any]] = self._engine.loop.create_future()
+        coming.set_result({"meta_info": {"finish_reason": {"type": completion.stop_reason}}})
         kept = replace(request, partial=completion)
-        self._flights[request.request_id] = _Flight(kept, answer, "")
+        self._flights[request.request_id] = _Flight(kept, coming, "")
 
     def _land(self, number: int) -> FinishedCompletion:
         flight = self._flights.pop(number)
         about = flight.answer.result()["meta_info"]
         scored = about.get("output_token_logprobs") or []
-        tokens = np.array([entry[1] for entry in scored], np.int64)
-        log_probs = np.array([entry[0] for entry in scored], np.float32)
-        versions = np.full(len(tokens), self.version, np.int64)
-        partial = flight.request.partial
-        if partial is not None:
-            tokens = np.concatenate([partial.tokens, tokens])
-            log_probs = np.concatenate([partial.log_probs, log_probs])
-            versions = np.concatenate([partial.versions, versions])
-        completion = Completion(
-            tokens=tokens,
-            log_probs=log_probs,
-            versions=versions,
-            stop_reason=_reason(about["finish_reason"]),
-            seed=flight.request.seed,
+        return answer(
+            flight.request,
+            tokens=[entry[1] for entry in scored],
+            log_probs=[entry[0] for entry in scored],
+            versions=[self.version] * len(scored),
+            reason=_reason(about["finish_reason"]),
         )
-        return FinishedCompletion(request_id=number, completion=completion)
 
 
 def _reason(found: dict[str, Any]) -> StopReason:

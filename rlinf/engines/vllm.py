@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.data.sequences import Completion, StopReason
+from rlinf.data.sequences import StopReason
 from rlinf.engines.config import SamplingConfig, VLLMEngineConfig, local_directory
 from rlinf.engines.protocol import (
     Engine,
@@ -28,8 +28,8 @@ from rlinf.engines.protocol import (
     GenerationRequest,
     ModelSource,
     Weights,
-    check_request,
 )
+from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
 from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, is_adapter, sizes_of
 from rlinf.errors import ConfigError
 
@@ -47,22 +47,8 @@ class _Progress:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
-    def completion(self, reason: StopReason) -> Completion:
-        tokens = np.array(self.tokens, np.int64)
-        log_probs = np.array(self.log_probs, np.float32)
-        versions = np.array(self.versions, np.int64)
-        partial = self.request.partial
-        if partial is not None:
-            tokens = np.concatenate([partial.tokens, tokens])
-            log_probs = np.concatenate([partial.log_probs, log_probs])
-            versions = np.concatenate([partial.versions, versions])
-        return Completion(
-            tokens=tokens,
-            log_probs=log_probs,
-            versions=versions,
-            stop_reason=reason,
-            seed=self.request.seed,
-        )
+    def finished(self, reason: StopReason) -> FinishedCompletion:
+        return answer(self.request, self.tokens, self.log_probs, self.versions, reason)
 
 
 class VLLMEngine(Engine):
@@ -83,12 +69,12 @@ class VLLMEngine(Engine):
                 EngineArgs(**_arguments(config, self._path, self._adapter))
             )
         model = self._engine.model_config
-        self._context = int(model.max_model_len)
-        self._vocabulary = int(model.get_vocab_size())
         self._end_tokens = end_tokens_of(self._path)
         self._names = given_names(self._path)
         self._lora_request: Any = None
-        self._running: dict[str, _Progress] = {}
+        self._running: Unfinished[_Progress] = Unfinished(
+            context=int(model.max_model_len), vocabulary=int(model.get_vocab_size())
+        )
         self.version = 0
 
     @property
@@ -98,21 +84,15 @@ class VLLMEngine(Engine):
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
-        number = str(request.request_id)
-        if number in self._running:
-            raise ValueError(f"request {number} is unfinished")
-        check_request(request, context=self._context, vocabulary=self._vocabulary)
+        self._running.check(request)
         _check_scored(request.sampling, self._config)
-        prompt = request.prompt_tokens
-        if request.partial is not None:
-            prompt = np.concatenate([prompt, request.partial.tokens])
         self._engine.add_request(
-            number,
-            {"prompt_token_ids": prompt.tolist()},
+            str(request.request_id),
+            {"prompt_token_ids": text_of(request).tolist()},
             self._parameters(request),
             lora_request=self._lora_request,
         )
-        self._running[number] = _Progress(request)
+        self._running[request.request_id] = _Progress(request)
 
     def step(self) -> list[FinishedCompletion]:
         """One step of vLLM's scheduler."""
@@ -120,25 +100,25 @@ class VLLMEngine(Engine):
         if not self._running:
             return finished
         for output in self._engine.step():
-            progress = self._running.get(output.request_id)
-            if progress is None:
+            number = int(output.request_id)
+            if number not in self._running:
                 continue
+            progress = self._running[number]
             part = output.outputs[0]
             progress.tokens.extend(part.token_ids)
             for token, options in zip(part.token_ids, part.logprobs, strict=True):
                 progress.log_probs.append(options[token].logprob)
             progress.versions.extend([self.version] * len(part.token_ids))
             if output.finished:
-                del self._running[output.request_id]
-                finished.append(_finished(progress, part.finish_reason))
+                self._running.pop(number)
+                finished.append(progress.finished(part.finish_reason))
         return finished
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""
-        numbers = self._running if request_ids is None else map(str, request_ids)
-        chosen = [number for number in numbers if number in self._running]
-        self._engine.abort_request(chosen)
-        return [_finished(self._running.pop(number), "abort") for number in chosen]
+        chosen = self._running.chosen(request_ids)
+        self._engine.abort_request([str(number) for number in chosen])
+        return [self._running.pop(number).finished("abort") for number in chosen]
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights; see :meth:`Engine.update_weights`.
@@ -157,8 +137,7 @@ class VLLMEngine(Engine):
 
     def release_memory(self) -> None:
         """Give weights and caches back; on CPU vLLM keeps both, and only forgets its prefixes."""
-        if self._running:
-            raise RuntimeError(f"{len(self._running)} requests are unfinished; abort them first")
+        self._running.require_none()
         self._engine.reset_prefix_cache()
         if torch.cuda.is_available():
             self._engine.sleep(level=2)
@@ -187,9 +166,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        sampling, done = request.sampling, 0
-        if request.partial is not None:
-            done = len(request.partial)
+        sampling, done = request.sampling, given_tokens(request)
         stops = self._end_tokens if sampling.stop_token_ids is None else sampling.stop_token_ids
         return SamplingParams(
             temperature=0.0 if sampling.greedy else sampling.temperature,
@@ -239,12 +216,6 @@ class VLLMEngine(Engine):
         folder = self._adapter.write(given)
         self._engine.add_lora(LoRARequest("policy", 1, str(folder), load_inplace=True))
         self._lora_request = LoRARequest("policy", 1, str(folder))
-
-
-def _finished(progress: _Progress, reason: StopReason) -> FinishedCompletion:
-    return FinishedCompletion(
-        request_id=progress.request.request_id, completion=progress.completion(reason)
-    )
 
 
 def _seed(seed: int, done: int) -> int:

@@ -50,20 +50,51 @@ def assign_weights(model: nn.Module, weights: Weights, *, may_be_empty: bool) ->
         if not may_be_empty:
             raise ValueError("no weights were given, and the engine shares none with a trainer")
         return
-    if any(map(is_adapter, model.state_dict())):
-        # Whole weights would be taken for merged ones, to which the adapter is added once more.
-        targets = {
-            adapter_file_name(name): value
-            for name, value in model.state_dict().items()
-            if is_adapter(name)
-        }
-    else:
-        targets = dict(model.state_dict())
+    targets = _targets(model)
     _check(given, targets)
     with torch.no_grad():
         for name, value in given.items():
             if targets[name].data_ptr() != value.data_ptr():
                 targets[name].copy_(value)
+
+
+def adopt_weights(model: nn.Module, weights: Weights) -> bool:
+    """Put tensors in the place of a model's own, or copy those of another type or device.
+
+    Args:
+        model: As for :func:`assign_weights`.
+        weights: Likewise, and not nothing.
+
+    Returns:
+        Whether all of them were put in place.
+
+    Raises:
+        ValueError: As :func:`assign_weights`.
+    """
+    given, targets = dict(weights), _targets(model)
+    _check(given, targets)
+    in_place = True
+    with torch.no_grad():
+        for name, value in given.items():
+            target = targets[name]
+            if (target.dtype, target.device) == (value.dtype, value.device):
+                target.data = value
+            else:
+                in_place = False
+                target.copy_(value)
+    return in_place
+
+
+def _targets(model: nn.Module) -> dict[str, Tensor]:
+    """What weights are written to: everything, or the tensors of the adapter if there is one.
+
+    Whole weights for a model with an adapter would be taken for merged ones, to which the adapter
+    is added once more.
+    """
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    if any(map(is_adapter, state)):
+        return {adapter_file_name(name): v for name, v in state.items() if is_adapter(name)}
+    return state
 
 
 def _check(given: dict[str, Tensor], targets: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from rlinf.conformance import CheckResult, outcome, require
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
@@ -25,25 +26,6 @@ _ROUNDS = 4
 _SEED = 20
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """Outcome of one check.
-
-    Args:
-        name: What was checked.
-        passed: Whether the env does it.
-        detail: What was seen; on failure, what was expected.
-    """
-
-    name: str
-    passed: bool
-    detail: str
-
-
-class _NotMetError(Exception):
-    """An env does not do what the check asks for."""
-
-
 def check_env(config: EnvConfig) -> list[CheckResult]:
     """Run the conformance suite on the env of ``config``, with short episodes.
 
@@ -55,19 +37,7 @@ def check_env(config: EnvConfig) -> list[CheckResult]:
     """
     config.check()
     evidence = _Evidence(config)
-    return [_outcome(name, check, evidence) for name, check in CHECKS]
-
-
-def _outcome(name: str, check: Callable[[_Evidence], str], evidence: _Evidence) -> CheckResult:
-    try:
-        return CheckResult(name, True, check(evidence))
-    except (_NotMetError, RunFailure) as error:
-        return CheckResult(name, False, str(error))
-
-
-def _require(condition: Any, message: str) -> None:
-    if not condition:
-        raise _NotMetError(message)
+    return [outcome(name, check, evidence) for name, check in CHECKS]
 
 
 def _actions(spec: EnvSpec, rounds: int = _ROUNDS) -> np.ndarray:
@@ -189,8 +159,8 @@ def _spaces(evidence: _Evidence) -> str:
     spec = evidence.play.spec
     for key, value in evidence.play.first.items():
         expected = (_ENVS, *spec.observation_shapes[key])
-        _require(value.shape == expected, f"'{key}' is {value.shape} instead of {expected}")
-    _require(
+        require(value.shape == expected, f"'{key}' is {value.shape} instead of {expected}")
+    require(
         all(low < high for low, high in zip(spec.action_low, spec.action_high, strict=True)),
         "an action's lower bound is not below its upper bound",
     )
@@ -200,14 +170,14 @@ def _spaces(evidence: _Evidence) -> str:
 
 def _steps(evidence: _Evidence) -> str:
     for step in evidence.play.steps:
-        _require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
-        _require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
+        require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
+        require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
     return f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
 
 
 def _determinism(evidence: _Evidence) -> str:
     difference = _difference(evidence.play.steps, evidence.replay.steps)
-    _require(not difference, f"the same seed in 2 processes and in 1 differs: {difference}")
+    require(not difference, f"the same seed in 2 processes and in 1 differs: {difference}")
     return "the same seed gives the same episodes, in 1 and in 2 processes"
 
 
@@ -220,54 +190,54 @@ def _initial_states(evidence: _Evidence) -> str:
 def _auto_reset(evidence: _Evidence) -> str:
     steps = evidence.play.steps
     ended = sum(int(step.final_mask.sum()) for step in steps)
-    _require(ended, f"no episode ended within {_ROUNDS * _CHUNK} steps")
+    require(ended, f"no episode ended within {_ROUNDS * _CHUNK} steps")
     for step in steps:
         for key, value in (step.final_observations or {}).items():
             expected = (int(step.final_mask.sum()), *step.observations[key].shape[1:])
-            _require(value.shape == expected, f"final '{key}' is {value.shape}, not {expected}")
+            require(value.shape == expected, f"final '{key}' is {value.shape}, not {expected}")
     numbers = {record.episode_id for step in steps for record in step.episodes}
-    _require(len(numbers) == ended, f"{ended} episodes ended and {len(numbers)} were recorded")
+    require(len(numbers) == ended, f"{ended} episodes ended and {len(numbers)} were recorded")
     return f"{ended} episodes ended and were followed by another"
 
 
 def _groups(evidence: _Evidence) -> str:
     for key, value in evidence.group.first.items():
         same = np.array_equal(value[0::2], value[1::2])
-        _require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
+        require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
     return "envs of a group start in the same state"
 
 
 def _fixed_states(evidence: _Evidence) -> str:
     for key, value in evidence.group.first.items():
         same = np.array_equal(value, evidence.group.again[key])
-        _require(same, f"'{key}' differs between two epochs")
+        require(same, f"'{key}' differs between two epochs")
     return "fixed reset states are the same in every epoch"
 
 
 def _ignored_terminations(evidence: _Evidence) -> str:
     terminated = any(step.terminations.any() for step in evidence.group.steps)
-    _require(not terminated, "an episode was terminated")
+    require(not terminated, "an episode was terminated")
     return "only truncation ends an episode"
 
 
 def _chunks(evidence: _Evidence) -> str:
     for step in evidence.play.steps:
         flags = step.terminations | step.truncations
-        _require(not flags[:, :-1].any(), "a flag stands before the last column")
+        require(not flags[:, :-1].any(), "a flag stands before the last column")
         for record in step.episodes:
-            _require(
+            require(
                 record.episode_len <= _HORIZON,
                 f"an episode of {record.episode_len} steps instead of at most {_HORIZON}",
             )
             executed = (record.episode_len - 1) % _CHUNK + 1
             rest = step.rewards[record.env, executed:]
-            _require(not rest.any(), "actions after the end of an episode earned a reward")
+            require(not rest.any(), "actions after the end of an episode earned a reward")
     return "flags in the last column; nothing is executed after the end of an episode"
 
 
 def _state(evidence: _Evidence) -> str:
     difference = _difference(evidence.play.steps[1:], evidence.replay.resumed)
-    _require(not difference, f"going on from a saved state differs: {difference}")
+    require(not difference, f"going on from a saved state differs: {difference}")
     given = evidence.play.state["simulator"]["size"].any()
     how = "the simulator's state" if given else "replaying the actions since the reset"
     return f"resumed by {how}, bitwise equal to never having stopped"
@@ -275,7 +245,7 @@ def _state(evidence: _Evidence) -> str:
 
 def _recovery(evidence: _Evidence) -> str:
     difference = _difference(evidence.play.steps[1:], evidence.replay.recovered)
-    _require(not difference, f"after a killed process the envs go on differently: {difference}")
+    require(not difference, f"after a killed process the envs go on differently: {difference}")
     return "a killed process is replaced and its envs go on where they were"
 
 
@@ -283,7 +253,7 @@ def _pictures(evidence: _Evidence) -> str:
     frame = evidence.play.picture
     if isinstance(frame, str):
         return f"not offered: {frame}"
-    _require(
+    require(
         frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8,
         f"a picture is {frame.dtype}{frame.shape} instead of uint8 [H, W, 3]",
     )
@@ -293,7 +263,7 @@ def _pictures(evidence: _Evidence) -> str:
 def _close(evidence: _Evidence) -> str:
     processes = evidence.play.processes
     left = [process.pid for process in processes if process.is_running()]
-    _require(not left, f"processes are left after close: {left}")
+    require(not left, f"processes are left after close: {left}")
     return f"{len(processes)} processes ended"
 
 

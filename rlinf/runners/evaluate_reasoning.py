@@ -57,7 +57,8 @@ def _evaluate(
     run = checkpoint.path.parent.parent
     name = f"{run.name} step {checkpoint.step}"
     model = initial_model(config, run / INITIAL_MODEL)
-    dataset = prompt_sets(config, load_tokenizer(model)).validation
+    tokenizer = load_tokenizer(model)
+    dataset = prompt_sets(config, tokenizer).validation
     if dataset is None:
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     if prompts is not None:
@@ -67,7 +68,7 @@ def _evaluate(
     with ReasoningSystem(config, model, run / FAILURES) as system:
         system.load_state(checkpoint.tree["system"])
         system.sync_weights()
-        result = evaluate_model(system, wanted, dataset, name)
+        result = evaluate_model(system, wanted, dataset, name, tokenizer)
     stem = f"spec_{wanted.sha256[:12]}_step_{checkpoint.step:08d}"
     file = run / "evaluations" / f"{stem}.json"
     result.save(file)

@@ -12,6 +12,7 @@ from typing import Any
 from rlinf.data.prompts.dataset import PromptSets
 from rlinf.data.tasks.protocol import TaskItem
 from rlinf.data.tokenizer import train_tokenizer
+from rlinf.errors import in_section
 from rlinf.models.language import (
     create_language_model,
     load_language_model,
@@ -95,5 +96,15 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
 
 
 def prompt_sets(config: ReasoningConfig, tokenizer: Any) -> PromptSets:
-    """The prompts of training and validation."""
-    return config.data.build(tokenizer)
+    """The prompts of training and validation; says how many there are and what was left out.
+
+    Raises:
+        ConfigError: Nothing is left, or a record or prompt is refused.
+    """
+    with in_section("data"):
+        sets = config.data.build(tokenizer)
+    print(f"training: {sets.train.report}")
+    if sets.validation is not None:
+        shared = f"; {sets.shared} of them are trained on, too" if sets.shared else ""
+        print(f"validation: {sets.validation.report}{shared}", flush=True)
+    return sets

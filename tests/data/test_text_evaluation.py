@@ -74,10 +74,10 @@ def test_pass_at_k_of_many_samples_is_exact():
 def test_votes():
     assert majority([True, True, False], ["7", " 7 ", "8"]) == 1.0
     assert majority([True, False, False], ["7", "8", "8"]) == 0.0
-    assert majority([True, False], ["7", "8"]) == 0.5  # a tie is broken at random
+    assert majority([True, False], ["7", "8"]) == 1.0  # of equals the first one counts
     assert majority([True, False, False], ["7", None, None]) == 1.0
     assert majority([False, False], [None, None]) == 0.0
-    assert majority([True, True, False, False, False], ["a", "a", "b", "b", "c"]) == 0.5
+    assert majority([False, False, True, True, False], ["a", "a", "b", "b", "c"]) == 0.0
     assert majority([True, False], ["7", "7"]) == 0.5  # a grader that is not consistent
 
 
@@ -188,7 +188,7 @@ def test_the_hash_depends_on_every_part():
     changes = [{}, {"seed": 1}, {"threshold": 0.5}, {"reward": {}}, {"sampling": {}},
                {"prompt_ids": (0, 1)}]  # fmt: skip
     specs = [a_spec(**change) for change in changes]
-    specs += [a_spec(samples=3), a_spec(n=5),
+    specs += [a_spec(answers="math"), a_spec(samples=3), a_spec(n=5),
               TextEvaluationSpec.of(a_dataset(answer="2"), samples=2, sampling=specs[0].sampling,
                                     reward=specs[0].reward, threshold=1.0)]  # fmt: skip
     assert len({spec.sha256 for spec in specs}) == len(specs)

@@ -38,6 +38,13 @@ REFUSED = [
     (["data.files={train: [x.jsonl]}"], "data.task", "one of the two"),
     (["reward.functions=null"], "reward.functions", ""),
     (["reward.functions={a: {type: maths}}"], "reward.functions.a.type", "did you mean `math`"),
+    (
+        ["reward.functions={a: {type: math, max_valu: 2.0}}"],
+        "reward.functions.a.max_valu",
+        "section `reward.functions.a` of type math has no key `max_valu`; did you mean `max_value`",
+    ),
+    (["reward.functions={a: {tpe: math}}"], "reward.functions.a.type", "known: code"),
+    (["scratch_mib=3"], "scratch_mib", "has no key"),
     (["reward.deadline=0"], "reward.deadline", ""),
     (["weight_sync={type: patches}"], "weight_sync.type", "did you mean `patch`"),
     (["validation.samples=0"], "validation.samples", ""),

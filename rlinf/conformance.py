@@ -1,0 +1,65 @@
+"""The frame of every conformance suite: named checks, each of which says what it saw.
+
+An adapter's protocol comes with a suite that a user can run: ``rlinf check env|engine NAME``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rlinf.errors import RunFailure
+
+SubjectT = TypeVar("SubjectT")
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check.
+
+    Args:
+        name: What was checked.
+        passed: Whether the subject does it.
+        detail: What was seen; on failure, what was expected.
+    """
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class NotMetError(Exception):
+    """A subject does not do what the check asks for."""
+
+
+def require(condition: object, message: str) -> None:
+    """Fail the present check with this message unless the condition holds.
+
+    Raises:
+        NotMetError: It does not.
+    """
+    if not condition:
+        raise NotMetError(message)
+
+
+def outcome(
+    name: str,
+    check: Callable[[SubjectT], str],
+    subject: SubjectT,
+    failures: tuple[type[Exception], ...] = (),
+) -> CheckResult:
+    """Run one check.
+
+    Args:
+        name: What it checks.
+        check: Returns what it saw, or raises what was expected instead.
+        subject: What is checked.
+        failures: Exceptions of the subject, beside a failure of the run, that fail the check
+            instead of ending the suite.
+    """
+    expected: tuple[type[Exception], ...] = (NotMetError, RunFailure, *failures)
+    try:
+        return CheckResult(name, True, check(subject))
+    except expected as error:
+        return CheckResult(name, False, str(error))

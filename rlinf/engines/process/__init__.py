@@ -1,0 +1,1 @@
+"""An engine in a process of its own, which is replaced where it dies or hangs."""

@@ -1,0 +1,264 @@
+"""An engine that drives another one in a child process, and replaces the child where it is lost.
+
+What was unfinished is generated again from its seed, or from its given partial completion; what
+was returned is never generated twice. The weights lie in shared memory, in which the child
+computes where it can, so that a new child has them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rlinf.engines.config import EngineConfig, EngineProcessConfig
+from rlinf.engines.process.client import EngineProcess, ProcessLostError
+from rlinf.engines.process.messages import Operation, Start, Update
+from rlinf.engines.process.weight_block import WeightBlock
+from rlinf.engines.protocol import (
+    Engine,
+    FinishedCompletion,
+    GenerationRequest,
+    ModelSource,
+    Weights,
+)
+from rlinf.errors import ConfigError, RunFailure
+
+log = logging.getLogger(__name__)
+
+
+class ProcessEngine(Engine):
+    """The engine of ``config`` in a supervised process.
+
+    Args:
+        config: Which engine; its section ``process`` is given.
+        source: Where its model comes from. A module is copied.
+
+    Raises:
+        ConfigError: The engine cannot be built so.
+        RunFailure: The process was lost while it started, more often than allowed.
+    """
+
+    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+        self._settings = config.process or EngineProcessConfig()
+        self._config = config.model_copy(update={"process": None})
+        self._module = _ModuleFile(source.module) if config.takes_module else None
+        self._source = replace(source, module=None)
+        self._block: WeightBlock | None = None
+        self._requests: dict[int, GenerationRequest] = {}
+        self._released = False
+        self.version = 0
+        self.restarts = 0
+        self._process: EngineProcess | None = None
+        try:
+            self._process = self._new_process()
+        except ProcessLostError as lost:
+            self._close_memory()
+            raise RunFailure(f"the engine process did not start; {lost}") from lost
+        except BaseException:
+            self._close_memory()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Id of the present process.
+
+        Raises:
+            RuntimeError: The engine was closed.
+        """
+        return self._living().pid
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were submitted and neither returned nor aborted."""
+        return len(self._requests)
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request; see :meth:`Engine.submit`."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} is unfinished")
+        self._call("submit", request)
+        self._requests[request.request_id] = request
+
+    def step(self) -> list[FinishedCompletion]:
+        """One step of the engine; where the process is lost, the first one of its successor."""
+        if not self._requests:
+            return []
+        return self._taken(self._call("step"))
+
+    def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
+        """End requests now; see :meth:`Engine.abort`.
+
+        Where the process is lost with this call, they have what they had when submitted.
+        """
+        wanted = self._requests if request_ids is None else request_ids
+        chosen = [number for number in wanted if number in self._requests]
+        return self._taken(self._call("abort", chosen)) if chosen else []
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Replace the weights; see :meth:`Engine.update_weights`."""
+        given = {name: value.detach() for name, value in weights}
+        if not given:
+            raise ValueError("no weights were given, and a process shares none with a trainer")
+        if self._block is not None and self._block.fits(given):
+            # A child that is lost from here on is replaced by one that begins with these weights.
+            self._block.write(given)
+            self.version = version
+            self._call("update", Update(self._block.address, version))
+            return
+        block = WeightBlock(given)
+        try:
+            self._call("update", Update(block.address, version))
+        except BaseException:
+            block.close()
+            raise
+        former, self._block, self.version = self._block, block, version
+        if former is not None:
+            former.close()
+
+    def release_memory(self) -> None:
+        """Give memory back; see :meth:`Engine.release_memory`."""
+        if self._requests:
+            raise RuntimeError(f"{self.unfinished} requests are unfinished; abort them first")
+        self._call("release")
+        self._released = True
+
+    def restore_memory(self) -> None:
+        """Take the memory again; see :meth:`Engine.restore_memory`."""
+        self._call("restore")
+        self._released = False
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+        self._requests.clear()
+        self._close_memory()
+
+    def _taken(self, finished: list[FinishedCompletion]) -> list[FinishedCompletion]:
+        for item in finished:
+            del self._requests[item.request_id]
+        return finished
+
+    # -- the process ----------------------------------------------------------------------------
+
+    def _living(self) -> EngineProcess:
+        if self._process is None:
+            raise RuntimeError("the engine was closed")
+        return self._process
+
+    def _call(self, operation: Operation, *arguments: Any) -> Any:
+        """Let the process do something, or its successor where it is lost."""
+        while True:
+            process = self._living()
+            try:
+                return process.call(operation, *arguments)
+            except ProcessLostError as lost:
+                self._replace(lost)
+
+    def _new_process(self) -> EngineProcess:
+        start = Start(
+            config=self._config,
+            source=self._source,
+            module=None if self._module is None else self._module.path,
+            threads=torch.get_num_threads(),
+        )
+        process = EngineProcess(
+            start,
+            start_deadline=self._settings.start_deadline,
+            deadline=self._settings.step_deadline,
+        )
+        self.continues_exactly = process.about.continues_exactly
+        self.keeps_stale_caches = process.about.keeps_stale_caches
+        return process
+
+    def _replace(self, lost: ProcessLostError) -> None:
+        """Start a process with the present weights and all unfinished requests.
+
+        Raises:
+            RunFailure: It was replaced too often.
+        """
+        while True:
+            self._living().kill()
+            bound = self._settings.max_restarts
+            if self.restarts >= bound:
+                raise RunFailure(
+                    f"the engine process was lost {self.restarts + 1} times, and "
+                    f"process.max_restarts = {bound} allows {bound}; the last time by a {lost}"
+                ) from lost
+            self.restarts += 1
+            log.warning(
+                "the engine process was lost by a %s\nit is replaced (%d of at most %d); %d "
+                "unfinished requests are generated again",
+                lost,
+                self.restarts,
+                bound,
+                len(self._requests),
+            )
+            try:
+                self._process = process = self._new_process()
+                self._hand_over(process)
+            except ProcessLostError as again:
+                lost = again
+            else:
+                return
+
+    def _hand_over(self, process: EngineProcess) -> None:
+        if self._block is not None:
+            process.call("update", Update(self._block.address, self.version))
+        for request in self._requests.values():
+            process.call("submit", request)
+        if self._released:
+            process.call("release")
+
+    def _close_memory(self) -> None:
+        if self._module is not None:
+            self._module.close()
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+
+class _ModuleFile:
+    """A module, pickled into memory that a child can map.
+
+    Args:
+        module: The module; None: there is none.
+
+    Raises:
+        ConfigError: It cannot be pickled.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._descriptor = -1
+        if module is None:
+            return
+        self._descriptor = os.memfd_create("rlinf-engine-module")
+        try:
+            with os.fdopen(os.dup(self._descriptor), "wb") as file:
+                torch.save(module, file)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            self.close()
+            raise ConfigError(
+                f"the module cannot be sent to a process ({error}); give its directory instead",
+                key="process",
+            ) from error
+
+    @property
+    def path(self) -> str | None:
+        """File that stands for the memory; None where there is no module."""
+        return None if self._descriptor < 0 else f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1

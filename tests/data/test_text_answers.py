@@ -1,0 +1,62 @@
+"""Answers read off completions, and votes over them."""
+
+import pytest
+
+from rlinf.data.text_answers import read_answers
+from rlinf.data.text_metrics import majority
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("so \\boxed{B}", "B"),
+        ("first \\boxed{A}, no: \\boxed{C}.", "C"),
+        ("\\boxed{\\text{D}}", "D"),
+        ("\\boxed{\\textbf{(a)}}", "A"),
+        ("\\boxed{(B) two}", "B"),
+        ("\\boxed{ C) three }", "C"),
+        ("\\boxed{2}", None),
+        ("\\boxed{two}", None),
+        ("\\boxed{}", None),
+        ("the answer is B", None),
+        ("\\boxed{B", None),
+    ],
+)
+def test_letters(text: str, letter: str | None) -> None:
+    assert read_answers([text], "letter") == (letter,)
+
+
+def test_equal_formulas_are_written_as_the_first_of_them() -> None:
+    pytest.importorskip("math_verify")
+    texts = [
+        "\\boxed{\\frac{1}{2}}",
+        "no box: 0.5",
+        "\\boxed{0.5}",
+        "\\boxed{3}",
+        "\\boxed{ 1/2 }",
+        "\\boxed{3.0}",
+        "\\boxed{}",
+        "\\boxed{x+1}",
+        "\\boxed{1+x}",
+    ]
+    half, three, sum_ = "\\frac{1}{2}", "3", "x+1"
+    expected = (half, None, half, three, half, three, None, sum_, sum_)
+    assert read_answers(texts, "math") == expected
+
+
+def test_what_cannot_be_read_equals_itself_alone() -> None:
+    pytest.importorskip("math_verify")
+    texts = ["\\boxed{\\frac{}", "\\boxed{???}", "\\boxed{???}", "\\boxed{7}"]
+    assert read_answers(texts, "math") == (None, "???", "???", "7")
+
+
+def test_the_vote_counts_equal_formulas_together() -> None:
+    pytest.importorskip("math_verify")
+    texts = ["\\boxed{2}", "\\boxed{\\frac{1}{2}}", "\\boxed{2}", "\\boxed{0.5}", "\\boxed{1/2}"]
+    right = [False, True, False, True, True]
+    assert majority(right, read_answers(texts, "math")) == 1.0
+
+
+def test_of_equally_many_votes_the_first_answer_counts() -> None:
+    assert majority([False, True, True, False], ["a", "b", "b", "a"]) == 0.0
+    assert majority([True, False, False, True], ["b", "a", "a", "b"]) == 1.0

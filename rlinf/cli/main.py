@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import rlinf
-from rlinf.cli import check, doctor, evaluate, explain, listing, resume, train, view
+from rlinf.cli import check, doctor, evaluate, explain, listing, plan, resume, train, view
 from rlinf.cli.failure import Debug, report, reporting
 from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.screen import say
@@ -31,6 +31,7 @@ app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
 app.command("doctor")(doctor.doctor)
+app.command("plan")(plan.plan)
 app.command("view")(view.view)
 
 

@@ -23,10 +23,16 @@ class Fingerprints:
     model: str
     config: str
 
-    def profile(self, components: Mapping[str, ComponentProfile]) -> Profile:
+    def profile(
+        self, components: Mapping[str, ComponentProfile], synchronisation: float = 0.0
+    ) -> Profile:
         """A profile of these components."""
         return Profile(
-            hardware=self.hardware, model=self.model, config=self.config, components=components
+            hardware=self.hardware,
+            model=self.model,
+            config=self.config,
+            synchronisation_seconds=synchronisation,
+            components=components,
         )
 
     def differences(self, profile: Profile) -> tuple[str, ...]:

@@ -26,10 +26,10 @@ class ComponentSample:
     """What one component took in one step: seconds of its slowest worker, bytes of its largest.
 
     Args:
-        seconds: Work, without waiting for input, loading and offloading.
+        seconds: Work, without waiting for input, handing over, loading and offloading.
         onload: Loading.
         offload: Offloading.
-        transfer: Handing over results, part of the work.
+        transfer: Handing over results.
         peak: Most memory.
         resident: Memory at the end.
     """
@@ -46,7 +46,7 @@ class ComponentSample:
         """Of the reports of all stages of a component, each by rank; stages follow each other."""
         parts = [
             cls(
-                seconds=max(r.seconds_working for r in reports),
+                seconds=max(r.seconds_working - r.cost.transfer_seconds for r in reports),
                 onload=max(r.cost.onload_seconds for r in reports),
                 offload=max(r.cost.offload_seconds for r in reports),
                 transfer=max(r.cost.transfer_seconds for r in reports),
@@ -85,6 +85,7 @@ class StepRecorder:
     concurrent: frozenset[str] = frozenset()
     warm_up: int = WARM_UP_STEPS
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
+    synchronisations: list[float] = field(default_factory=list)
     _seen: int = 0
 
     @property
@@ -97,11 +98,17 @@ class StepRecorder:
         self._seen += 1
         if self._seen <= self.warm_up:
             return
+        self.synchronisations.append(report.begin_seconds)
         stages: dict[str, list[list[StageReport]]] = defaultdict(list)
         for label, reports in report.stages.items():
             stages[self.owners[label]].append(reports)
         for component, parts in stages.items():
             self.samples[component].append(ComponentSample.of(parts))
+
+    @property
+    def synchronisation_seconds(self) -> float:
+        """Median time to bring new weights to the rollout workers."""
+        return _median(self.synchronisations) if self.synchronisations else 0.0
 
     def profiles(self) -> dict[str, ComponentProfile]:
         """A profile with one measurement for each component; none before a step counts."""
@@ -129,7 +136,10 @@ class StepRecorder:
             onload_seconds=_median(sample.onload for sample in taken),
             offload_seconds=_median(sample.offload for sample in taken),
             resident_bytes=per_device * max(sample.resident for sample in taken),
-            transfer_seconds_per_item=_median(sample.transfer for sample in taken) / self.items,
+            # Every process hands over its share.
+            transfer_seconds_per_item=_median(s.transfer for s in taken)
+            * plan.processes
+            / self.items,
             concurrent=name in self.concurrent,
         )
 
@@ -142,7 +152,7 @@ def merged(profiles: Iterable[Mapping[str, ComponentProfile]]) -> dict[str, Comp
     """The measurements of several trials as one profile by component.
 
     Of two measurements of one size the one over more steps is kept, of equal ones the later. Times
-    to load and hand over are the largest that were measured.
+    to load are the largest that were measured, that to hand over is their median.
     """
     found: dict[str, list[ComponentProfile]] = defaultdict(list)
     for profile in profiles:
@@ -169,7 +179,7 @@ def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
         onload_seconds=max(part.onload_seconds for part in parts),
         offload_seconds=max(part.offload_seconds for part in parts),
         resident_bytes=max(part.resident_bytes for part in parts),
-        transfer_seconds_per_item=max(part.transfer_seconds_per_item for part in parts),
+        transfer_seconds_per_item=_median(part.transfer_seconds_per_item for part in parts),
         concurrent=last.concurrent,
         scaling=last.scaling,
     )

@@ -31,14 +31,14 @@ class ProcessMemory:
     Args:
         pid: The process.
         parent: The process that started it.
-        command: How it was started, shortened.
+        command: How it was started.
         now: What it holds.
         peak: The most that it held since :func:`reset_peaks`, or since its start.
     """
 
     pid: int
     parent: int
-    command: str
+    command: tuple[str, ...]
     now: int
     peak: int
 
@@ -53,7 +53,7 @@ def process_memory(pid: int) -> ProcessMemory:
         status = _fields(Path(f"/proc/{pid}/status"))
         rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))
         process = psutil.Process(pid)
-        command, parent = " ".join(process.cmdline())[:80], process.ppid()
+        command, parent = tuple(process.cmdline()), process.ppid()
     except (OSError, psutil.Error) as error:
         raise ProcessLookupError(f"process {pid} has ended") from error
     if "VmRSS" not in status or "Pss" not in rollup:

@@ -10,6 +10,7 @@ from rlinf.config.dump import to_data
 from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
 
 if TYPE_CHECKING:
+    from rlinf.flow.plan import ComponentPlan, Plan
     from rlinf.runners.embodied_config import EmbodiedConfig
     from rlinf.runners.placed_config import PlacedConfig
     from rlinf.runners.reasoning_config import ReasoningConfig
@@ -61,6 +62,7 @@ class PlanningTraits:
         worst_case: Overrides under which a step needs most memory, and the run is one step long.
         memory_knobs: Keys whose smaller values need less memory, those first that change the
             result of training least.
+        pipeline_key: Key that says how many sub-batches of a loop are in flight; empty: none.
     """
 
     items: int
@@ -71,6 +73,7 @@ class PlanningTraits:
     sections: Mapping[str, Any]
     worst_case: tuple[str, ...]
     memory_knobs: tuple[Knob, ...]
+    pipeline_key: str = ""
 
 
 # Not among what changes times: seeds, paths, how long a run lasts, what is written. Numbers of
@@ -87,7 +90,7 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     stages = config.rollout.pipeline_stage_num
     batch = config.actor.global_batch_size
     loop = ComponentConstraint(pipeline_stages=tuple(sorted({1, 2, stages})))
-    ranks = tuple(n for n in range(1, devices + 1) if batch % n == 0)
+    ranks = tuple(n for n in range(1, batch + 1) if batch % n == 0)
     constraints = Constraints(
         items=envs,
         group_size=config.group_size,
@@ -109,11 +112,16 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
         concurrent=frozenset(),
         packages=("gymnasium", "mujoco", "metaworld"),
         sections=sections,
-        worst_case=(f"runner.total_env_steps={config.env_steps_per_rollout}",),
+        worst_case=(
+            f"runner.total_env_steps={config.env_steps_per_rollout}",
+            # More episodes take longer, not more memory.
+            f"evaluation.episodes={config.evaluation.num_envs}",
+        ),
         memory_knobs=(
             Knob("actor.micro_batch_size", config.micro_batch_size),
             Knob("env.num_envs", envs),
         ),
+        pipeline_key="rollout.pipeline_stage_num",
     )
 
 
@@ -140,9 +148,8 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
     devices, group = config.devices, config.rollout.group_size
     one_rank = config.cluster.runtime == "local"
-    ranks = (1,) if one_rank else tuple(
-        n for n in range(1, devices + 1) if config.global_batch_size % n == 0
-    )  # fmt: skip
+    batch = config.global_batch_size
+    ranks = (1,) if one_rank else tuple(n for n in range(1, batch + 1) if batch % n == 0)
     trainer = ComponentConstraint(
         streams=False,
         even=False,
@@ -234,3 +241,35 @@ def _sections(config: PlacedConfig, names: tuple[str, ...]) -> dict[str, Any]:
         key: cluster[key] for key in ("runtime", "num_nodes", "cpu_devices_per_node")
     }
     return found
+
+
+def plan_overrides(traits: PlanningTraits, plan: Plan) -> list[str]:
+    """What to write into a recipe, as on the command line, so that it runs under a plan."""
+    parts = plan.components.items()
+    placement = ", ".join(f'{name}: "{placement_text(part)}"' for name, part in parts)
+    found = [f"cluster.component_placement={{{placement}}}"]
+    away = [name for name, part in parts if part.residency == "offload"]
+    if away:
+        found.append(f"cluster.residency={{{', '.join(f'{name}: offload' for name in away)}}}")
+    stages = max((part.pipeline_stages for _, part in parts), default=1)
+    if traits.pipeline_key:
+        found.append(f"{traits.pipeline_key}={stages}")
+    return found
+
+
+def placement_text(part: ComponentPlan) -> str:
+    """Devices and processes of a component in the grammar of placements."""
+    ranges: list[tuple[int, int]] = []
+    for device in part.devices:
+        if ranges and device == ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], device + 1)
+        else:
+            ranges.append((device, device + 1))
+    if part.processes == len(part.devices):
+        return ",".join(_span(*each) for each in ranges)
+    texts, first = [], 0
+    for begin, end in ranges:
+        count = part.processes * (end - begin) // len(part.devices)
+        texts.append(f"{_span(begin, end)}:{_span(first, first + count)}")
+        first += count
+    return ",".join(texts)

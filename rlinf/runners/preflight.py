@@ -129,15 +129,12 @@ def _role(process: ProcessMemory) -> str:
     """What a process is, in a few words."""
     if process.pid == os.getpid():
         return "driver"
-    ray = re.match(r"ray::(\S+?)(\.\S+)?(\s|$)", process.command)
-    if ray:
-        return f"worker {ray[1]}"
-    words = process.command.split()
-    modules = [word for word in words if word.startswith("rlinf.")]
-    if modules:
-        return modules[-1].rpartition(".")[2] + " process"
-    name = os.path.basename(words[0]) if words else "process"
-    return f"{name} {process.pid}"
+    words = process.command or ("process",)
+    if words[0].startswith("ray::"):
+        return f"worker {words[0].removeprefix('ray::').partition('.')[0]}"
+    # Processes of this project are started with the name of their module as the last word.
+    known = [part for word in words[1:] for part in re.findall(r"\brlinf(?:\.\w+)+", word)]
+    return f"{known[-1] if known else os.path.basename(words[0])}, process {process.pid}"
 
 
 def _changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:

@@ -21,7 +21,7 @@ from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import WARM_UP_STEPS, StepRecorder, merged
+from rlinf.flow.measure import StepRecorder, merged
 from rlinf.flow.profile import ComponentProfile, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
@@ -80,24 +80,36 @@ def measure(
         ConfigError: No trial is legal.
     """
     measured: list[Mapping[str, ComponentProfile]] = []
+    synchronisations: list[float] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
-        for number, (label, trial) in enumerate(_legal_trials(config)):
+        for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
             with _trial_directory(Path(scratch), number) as directory:
-                recorder = _run_trial(trial, runner, flow, directory, steps, label)
+                origin = f"{label}, {time.strftime('%Y-%m-%d')}"
+                recorder = new_recorder(trial, flow(trial), origin)
+                _observe(runner(trial, directory, threading.Event()), recorder, steps)
             measured.append(recorder.profiles())
+            synchronisations.append(recorder.synchronisation_seconds)
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
-    return fingerprints(config).profile(merged(measured))
+    return fingerprints(config).profile(merged(measured), max(synchronisations))
 
 
-def _legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
     """The recipe as it is, then its trials; those that its rules refuse are left out."""
-    yield "the recipe as it is", _quiet(config, ())
+    known = [_quiet(config, ())]
+    yield "the recipe as it is", known[0]
     for trial in config.planning.trials:
         try:
-            yield trial.label, _quiet(config, trial.overrides)
+            found = _quiet(config, trial.overrides)
         except ConfigError:
             continue
+        if not any(_same_setting(found, other) for other in known):
+            known.append(found)
+            yield trial.label, found
+
+
+def _same_setting(one: PlacedConfig, other: PlacedConfig) -> bool:
+    return one.plan == other.plan and one.planning.items == other.planning.items
 
 
 def _quiet(config: PlacedConfig, overrides: tuple[str, ...]) -> PlacedConfig:
@@ -121,19 +133,9 @@ def _trial_directory(scratch: Path, number: int) -> Iterator[RunDirectory]:
         yield directory
 
 
-def _run_trial(
-    config: PlacedConfig,
-    runner: RunnerClass,
-    flow: Callable[[Any], Flow],
-    directory: RunDirectory,
-    steps: int,
-    label: str,
-) -> StepRecorder:
-    trial = runner(config, directory, threading.Event())
-    recorder = new_recorder(config, flow(config), f"{label}, {time.strftime('%Y-%m-%d')}")
-    for report in trial.rehearse(WARM_UP_STEPS + steps):
+def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> None:
+    for report in trial.rehearse(recorder.warm_up + steps):
         recorder.observe(report)
-    return recorder
 
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:

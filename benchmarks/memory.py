@@ -1,0 +1,67 @@
+"""The memory preflight beside the run that it speaks of: peaks of all processes, and their ratio.
+
+    python benchmarks/memory.py                        # both tasks
+    python benchmarks/memory.py quickstart             # one recipe
+    python benchmarks/memory.py quickstart seed=1      # with overrides
+
+The preflight (``rlinf plan RECIPE --memory``) and the run (``rlinf train RECIPE``) are each a
+program of their own, watched from outside in the same way: for every process the PSS and the
+kernel's record of its peak, a few times per second. The run is a real one, with its evaluations,
+checkpoints and conclusion; ``STEPS`` training steps long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf.monitor.memory import TreeWatch
+
+COMMAND = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
+STEPS = 12
+RECIPES = {
+    "quickstart": [f"runner.total_env_steps={1024 * STEPS}", "evaluation.stop_at_success=null"],
+    "reasoning/arithmetic_grpo": [f"runner.total_steps={STEPS}", "warm_start.steps=60"],
+}
+
+
+def watched(words: Sequence[str]) -> int:
+    """Most memory of a program and all that it starts [bytes]."""
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL) as process:
+        with TreeWatch(process.pid) as watch:
+            code = process.wait()
+    if code:
+        raise SystemExit(f"rlinf {' '.join(words)} ended with {code}")
+    return watch.together
+
+
+def compare(recipe: str, overrides: list[str]) -> dict[str, float]:
+    """Peaks of preflight and run [MiB], and how far apart they are."""
+    preflight = watched(["plan", recipe, *overrides, "--memory"])
+    with tempfile.TemporaryDirectory() as directory:
+        run = watched(["train", recipe, *overrides, "--run-dir", str(Path(directory) / "run")])
+    return {
+        "preflight_mib": round(preflight / 2**20),
+        "run_mib": round(run / 2**20),
+        "ratio": round(preflight / run, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", nargs="?", help="default: one recipe of each task")
+    parser.add_argument("overrides", nargs="*", help="key=value …")
+    given = parser.parse_args()
+    recipes = [given.recipe] if given.recipe else list(RECIPES)
+    for recipe in recipes:
+        figures = compare(recipe, [*RECIPES.get(recipe, []), *given.overrides])
+        print(json.dumps({"recipe": recipe, **figures}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

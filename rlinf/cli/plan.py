@@ -1,0 +1,206 @@
+"""``rlinf plan RECIPE [key=value …]``: where a recipe runs fastest, or what memory it needs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.screen import complain, say, show_table
+from rlinf.cli.train import Overrides
+from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.cli.tasks import Task
+    from rlinf.flow.cluster_shape import ClusterShape
+    from rlinf.flow.planning import Planned
+    from rlinf.flow.profile import Profile
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="Name (`rlinf list recipes`) or file.")],
+    overrides: Overrides = None,
+    *,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run the recipe for a few steps at several settings.")
+    ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="Measurements to plan with; default: those kept for you.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="512x8:H100", help="Plan for this cluster instead.")
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Run the worst step and say what memory it takes.")
+    ] = False,
+    limit: Annotated[
+        str | None, typer.Option(metavar="8G", help="With --memory: what there is; default: free.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest placement of a recipe from measurements; or check that it fits in memory."""
+    from rlinf.cli.tasks import read_config, require_training
+    from rlinf.config.validate import check
+
+    task, loaded, config = read_config(recipe, overrides or [])
+    require_training(task, recipe)
+    if limit is not None and not memory:
+        raise ConfigError("--limit has no effect without --memory")
+    bytes_there = None if limit is None else _bytes(limit)
+    shape = None if cluster is None else _shape(cluster)
+    check(config, loaded)
+    if memory:
+        if measure or profile or cluster:
+            raise ConfigError("--memory runs the recipe as it is placed; give it alone")
+        _show_memory(task, config, bytes_there)
+        return
+    if measure and profile:
+        raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    found = _profile(task, config, loaded.short_name, measure=measure, given=profile)
+    words = [recipe, *(overrides or [])]
+    _show_plan(task, config, found, shape, words)
+
+
+def _shape(text: str) -> ClusterShape:
+    from rlinf.flow.cluster_shape import parse_cluster_shape
+
+    return parse_cluster_shape(text)
+
+
+def _bytes(text: str) -> int:
+    """``512M``, ``8G`` or ``8GiB`` in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise ConfigError(f"--limit = '{text}' is no amount of memory; write 512M or 8G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+# -- the plan -----------------------------------------------------------------------------------
+
+
+def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path | None) -> Profile:
+    """The profile to plan with, measured if asked for."""
+    from rlinf.flow.profile import Profile
+    from rlinf.runners import profiling
+
+    if given is not None:
+        found = Profile.load(given)
+        for difference in profiling.fingerprints(config).differences(found):
+            complain(f"{given}: {difference}", label="note")
+        return found
+    kept, why = profiling.usable_profile(config, recipe)
+    if measure:
+        measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
+        say(f"profile: {profiling.keep_profile(measured, recipe)}\n")
+        kept, _ = profiling.usable_profile(config, recipe)
+        return kept or measured
+    if kept is None:
+        reason = f"the kept profile is not valid here: {'; '.join(why)}" if why else "none is kept"
+        raise ConfigError(
+            f"there are no measurements to plan {recipe} with ({reason}). Measure it: rlinf plan "
+            f"{recipe} --measure, or give measurements with --profile FILE"
+        )
+    return kept
+
+
+def _show_plan(
+    task: Task, config: Any, profile: Profile, shape: ClusterShape | None, words: list[str]
+) -> None:
+    from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
+    from rlinf.flow.planning import plan as solve
+    from rlinf.runners.planning_traits import plan_overrides
+
+    traits = config.planning
+    if shape is None:
+        nodes = config.cluster.num_nodes
+        group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
+        shape = ClusterShape(groups=(group,))
+    found = solve(task.flow(config), profile, shape, traits.constraints)
+    show_table(f"plan for {shape}", *_plan_table(found))
+    say(f"\npredicted step: {found.seconds:.4g} s, {found.plan.mode}: {found.shape}")
+    for kind, peak in found.peak_bytes.items():
+        say(f"predicted memory of a {kind}: {_mib(peak)}")
+    for words_of in found.extended:
+        say(f"not measured: {words_of}")
+    if found.alternatives:
+        say("\nalternatives:")
+    for place, other in enumerate(found.alternatives, start=1):
+        say(f"{place}. {_alternative(found, other)}")
+    command = shlex.join(["rlinf", "train", *words, *plan_overrides(traits, found.plan)])
+    say(f"\nrun it: {command}")
+
+
+def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    from rlinf.monitor.report.page import device_ranges
+
+    columns = (
+        "component", "devices", "processes", "when idle", "granularity", "stages", "seconds",
+        "memory per device", "reason",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            device_ranges(part.devices),
+            str(part.processes),
+            part.residency,
+            "all" if part.granularity is None else str(part.granularity),
+            str(part.pipeline_stages),
+            f"{part.predicted_seconds or 0:.3g}",
+            _mib(part.predicted_bytes or 0),
+            part.reason,
+        )
+        for name, part in found.plan.components.items()
+    ]
+    return columns, rows
+
+
+def _alternative(best: Planned, other: Planned) -> str:
+    """An alternative in one sentence: what it is, and why it is not the plan."""
+    from rlinf.monitor.report.page import device_ranges
+
+    places = ", ".join(
+        f"{name} on {device_ranges(part.devices)}" for name, part in other.plan.components.items()
+    )
+    slower = 100 * (other.seconds / best.seconds - 1)
+    bound = next(
+        (part.reason for part in other.plan.components.values() if "-bound" in part.reason), ""
+    )
+    return f"{other.seconds:.4g} s ({slower:+.1f} %), {other.shape}: {places}; {bound}"
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def _show_memory(task: Task, config: Any, limit: int | None) -> None:
+    from rlinf.runners.preflight import nearest_fitting, preflight
+
+    runner = task.load_runner()
+    report = preflight(config, runner, limit)
+    rows = [(process.role, _mib(process.peak)) for process in report.processes]
+    show_table("most memory of each process in the worst step", ("process", "peak"), rows)
+    say(f"\nall at the same time: {_mib(report.total)}; there is: {_mib(report.limit)}")
+    if report.fits:
+        say("it fits")
+        return
+    say("\nit does not fit; looking for what does")
+    found = nearest_fitting(config, runner, report, say)
+    if found is None:
+        raise ConfigError(
+            f"the worst step needs {_mib(report.total)} of {_mib(report.limit)}, and no smaller "
+            "batch, length or number of items that was tried fits; use a smaller model or a larger "
+            "machine"
+        )
+    raise ConfigError(
+        f"the worst step needs {_mib(report.total)} of {_mib(report.limit)}; nearest that fits: "
+        f"{found.change} ({_mib(found.total)})"
+    )
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"

@@ -1,0 +1,121 @@
+"""``rlinf plan``: from measurements to a plan, and what it says where there are none."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
+from rlinf.flow.profile import ComponentProfile, Measurement, Profile
+from rlinf.runners import profiling
+from rlinf.runners.embodied_config import EmbodiedConfig
+
+from ..runners.support import small_config, write_recipe
+
+SLOTS = "cluster.cpu_devices_per_node=2"
+
+
+@pytest.fixture(autouse=True)
+def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def measured(seconds: dict[int, float]) -> ComponentProfile:
+    """A component that takes so long on so many devices, for the 8 items of the small recipe."""
+    return ComponentProfile(
+        measurements=tuple(
+            Measurement(items=items, devices=devices, seconds=t * items / 8, origin="a test")
+            for devices, t in seconds.items()
+            for items in (4, 8)
+        )
+    )
+
+
+def profile_of(directory: Path) -> Profile:
+    """Environments gain by two devices, policy and actor do not."""
+    return profiling.fingerprints(small_config(directory, SLOTS)).profile(
+        {
+            "env": measured({1: 4.0, 2: 2.0}),
+            "rollout": measured({1: 1.0, 2: 1.0}),
+            "actor": measured({1: 1.0, 2: 1.5}),
+        }
+    )
+
+
+def test_plan_alternatives_and_the_command_that_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS, "--profile", str(tmp_path / "profile.json")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    rows = {line.split()[0]: line.split() for line in captured.out.splitlines() if line.strip()}
+    assert rows["env"][1] == "0-1"
+    assert rows["actor"][1] in ("0", "1")
+    step = re.search(r"predicted step: ([\d.]+) s", captured.out)
+    assert step is not None
+    assert float(step[1]) == pytest.approx(4.0, abs=0.05)  # 2 + 1 + 1 in turns
+    alternatives = re.findall(r"^\d\. ([\d.]+) s \(\+", captured.out, re.MULTILINE)
+    assert 1 <= len(alternatives) <= 3
+    assert all(float(seconds) >= float(step[1]) for seconds in alternatives)
+
+    [command] = [line for line in captured.out.splitlines() if line.startswith("run it: ")]
+    words = shlex.split(command.removeprefix("run it: "))
+    assert words[:3] == ["rlinf", "train", recipe]
+    loaded = load_recipe(recipe, words[3:])
+    assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
+
+
+def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiling.keep_profile(profile_of(tmp_path), "small")
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS]) == 0
+    assert "plan for 1x2" in capsys.readouterr().out
+    assert main(["plan", recipe, SLOTS, "--cluster", "1x1"]) == 0
+    out = capsys.readouterr().out
+    assert "plan for 1x1" in out
+    assert "predicted step: 6" in out
+
+
+def test_a_profile_of_something_else_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = profile_of(tmp_path).model_copy(update={"hardware": "8x H100"})
+    profiling.keep_profile(other, "small")
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS]) == 2
+    err = capsys.readouterr().err
+    assert "8x H100" in err
+    assert "--measure" in err
+    # Given by hand it is used, and the difference is said.
+    assert main(["plan", recipe, SLOTS, "--profile", str(profiling.cached_profile("small"))]) == 0
+    assert "note: " in (captured := capsys.readouterr()).err
+    assert "8x H100" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--measure"),
+        (["--profile", "nothing.json"], "profile 'nothing.json' cannot be read"),
+        (["--measure", "--profile", "a.json"], "exclude each other"),
+        (["--limit", "4G"], "no effect without --memory"),
+        (["--memory", "--limit", "much"], "no amount of memory; write 512M or 8G"),
+        (["--memory", "--measure"], "give it alone"),
+        (["--cluster", "512"], "for 512 nodes of 8 H100 write 512x8:H100"),
+    ],
+)
+def test_what_cannot_be_planned(
+    tmp_path: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(write_recipe(tmp_path)), *words]) == 2
+    assert expected in capsys.readouterr().err

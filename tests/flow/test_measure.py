@@ -1,0 +1,140 @@
+"""From step reports to measurements: what counts, what does not, and how trials are merged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
+from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.running_step import StepReport
+from rlinf.flow.stage_worker import StageCost, StageReport
+
+
+def stage(
+    seconds: float, waiting: float = 0.0, transfer: float = 0.0, peak: int = 0, resident: int = 0,
+    onload: float = 0.0, offload: float = 0.0,
+) -> StageReport:  # fmt: skip
+    cost = StageCost(
+        onload_seconds=onload, offload_seconds=offload, transfer_seconds=transfer,
+        peak_bytes=peak, resident_bytes=resident,
+    )  # fmt: skip
+    return StageReport(
+        result=None, seconds=seconds + waiting + transfer + onload + offload,
+        seconds_waiting=waiting, items_in=1, items_out=1, events=[], cost=cost,
+    )  # fmt: skip
+
+
+def recorder(warm_up: int = 0, **plans: ComponentPlan) -> StepRecorder:
+    plan = Plan(
+        components=plans
+        or {
+            "env": ComponentPlan(devices=(0,), processes=2, pipeline_stages=2),
+            "actor": ComponentPlan(devices=(0, 1), processes=2),
+        }
+    )
+    owners = {"env": "env", "inference": "actor", "actor": "actor"}
+    return StepRecorder(plan, owners, items=16, origin="a test", warm_up=warm_up)
+
+
+def step(env: float, inference: float, train: float, synchronise: float = 0.1) -> StepReport:
+    """Two env workers of which the second is slower, and an actor with two stages."""
+    stages = {
+        "env": [stage(env / 2, waiting=9.0), stage(env, waiting=1.0, transfer=0.32, peak=100)],
+        "inference": [stage(inference, onload=0.25, peak=7), stage(inference / 3)],
+        "actor": [stage(train, offload=0.5, peak=3, resident=2), stage(train)],
+    }
+    return StepReport(stages, [], synchronise)
+
+
+def test_the_median_of_the_slowest_worker_and_its_spread() -> None:
+    taken = recorder()
+    times = [1.0, 2.0, 3.0, 4.0, 10.0]
+    for seconds in times:
+        taken.observe(step(seconds, 0.5, 1.0))
+    [measured] = taken.profiles()["env"].measurements
+    assert measured.seconds == pytest.approx(3.0)
+    assert measured.spread == pytest.approx(np.subtract(*np.percentile(times, [75, 25])))
+    assert (measured.samples, measured.items, measured.devices) == (5, 16, 1)
+    assert measured.pipeline_stages == 2
+    assert measured.origin == "a test"
+    assert taken.synchronisation_seconds == pytest.approx(0.1)
+
+
+def test_first_steps_warm_up_and_do_not_count() -> None:
+    taken = recorder(warm_up=2)
+    for seconds in (100.0, 50.0):
+        taken.observe(step(seconds, 1.0, 1.0, synchronise=9.0))
+        assert taken.profiles() == {}
+    taken.observe(step(1.0, 1.0, 1.0))
+    assert taken.count == 1
+    assert taken.profiles()["env"].measurements[0].seconds == pytest.approx(1.0)
+    assert taken.synchronisation_seconds == pytest.approx(0.1)
+
+
+def test_stages_of_one_component_add_up_and_loading_counts_apart() -> None:
+    taken = recorder()
+    taken.observe(step(1.0, 0.5, 2.0))
+    actor = taken.profiles()["actor"]
+    assert actor.measurements[0].seconds == pytest.approx(2.5)
+    assert (actor.onload_seconds, actor.offload_seconds) == pytest.approx((0.25, 0.5))
+
+
+def test_memory_of_workers_on_one_device_adds_up() -> None:
+    taken = recorder()
+    taken.observe(step(1.0, 0.5, 2.0))
+    profiles = taken.profiles()
+    assert profiles["env"].measurements[0].peak_bytes == 200  # two workers on one device
+    assert profiles["actor"].measurements[0].peak_bytes == 7  # one worker per device
+    assert profiles["actor"].resident_bytes == 2
+
+
+def test_handing_over_counts_per_item_of_a_process() -> None:
+    taken = recorder()
+    taken.observe(step(1.0, 0.5, 2.0))
+    # 0.32 s for the 8 items of a process
+    assert taken.profiles()["env"].transfer_seconds_per_item == pytest.approx(0.04)
+
+
+def test_trials_are_merged_by_size_and_the_better_founded_figure_is_kept() -> None:
+    few, many, other = recorder(), recorder(), recorder()
+    few.observe(step(5.0, 1.0, 1.0))
+    for _ in range(3):
+        many.observe(step(2.0, 1.0, 1.0))
+    other.items = 8
+    other.observe(step(1.0, 1.0, 1.0))
+    for order in ([few, many, other], [many, few, other]):
+        found = merged([each.profiles() for each in order])["env"]
+        assert [(m.items, m.seconds) for m in found.measurements] == [
+            (8, pytest.approx(1.0)), (16, pytest.approx(2.0)),
+        ]  # fmt: skip
+
+
+def test_fingerprints_say_what_is_different() -> None:
+    taken = recorder()
+    taken.observe(step(1.0, 1.0, 1.0))
+    here = Fingerprints("2 cores", "mlp 1a", "cfg")
+    profile = here.profile(taken.profiles(), 0.25)
+    assert profile.synchronisation_seconds == 0.25
+    assert here.differences(profile) == ()
+    [difference] = Fingerprints("4 cores", "mlp 1a", "cfg").differences(profile)
+    assert "hardware is '4 cores'" in difference
+    assert "2 cores" in difference
+    assert len(Fingerprints("4 cores", "mlp 2b", "x").differences(profile)) == 3
+
+
+def test_the_hardware_names_what_computes() -> None:
+    import torch
+
+    text = hardware_fingerprint(2, ["numpy", "no-such-package"])
+    assert f"torch {torch.__version__.partition('+')[0]}" in text
+    assert f"numpy {np.__version__}" in text
+    assert "2 devices" in text
+    assert "no-such-package" not in text
+    assert hardware_fingerprint(4, []) != hardware_fingerprint(2, [])
+
+
+def test_equal_data_has_equal_digits() -> None:
+    assert hashed({"a": 1, "b": [2, None]}) == hashed({"b": [2, None], "a": 1})
+    assert hashed({"a": 1}) != hashed({"a": 2})

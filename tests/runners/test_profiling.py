@@ -1,0 +1,151 @@
+"""Trials of a recipe, kept profiles, and what makes them invalid."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf.cli.tasks import TASKS
+from rlinf.flow.plan import ComponentPlan
+from rlinf.flow.running_step import StepReport
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import profiling
+from rlinf.runners.embodied import EmbodiedRunner
+from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.runners.planning_traits import placement_text, plan_overrides
+from rlinf.scheduler.component_grammar import parse_component_placement
+
+from . import reasoning_support, support
+
+SLOTS = "cluster.cpu_devices_per_node=2"
+
+
+@pytest.fixture(autouse=True)
+def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+def test_every_part_of_a_recipe_is_measured_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = support.small_config(tmp_path, SLOTS)
+    lines: list[str] = []
+    begin = time.perf_counter()
+    profile = profiling.measure(
+        config, EmbodiedRunner, TASKS["embodied"].flow, steps=2, say=lines.append
+    )
+    seconds = time.perf_counter() - begin
+    assert set(profile.components) == {"env", "rollout", "actor"}
+    sizes = {
+        (m.items, m.devices, m.pipeline_stages) for m in profile.components["env"].measurements
+    }
+    assert {(8, 1, 1), (4, 1, 1), (8, 2, 1), (8, 1, 2)} <= sizes
+    total = sum(
+        m.seconds * m.samples for part in profile.components.values() for m in part.measurements
+    )
+    assert 0 < total < seconds
+    assert all(
+        m.samples == 2 and m.origin
+        for part in profile.components.values()
+        for m in part.measurements
+    )
+    assert len(lines) == len(set(lines)) >= 5
+    assert "the recipe as it is" in lines[0]
+
+
+def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
+    config = support.small_config(tmp_path)
+    assert profiling.usable_profile(config, "small") == (None, ())
+    recorder = profiling.new_recorder(config, TASKS["embodied"].flow(config), "a test")
+    recorder.warm_up = 0
+    for report in _rehearsed(config, tmp_path, 2):
+        recorder.observe(report)
+    profile = profiling.fingerprints(config).profile(recorder.profiles())
+    profiling.keep_profile(profile, "small")
+    kept, why = profiling.usable_profile(config, "small")
+    assert (kept, why) == (profile, ())
+
+    for overrides, what in (
+        (("model.hidden_sizes=[8]",), "model"),
+        (("actor.update_epoch=1",), "config"),
+        ((SLOTS,), "hardware"),
+    ):
+        changed = support.small_config(tmp_path, *overrides)
+        kept, why = profiling.usable_profile(changed, "small")
+        assert kept is None
+        assert any(text.startswith(what) for text in why), why
+    # Seeds, lengths, numbers of items and placements do not matter.
+    same = support.small_config(
+        tmp_path, "seed=5", "runner.total_env_steps=4096", "env.num_envs=16"
+    )
+    assert profiling.usable_profile(same, "small")[0] == profile
+
+
+def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepReport]:
+    with RunDirectory.create(path, "small", path=path / "rehearsal") as directory:
+        yield from EmbodiedRunner(config, directory, threading.Event()).rehearse(steps)
+
+
+def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
+    config = support.small_config(tmp_path)
+    here = profiling.fingerprints(config)
+    flow = TASKS["embodied"].flow(config)
+    recorder = profiling.new_recorder(config, flow, "first")
+    recorder.warm_up = 0
+    reports = list(_rehearsed(config, tmp_path, 1))
+    recorder.observe(reports[0])
+    profiling.keep_profile(here.profile(recorder.profiles()), "small")
+    recorder.items = 4
+    profiling.keep_profile(here.profile(recorder.profiles()), "small")
+    kept, _ = profiling.usable_profile(config, "small")
+    assert kept is not None
+    assert [m.items for m in kept.components["env"].measurements] == [4, 8]
+
+
+def test_trials_of_a_language_model_are_legal_recipes(tmp_path: Path) -> None:
+    config = reasoning_support.small_config(tmp_path, SLOTS)
+    trials = dict(profiling.legal_trials(config))
+    assert {trial.planning.items for trial in trials.values()} >= {16, 8}
+    assert any(len(t.plan.components["rollout"].devices) == 2 for t in trials.values())
+    assert all(t.plan.components["actor"].processes == 1 for t in trials.values())
+    assert config.planning.constraints.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "processes"),
+    [
+        ((0,), 1),
+        ((0, 1), 2),
+        ((0, 1), 1),
+        ((0, 1), 4),
+        ((0, 2, 3), 3),
+        ((0, 1, 4, 5), 2),
+        ((3,), 2),
+    ],
+)
+def test_a_plan_is_written_as_a_placement_that_means_it(
+    devices: tuple[int, ...], processes: int
+) -> None:
+    text = placement_text(ComponentPlan(devices=devices, processes=processes))
+    [entry] = parse_component_placement({"a": text})
+    assigned: dict[int, tuple[int, ...]] = {}
+    for segment in entry.segments(8):
+        assigned |= segment.assignment()
+    assert sorted(assigned) == list(range(processes))
+    assert {d for own in assigned.values() for d in own} == set(devices)
+    assert len({len(own) for own in assigned.values()}) == 1
+
+
+def test_a_recipe_with_the_overrides_of_a_plan_has_that_plan(tmp_path: Path) -> None:
+    config = support.small_config(
+        tmp_path, SLOTS, "cluster.component_placement={env: '0', rollout: '1', actor: '0-1'}",
+        "rollout.pipeline_stage_num=2",
+    )  # fmt: skip
+    plain = support.small_config(tmp_path, SLOTS, *plan_overrides(config.planning, config.plan))
+    assert plain.plan == config.plan

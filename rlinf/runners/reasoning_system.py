@@ -142,7 +142,11 @@ class ReasoningSystem(WorkerSystem):
                 seed=config.seed,
                 failure_directory=self._failures,
             )
+        partial = config.rollout.partial
+        masks = partial is not None and partial.too_old == "mask"
         return LanguageActorSetup(
+            slots=config.rollout.prompts,
+            max_token_staleness=partial.max_token_staleness if partial and masks else None,
             model=self._model,
             algorithm=config.algorithm,
             actor=config.actor,

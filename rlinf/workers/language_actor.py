@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
@@ -17,7 +18,7 @@ from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.training_ranks import TrainingWorker, read_batch
+from rlinf.workers.training_ranks import TrainingWorker, in_slot_order, read_batch, token_batch
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class LanguageActorSetup:
         failure_directory: Where a batch is saved that could not be trained on.
         weight_sync: How weights are sent.
         parties: Who sends them, and who receives.
+        slots: Groups of a phase.
+        max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
+            all count.
     """
 
     model: LanguageModelConfig
@@ -45,6 +49,8 @@ class LanguageActorSetup:
     failure_directory: Path
     weight_sync: WeightSyncConfig
     parties: Parties
+    slots: int
+    max_token_staleness: int | None = None
 
 
 class LanguageActorWorker(TrainingWorker):
@@ -97,18 +103,57 @@ class LanguageActorWorker(TrainingWorker):
             groups: The same stream, or one batch that a critic gave its advantages.
             step: Number of the training phase.
         """
+        yield from ()  # a stage is a generator, also one that yields nothing
+        if self._trains_parts:
+            return self._train_parts(groups, step)
         batch = self._read(groups)
         begin = time.perf_counter()
-        metrics: dict[str, float] = {}
-        batch = self._with_log_probs(batch)
-        if batch.advantages is None:
-            batch, metrics = self._algorithm.prepare(batch)
+        batch, metrics = self._prepare(self._with_log_probs(batch))
         prepared = time.perf_counter()
         metrics.update(self._trainer.train(batch, step))
         metrics["time/prepare"] = prepared - begin
         metrics["time/update"] = time.perf_counter() - prepared
-        yield from ()  # a stage is a generator, also one that yields nothing
         return metrics
+
+    @property
+    def _trains_parts(self) -> bool:
+        """Whether a global batch is a range of slots and can be trained on when these are full."""
+        actor = self._setup.actor
+        in_order = actor.update_epoch == 1 and not actor.shuffle and actor.n_minibatches > 1
+        return in_order and self._algorithm.config.prepares_parts
+
+    def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
+        """Train on each global batch as soon as its slots are full; the same wherever it runs."""
+        size = self._setup.slots // self._setup.actor.n_minibatches
+        pad_id, version = self._tokenizer.pad_token_id, self._trainer.version
+        slots = in_slot_order(groups)
+        arrived: list[PromptGroup] = []
+
+        def batches() -> Iterator[TokenBatch]:
+            for group in slots:
+                arrived.append(group)
+                if len(arrived) % size == 0:
+                    batch = token_batch(arrived[-size:], pad_id, version)
+                    yield self._prepare(self._with_log_probs(batch))[0]
+
+        begin = time.perf_counter()
+        metrics = self._trainer.train_stream(batches(), step)
+        metrics["time/update"] = time.perf_counter() - begin - groups.seconds_waiting
+        arrived.extend(slots)  # those of a phase in which the policy is not trained
+        whole = token_batch(arrived, pad_id, version)
+        return {**self._prepare(whole)[1], **metrics}
+
+    def _prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+        """The batch with its advantages and without tokens that are too old; metrics about it."""
+        metrics: dict[str, float] = {}
+        if batch.advantages is None:
+            batch, metrics = self._algorithm.prepare(batch)
+        bound = self._setup.max_token_staleness
+        if bound is not None and batch.version is not None:
+            old = (batch.version - batch.versions > bound) & (batch.mask > 0)
+            batch = replace(batch, mask=batch.mask * ~old)
+            metrics["rollout/masked_tokens"] = float(old.sum())
+        return batch, metrics
 
     def _read(self, groups: InputStream) -> TokenBatch:
         return read_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -65,6 +65,17 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> TokenBatch:
     if isinstance(first, TokenBatch):
         return first
     return token_batch([found[slot] for slot in sorted(found)], pad_id, version)
+
+
+def in_slot_order(stream: InputStream) -> Iterator[PromptGroup]:
+    """The scored groups of all slots, each as soon as those before it have arrived."""
+    waiting: dict[int, PromptGroup] = {}
+    following = 0
+    for item in stream:
+        waiting[item.source] = item.payload
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
 
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> TokenBatch:

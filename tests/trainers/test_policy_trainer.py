@@ -1,11 +1,13 @@
 """The update is the same whatever the micro batches and ranks, and stops where it must."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from rlinf.algorithms.config import DecoupledPPOConfig
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
 from rlinf.trainers.policy_trainer import PolicyTrainer
@@ -17,8 +19,15 @@ SAMPLES = 64
 def train(
     policy, algorithm, trajectory, *, step=0, rank=0, world_size=1, all_reduce=None, **options
 ):
+    trainer = trainer_of(
+        policy, algorithm, rank=rank, world_size=world_size, all_reduce=all_reduce, **options
+    )
+    return trainer, trainer.train(trajectory, step)
+
+
+def trainer_of(policy, algorithm, *, rank=0, world_size=1, all_reduce=None, **options):
     config = ActorConfig(**{"global_batch_size": 32, "update_epoch": 2, **options})
-    trainer = PolicyTrainer(
+    return PolicyTrainer(
         policy,
         algorithm,
         config,
@@ -29,7 +38,6 @@ def train(
         world_size=world_size,
         all_reduce=all_reduce,
     )
-    return trainer, trainer.train(trajectory, step)
 
 
 def weights(policy):
@@ -167,3 +175,35 @@ def test_learning_rate_schedules(kind, expected):
 def test_warmup_rises_linearly():
     schedule = LearningRateScheduleConfig(type="constant", warmup_steps=3)
     assert [schedule.factor(step, 10) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])
+
+
+def test_stale_rows_are_not_compared_and_their_age_is_told(make_policy, make_algorithm, rollout):
+    actor = make_policy()
+    trajectory = rollout(actor)
+    ages = torch.zeros(16, 4, dtype=torch.int64)
+    ages[:8] = 2
+    policy = make_policy()
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)  # no row is of these weights
+    metrics = trainer_of(policy, make_algorithm()).train(trajectory, 3, version=3)
+    assert "actor/first_update_kl" not in metrics
+    assert metrics["rollout/staleness"] == 3
+    fresh = dataclasses.replace(rollout(make_policy()), versions=3 - ages)
+    metrics = trainer_of(make_policy(), make_algorithm()).train(fresh, 3, version=3)
+    assert abs(metrics["actor/first_update_kl"]) < 1e-6
+    assert metrics["rollout/staleness_share/0"] == metrics["rollout/staleness_share/2"] == 0.5
+    assert metrics["rollout/staleness_max"] == 2
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
+    acted = rollout(make_policy())
+    policy = make_policy()
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.01)
+    algorithm = DecoupledPPOConfig(proximal=proximal).build()
+    before = weights(policy)
+    metrics = trainer_of(policy, algorithm).train(acted, 1, version=1)
+    assert not torch.equal(weights(policy), before)
+    assert metrics["actor/proximal_ratio"] != 1
+    assert metrics["actor/behave_approx_kl"] > 0

@@ -86,6 +86,12 @@ class TokenAlgorithmConfig(PolicyLossConfig, NamedConfig):
         return self.kl_beta > 0 or self.kl_reward_beta > 0
 
     @property
+    def prepares_parts(self) -> bool:
+        """Whether some groups can be prepared, and trained on, before the others are there."""
+        whole = self.needs_values or self.normalize_advantages or self.kl_reward_beta > 0
+        return not (whole or self.needs_old_log_probs)
+
+    @property
     def needs_old_log_probs(self) -> bool:
         """Whether the trainer must recompute log-probs before the first update."""
         return self.proximal == "recomputed"

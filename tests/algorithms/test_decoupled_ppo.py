@@ -1,0 +1,121 @@
+"""Decoupled PPO on actions, against the formula written out sample by sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.algorithms.config import DecoupledPPOConfig, PPOConfig
+from rlinf.algorithms.protocol import TrainingBatch
+from rlinf.algorithms.registry import REGISTRY
+
+from .test_ppo import Outcome, random_batch, random_evaluation
+
+
+def stale_batch(config: DecoupledPPOConfig, seed: int = 11) -> tuple[TrainingBatch, Outcome]:
+    """Samples of weights of different ages, with log-probs of the proximal policy."""
+    batch = random_batch()
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        replace(
+            batch,
+            proximal_log_probs=batch.log_probs + torch.randn(len(batch), 1, generator=generator),
+            staleness=torch.randint(0, 4, (len(batch),), generator=generator),
+        ),
+        random_evaluation(batch),
+    )
+
+
+def slow_loss(
+    config: DecoupledPPOConfig, batch: TrainingBatch, outcome: Outcome, weights: np.ndarray
+) -> tuple[float, int]:
+    """Mean of w · max(−A r, −A clip(r)), and how many samples were left out."""
+    total, left_out = 0.0, 0
+    assert batch.proximal_log_probs is not None
+    assert batch.staleness is not None
+    for i in range(len(batch)):
+        acted = float(batch.log_probs[i].double())
+        present = float(outcome.log_probs[i].double().sum())
+        if config.proximal == "recomputed":
+            proximal = float(batch.proximal_log_probs[i].double())
+        else:
+            # v_θ is the version in the making, v_b that which acted.
+            made, behaviour = 10, 9 - int(batch.staleness[i])
+            alpha = min(max((made - 1 - behaviour) / (made - behaviour), 0.0), 1.0)
+            proximal = acted + alpha * (present - acted)
+        weight = math.exp(proximal - acted)
+        if weight > config.behave_weight_threshold:
+            left_out += 1
+            continue
+        ratio, advantage = math.exp(present - proximal), float(batch.advantages[i])
+        clipped = min(max(ratio, 1 - config.clip_ratio_low), 1 + config.clip_ratio_high)
+        loss = max(-advantage * ratio, -advantage * clipped)
+        if config.clip_ratio_c is not None and advantage < 0:
+            loss = min(loss, -config.clip_ratio_c * advantage)
+        total += weights[i] * weight * loss
+    return total / float(weights.sum()), left_out
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+@pytest.mark.parametrize("options", [{}, {"clip_ratio_c": 1.5}, {"behave_weight_threshold": 1.1}])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_against_the_formula(proximal: str, options: dict, weighted: bool) -> None:
+    config = DecoupledPPOConfig(proximal=proximal, **options)
+    batch, outcome = stale_batch(config)
+    weights = np.random.default_rng(0).random(len(batch)) if weighted else np.ones(len(batch))
+    if weighted:
+        batch = replace(batch, weights=torch.tensor(weights, dtype=torch.float32))
+    algorithm = config.build()
+    _, metrics = algorithm.loss(outcome, batch, normalizer=algorithm.normalizer(batch))
+    expected, left_out = slow_loss(config, batch, outcome, weights)
+    assert metrics["actor/policy_loss"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert left_out > 0
+    if not weighted:
+        share = metrics["actor/behave_clip_fraction"].item()
+        assert share == pytest.approx(left_out / len(batch))
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+def test_fresh_data_give_the_loss_of_ppo(proximal: str) -> None:
+    batch = random_batch()
+    outcome = random_evaluation(batch)
+    fresh = replace(
+        batch,
+        proximal_log_probs=batch.log_probs,
+        staleness=torch.zeros(len(batch), dtype=torch.int64),
+    )
+    loss, metrics = (
+        DecoupledPPOConfig(proximal=proximal).build().loss(outcome, fresh, normalizer=24)
+    )
+    plain, plain_metrics = PPOConfig().build().loss(outcome, batch, normalizer=24)
+    assert torch.equal(loss, plain)
+    assert metrics["actor/proximal_ratio"] == 1
+    assert {name: metrics[name] for name in plain_metrics} == plain_metrics
+
+
+def test_gradient_flows_through_the_present_policy_alone() -> None:
+    config = DecoupledPPOConfig(proximal="interpolated", normalize_advantages=False)
+    batch, outcome = stale_batch(config)
+    shift = torch.zeros((), requires_grad=True)
+    moved = replace(outcome, log_probs=outcome.log_probs + shift)
+    loss, _ = config.build().loss(moved, batch, normalizer=len(batch))
+    (gradient,) = torch.autograd.grad(loss, shift)
+    fixed = replace(batch, proximal_log_probs=config.build()._proximal(outcome, batch))
+    held = DecoupledPPOConfig(normalize_advantages=False).build()
+    loss, _ = held.loss(moved, fixed, normalizer=len(batch))
+    (expected,) = torch.autograd.grad(loss, shift)
+    assert gradient != 0
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_what_is_missing_is_named() -> None:
+    batch = random_batch()
+    outcome = random_evaluation(batch)
+    for proximal, field in (("recomputed", "proximal_log_probs"), ("interpolated", "staleness")):
+        with pytest.raises(ValueError, match=field):
+            DecoupledPPOConfig(proximal=proximal).build().loss(outcome, batch, normalizer=24)
+    assert "decoupled_ppo" in REGISTRY.names()

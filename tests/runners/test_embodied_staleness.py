@@ -1,0 +1,97 @@
+"""Embodied rollouts that run ahead of training: the same bits wherever they run."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlinf.config.dump import to_yaml
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import embodied
+
+from .killing import Task, ended, kill_and_resume, start, wait_for_lines
+from .support import assert_equal_runs, metrics, small_config, write_recipe
+from .test_equality import PLACEMENTS, needs_two_cores, train
+from .test_reasoning import StopAfter
+from .test_resume import EMBODIED, REASONING, overrides, reasoning_overrides
+
+AHEAD = ("rollout.max_staleness=1", "rollout.block_size=4", "algorithm.type=decoupled_ppo")
+SPLIT = "cluster.cpu_devices_per_node=2"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("ahead") / "one", *AHEAD)
+
+
+def test_samples_are_as_old_as_the_rule_says(reference: Path) -> None:
+    lines = metrics(reference)
+    assert [line["rollout/staleness"] for line in lines] == [0, *[1] * (len(lines) - 1)]
+    assert all(line["rollout/staleness_share/1"] == 1 for line in lines[1:])
+    assert "actor/first_update_kl" in lines[0]
+    assert "actor/first_update_kl" not in lines[1]
+    assert lines[0]["actor/proximal_ratio"] == pytest.approx(1)
+    assert lines[-1]["actor/proximal_ratio"] != 1
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    place = f"cluster.component_placement={PLACEMENTS[placement]}"
+    assert_equal_runs(reference, train(tmp_path / "run", *AHEAD, SPLIT, place))
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("placement", ["disaggregated", "hybrid"])
+def test_ray_gives_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    place = f"cluster.component_placement={PLACEMENTS[placement]}"
+    run = train(tmp_path / "run", *AHEAD, SPLIT, place, "cluster.runtime=ray")
+    assert_equal_runs(reference, run)
+
+
+@pytest.mark.parametrize("questions", [2, 5])
+def test_what_was_collected_ahead_outlives_an_interruption(
+    reference: Path, tmp_path: Path, questions: int
+) -> None:
+    config = small_config(tmp_path, *AHEAD)
+    with RunDirectory.create(config.runner.output_dir, "small", path=tmp_path / "run") as run:
+        run.write_config(to_yaml(config))
+        embodied.train(config, run, StopAfter(questions))
+    assert len(metrics(run.path)) < len(metrics(reference))
+    with RunDirectory.open(run.path) as directory:
+        embodied.resume(config, directory, threading.Event())
+    assert_equal_runs(reference, run.path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+@pytest.mark.parametrize("task", [EMBODIED, REASONING], ids=["embodied", "reasoning"])
+def test_killed_at_random_moments(tmp_path: Path, task: Task, runtime: str) -> None:
+    given = overrides if task is EMBODIED else reasoning_overrides
+
+    def ahead(runtime: str, steps: int) -> list[str]:
+        return [*given(runtime, steps), "rollout.max_staleness=2"]
+
+    task = replace(task, overrides=ahead)
+    kill_and_resume(task, tmp_path, runtime, kills=4, steps=12, victim="driver")
+
+
+@pytest.mark.slow
+def test_a_killed_simulator_is_rebuilt_while_training_goes_on(tmp_path: Path) -> None:
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    options = ["runner.total_env_steps=3840", "rollout.max_staleness=1"]
+    process = start("train", recipe, *options, "--run-dir", str(run))
+    with ended(process):
+        assert wait_for_lines(process, run, 2)
+        psutil.Process(process.pid).children()[0].kill()
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+    lines = metrics(run)
+    assert len(lines) == 30
+    assert sum(line.get("env/faults/crash", 0) for line in lines) >= 1

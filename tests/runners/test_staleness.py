@@ -1,0 +1,129 @@
+"""Rollouts that run ahead of training: the same bits wherever they run, and after a kill."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import reasoning
+
+from .reasoning_support import assert_equal_runs, small_config, train, untimed
+from .test_reasoning import PLACEMENTS, StopAfter, needs_two_cores
+
+AHEAD = "rollout.max_staleness=1"
+DECOUPLED = "algorithm={type: decoupled_ppo}"
+
+
+def placed(placement: str, *more: str) -> tuple[str, ...]:
+    return (
+        "cluster.cpu_devices_per_node=2",
+        f"cluster.component_placement={PLACEMENTS[placement]}",
+        *more,
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("ahead"), AHEAD)
+
+
+def shares(line: dict[str, float]) -> dict[int, float]:
+    prefix = "rollout/staleness_share/"
+    return {int(k.removeprefix(prefix)): v for k, v in line.items() if k.startswith(prefix)}
+
+
+def test_tokens_are_as_old_as_the_rule_says(reference: Path) -> None:
+    lines = untimed(reference)[1:]
+    assert [shares(line) for line in lines] == [{0: 1.0}, {1: 1.0}, {1: 1.0}, {1: 1.0}]
+    assert [line["rollout/staleness_max"] for line in lines] == [0, 1, 1, 1]
+    assert [line["rollout/staleness"] for line in lines] == [0, 1, 1, 1]
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    "placement",
+    [
+        "disaggregated",
+        pytest.param("hybrid", marks=pytest.mark.slow),
+        pytest.param("one device", marks=pytest.mark.slow),
+        pytest.param("two engines", marks=pytest.mark.slow),
+    ],
+)
+def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    assert_equal_runs(reference, train(tmp_path, AHEAD, *placed(placement)))
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("syncer", ["auto", "bucket", "patch"])
+def test_ray_gives_the_same_bits(reference: Path, tmp_path: Path, syncer: str) -> None:
+    sync = f"weight_sync={{type: {syncer}}}"
+    run = train(tmp_path, AHEAD, "cluster.runtime=ray", sync, *placed("disaggregated"))
+    assert_equal_runs(reference, run)
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("staleness", [2, 9])
+def test_more_steps_ahead(tmp_path: Path, staleness: int) -> None:
+    ahead = f"rollout.max_staleness={staleness}"
+    one = train(tmp_path / "one", ahead, "runner.total_steps=6")
+    two = train(tmp_path / "two", ahead, "runner.total_steps=6", *placed("disaggregated"))
+    assert_equal_runs(one, two)
+    ages = [line["rollout/staleness"] for line in untimed(one)[1:]]
+    assert ages == [min(step, staleness) for step in range(6)]
+
+
+@pytest.mark.parametrize(
+    "questions",
+    [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+)
+def test_what_was_generated_ahead_outlives_an_interruption(
+    reference: Path, tmp_path: Path, questions: int
+) -> None:
+    run = train(tmp_path, AHEAD, stop=StopAfter(questions))
+    assert len(untimed(run)) < 5
+    with RunDirectory.open(run) as directory:
+        reasoning.resume(small_config(tmp_path, AHEAD), directory, threading.Event())
+    assert_equal_runs(reference, run)
+
+
+def test_prompts_drawn_again_are_counted_once(tmp_path: Path) -> None:
+    again = "algorithm={type: grpo, dynamic_sampling: true, max_resample: 3}"
+    one = train(tmp_path / "one", AHEAD, again)
+    two = train(tmp_path / "two", AHEAD, again, stop=StopAfter(2))
+    with RunDirectory.open(two) as directory:
+        reasoning.resume(small_config(tmp_path / "two", AHEAD, again), directory, threading.Event())
+    assert_equal_runs(one, two)
+    lines = untimed(one)[1:]
+    rejected = sum(line["rollout/rejected_groups"] for line in lines)
+    assert lines[-1]["rollout/prompts"] == 16 + rejected
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("broken", ["rollout", "actor"])
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_a_worker_that_fails_ahead_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, broken: str
+) -> None:
+    from .failing_workers import FailingActor, FailingGeneration
+
+    if broken == "rollout":
+        monkeypatch.setattr("rlinf.runners.reasoning_system.GenerationWorker", FailingGeneration)
+    else:
+        monkeypatch.setattr("rlinf.runners.reasoning_system.LanguageActorWorker", FailingActor)
+    with pytest.raises(ArithmeticError, match=f"the {broken} broke"):
+        train(tmp_path, AHEAD, f"cluster.runtime={runtime}", *placed("disaggregated"))
+
+
+@pytest.mark.slow
+def test_decoupled_ppo_trains_on_stale_data(tmp_path: Path) -> None:
+    lines = untimed(train(tmp_path, AHEAD, DECOUPLED))[1:]
+    assert lines[0]["actor/importance_weight"] == pytest.approx(1, abs=1e-4)
+    assert lines[-1]["actor/importance_weight"] != 1

@@ -70,8 +70,8 @@ class ComputeConfig(StrictModel):
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()
     """Learning-rate schedule."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Optimizer steps that may be skipped in one phase for a loss or gradient that is not
-    finite."""
+    """Optimizer steps that may be skipped for a loss or gradient that is not finite, in one phase
+    and in a row; one more stops the run."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share each layer; all others hold different data."""
     gradient_sync: Literal["every_micro_batch", "last_micro_batch"] = "every_micro_batch"

@@ -13,7 +13,7 @@ from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.core import SequenceCore, Update, global_batches, phase_metrics
-from rlinf.trainers.language.failure import check_skipped
+from rlinf.trainers.language.failure import SkippedUpdates
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.scoring import ValueScorer
@@ -39,7 +39,11 @@ class FSDPCritic:
     ) -> None:
         self._algorithm, self._config = algorithm, config
         self._total_steps, self._seed = total_steps, seed
-        self._failure_directory = failure_directory if ranks.rank == 0 else None
+        self._skipped = SkippedUpdates(
+            bound=config.max_skipped_updates,
+            section="critic",
+            directory=failure_directory if ranks.rank == 0 else None,
+        )
         backbone = copy.deepcopy(model.base_model)
         self._core = SequenceCore(
             ValueScorer(backbone, packing=config.packing), config, ranks, prefix="critic"
@@ -72,14 +76,7 @@ class FSDPCritic:
         updates: list[Update] = []
         for batch in batches:
             updates.append(self._update(batch, factor))
-            check_skipped(
-                updates,
-                batch,
-                bound=self._config.max_skipped_updates,
-                step=step,
-                section="critic",
-                directory=self._failure_directory,
-            )
+            self._skipped.note(updates, batch, step=step)
         metrics = phase_metrics(updates, prefix="critic")
         metrics["critic/lr"] = self._config.optim.lr * factor
         return metrics
@@ -96,7 +93,11 @@ class FSDPCritic:
     def state_dict(self) -> dict[str, Any]:
         """Weights and optimizer, whole; on ranks other than 0 an empty dict."""
         with self._core.loaded() as away:
-            return self._core.trained.state_dict(keep=self._ranks.rank == 0, copy=away)
+            state = self._core.trained.state_dict(keep=self._ranks.rank == 0, copy=away)
+        return {**state, **self._numbers()} if state else {}
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"skipped": self._skipped.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank.
@@ -106,16 +107,18 @@ class FSDPCritic:
         """
         with self._core.loaded():
             self._core.trained.load_state_dict(state)
+        self._skipped.in_a_row = int(state["skipped"])
 
     def save_sharded(self, directory: Path) -> None:
         """Write the same; each rank its own part."""
         with self._core.loaded():
-            save_parts(directory, self._core.trained, None, {}, self._ranks)
+            save_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """Continue from :meth:`save_sharded`, written by any number of ranks."""
         with self._core.loaded():
-            load_parts(directory, self._core.trained, None, {}, self._ranks)
+            numbers = load_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
+        self._skipped.in_a_row = int(numbers["skipped"])
 
     def offload(self) -> None:
         """Take from the device what ``offload`` in the config names."""

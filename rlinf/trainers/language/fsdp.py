@@ -18,7 +18,7 @@ from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
 from rlinf.trainers.language.core import SequenceCore, Update, global_batches, phase_metrics
 from rlinf.trainers.language.export import save_adapter, save_model
-from rlinf.trainers.language.failure import check_skipped
+from rlinf.trainers.language.failure import SkippedUpdates
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import Content, LanguageTrainer
@@ -45,7 +45,11 @@ class FSDPTrainer(LanguageTrainer):
     ) -> None:
         self._algorithm, self._config = algorithm, config
         self._total_steps, self._seed, self._temperature = total_steps, seed, temperature
-        self._failure_directory = failure_directory if ranks.rank == 0 else None
+        self._skipped = SkippedUpdates(
+            bound=config.max_skipped_updates,
+            section="actor",
+            directory=failure_directory if ranks.rank == 0 else None,
+        )
         self._adapter = None
         if config.lora is not None:
             self._adapter = inject_adapters(model, config.lora, seed=seed)
@@ -123,14 +127,7 @@ class FSDPTrainer(LanguageTrainer):
             for batch in batches:
                 fresh = not any(update.outcome == "applied" for update in updates)
                 updates.append(self._update(batch, factor=factor, fresh=fresh))
-                check_skipped(
-                    updates,
-                    batch,
-                    bound=self._config.max_skipped_updates,
-                    step=step,
-                    section="actor",
-                    directory=self._failure_directory,
-                )
+                self._skipped.note(updates, batch, step=step)
         self.version += 1
         metrics = phase_metrics(updates, prefix="actor")
         metrics["actor/lr"] = self._config.optim.lr * factor
@@ -243,8 +240,7 @@ class FSDPTrainer(LanguageTrainer):
             state: dict[str, Any] = {
                 "model": trained.state_dict(keep=keep, copy=away),
                 "reference": reference,
-                "algorithm": self._algorithm.state_dict(),
-                "version": self.version,
+                **self._numbers(),
             }
         return state if keep else {}
 
@@ -255,8 +251,7 @@ class FSDPTrainer(LanguageTrainer):
         if self._reference and state["reference"] is not None:
             for name, value in state["reference"].items():
                 self._core.trained.fill(name, self._reference, value)
-        self._algorithm.load_state_dict(state["algorithm"])
-        self.version = int(state["version"])
+        self._load_numbers(state)
 
     def save_sharded(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.save_sharded`."""
@@ -269,11 +264,19 @@ class FSDPTrainer(LanguageTrainer):
             numbers = load_parts(
                 directory, self._core.trained, self._reference, self._numbers(), self._ranks
             )
-        self._algorithm.load_state_dict(numbers["algorithm"])
-        self.version = int(numbers["version"])
+        self._load_numbers(numbers)
 
     def _numbers(self) -> dict[str, Any]:
-        return {"algorithm": self._algorithm.state_dict(), "version": self.version}
+        return {
+            "algorithm": self._algorithm.state_dict(),
+            "version": self.version,
+            "skipped": self._skipped.in_a_row,
+        }
+
+    def _load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        self._algorithm.load_state_dict(numbers["algorithm"])
+        self.version = int(numbers["version"])
+        self._skipped.in_a_row = int(numbers["skipped"])
 
     def save_pretrained(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.save_pretrained`."""

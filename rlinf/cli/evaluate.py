@@ -7,17 +7,27 @@ from typing import Annotated
 
 import typer
 
-from rlinf.cli.failure import Debug
-from rlinf.cli.run_paths import find_run_or_checkpoint
+from rlinf.cli.failure import Debug, reporting
+from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint
 from rlinf.errors import ConfigError
 
 
 def evaluate(
     source: Annotated[
         str,
-        typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory or one of its checkpoints."),
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|RECIPE",
+            help="A run directory, one of its checkpoints, or a recipe that evaluates.",
+        ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's."),
+    ] = None,
     *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check a recipe and print it; start nothing.")
+    ] = False,
     episodes: Annotated[
         int | None,
         typer.Option(min=1, help="Held-out episodes or prompts; default: the run's."),
@@ -32,7 +42,17 @@ def evaluate(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Evaluate on held-out episodes or prompts; success rate with its 95 % interval."""
+    """Evaluate on held-out episodes or prompts, or on a benchmark; rates with 95 % intervals."""
+    if _is_recipe(source):
+        options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare}
+        given = [name for name, value in options.items() if value]
+        if given:
+            raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
+        _evaluate_recipe(source, overrides or [], dry_run=dry_run)
+        return
+    if overrides or dry_run:
+        what = overrides[0] if overrides else "--dry-run"
+        raise ConfigError(f"{what} has no effect on a run: its configuration is fixed")
     path = find_run_or_checkpoint(source)
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
@@ -40,11 +60,52 @@ def evaluate(
     if spec is not None and not spec.is_file():
         raise ConfigError(f"--spec: no file '{spec}'")
 
-    from rlinf.cli.tasks import task_of_run
+    from rlinf.cli.tasks import require_training, task_of_run
 
     task = task_of_run(path)
+    require_training(task, source)
     if other is not None and task_of_run(other) is not task:
         raise ConfigError("--compare: the two runs are of different tasks")
     task.evaluation_module().evaluate(
         path, episodes=episodes, spec=spec, video=video, compare=other
     )
+
+
+def _is_recipe(source: str) -> bool:
+    """Whether the words name a recipe; a run of that name wins."""
+    if any(path.is_dir() for path in (Path(source).expanduser(), Path("runs", source))):
+        return False
+    from rlinf.config.load import find_recipe
+
+    try:
+        find_recipe(source)
+    except ConfigError:
+        return source.endswith((".yaml", ".yml"))
+    return True
+
+
+def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:
+    """Run a recipe that only evaluates, in a run directory of its own."""
+    from rlinf.cli.tasks import read_config
+    from rlinf.cli.train import print_batches, print_dry_run
+    from rlinf.config.validate import check
+
+    task, loaded, config = read_config(source, overrides)
+    if task.trains:
+        raise ConfigError(f"{source} is a recipe to train; use: rlinf train {source}")
+    check_writable(config.runner.output_dir, "runner.output_dir")
+    check(config, loaded)
+    if dry_run:
+        print_dry_run(config)
+        return
+
+    from rlinf.config.dump import to_yaml
+    from rlinf.monitor.log import logging_to
+    from rlinf.monitor.run_directory import RunDirectory
+
+    with RunDirectory.create(config.runner.output_dir, loaded.short_name) as directory:
+        directory.write_config(to_yaml(config))
+        reporting.log = directory.log
+        print_batches(config)
+        with logging_to(directory.log):
+            task.runner_module().evaluate(config, directory)

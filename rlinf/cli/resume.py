@@ -17,12 +17,13 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Continue a run from its newest good checkpoint."""
-    from rlinf.cli.tasks import read_config, refuse_fixed_keys
+    from rlinf.cli.tasks import read_config, refuse_fixed_keys, require_training
     from rlinf.config.validate import check
 
     path = find_run(run)
     check_writable(path, "run directory")
     task, _, before = read_config(str(path / CONFIG_FILE), [])
+    require_training(task, run)
     _, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
     refuse_fixed_keys(task, before, config)
     check(config, recipe)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
@@ -18,6 +18,9 @@ from rlinf.config.registry import load_attribute
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from rlinf.flow.graph import Flow
 
 
 class RunConfig(Dumpable, Protocol):
@@ -43,12 +46,19 @@ class Task:
         evaluation: Module with ``evaluate``, which plays or answers what a run never saw.
         changeable: Keys, or sections, that may change when a run is resumed: those that do not
             decide what was trained so far.
+        trains: Whether there is something to train; otherwise the runner has ``evaluate``, of
+            (config, run directory), alone.
+        runner_class: ``module:Class`` of what trains.
+        training_flow: ``module:function`` that gives the flow of a config.
     """
 
     config: str
     runner: str
     evaluation: str
     changeable: tuple[str, ...]
+    trains: bool = True
+    runner_class: str = ""
+    training_flow: str = ""
 
     def config_class(self) -> type[BaseModel]:
         """Import and return the config class."""
@@ -58,6 +68,15 @@ class Task:
     def runner_module(self) -> ModuleType:
         """Import and return the runner; this imports torch."""
         return importlib.import_module(self.runner)
+
+    def flow(self, config: Any) -> Flow:
+        """Import and return what a training step of a config does; this imports torch."""
+        found: Flow = load_attribute(self.training_flow)(config)
+        return found
+
+    def load_runner(self) -> Any:
+        """Import and return the class of the runner; this imports torch."""
+        return load_attribute(self.runner_class)
 
     def evaluation_module(self) -> ModuleType:
         """Import and return what evaluates; this imports torch."""
@@ -69,6 +88,8 @@ TASKS = {
         config="rlinf.runners.embodied_config:EmbodiedConfig",
         runner="rlinf.runners.embodied",
         evaluation="rlinf.runners.evaluate",
+        runner_class="rlinf.runners.embodied:EmbodiedRunner",
+        training_flow="rlinf.runners.embodied_system:training_flow",
         changeable=(
             "runner",
             "cluster.timeout_minutes",
@@ -83,13 +104,22 @@ TASKS = {
         config="rlinf.runners.reasoning_config:ReasoningConfig",
         runner="rlinf.runners.reasoning",
         evaluation="rlinf.runners.evaluate_reasoning",
+        runner_class="rlinf.runners.reasoning:ReasoningRunner",
+        training_flow="rlinf.runners.reasoning_system:training_flow",
         changeable=(
             "runner",
-            "cluster.timeout_minutes",
+            "cluster",
             "validation.val_check_interval",
             "checkpoint",
             "logger",
         ),
+    ),
+    "benchmark": Task(
+        config="rlinf.runners.benchmark_config:BenchmarkRunConfig",
+        runner="rlinf.runners.benchmark",
+        evaluation="rlinf.runners.benchmark",
+        changeable=(),
+        trains=False,
     ),
 }
 
@@ -128,6 +158,16 @@ def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[Task, Load
     recipe = load_recipe(name_or_path, overrides)
     task = task_of(recipe)
     return task, recipe, validate(task.config_class(), recipe.data, recipe)
+
+
+def require_training(task: Task, name: str) -> None:
+    """Refuse a recipe or run that only evaluates.
+
+    Raises:
+        ConfigError: Says which command takes it.
+    """
+    if not task.trains:
+        raise ConfigError(f"{name} evaluates a model and trains none; use: rlinf eval RECIPE")
 
 
 def refuse_fixed_keys(task: Task, before: Any, after: Any) -> None:

@@ -39,11 +39,12 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train by a recipe."""
-    from rlinf.cli.tasks import read_config
+    from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.validate import check
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     task, loaded, config = read_config(recipe, changes)
+    require_training(task, recipe)
     if run_dir is None:
         check_writable(config.runner.output_dir, "runner.output_dir")
     else:

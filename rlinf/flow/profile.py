@@ -85,6 +85,8 @@ class Profile(StrictModel):
     """Fingerprint of the model."""
     config: str
     """Fingerprint of the parts of the recipe that change the costs."""
+    synchronisation_seconds: float = Field(default=0.0, ge=0)
+    """Time to bring the weights of the trainer to all others, between steps [s]."""
     components: Mapping[str, ComponentProfile]
     """Profiles by component name."""
 

@@ -1,0 +1,156 @@
+"""What a composition costs, as functions of arrays of any shape.
+
+The executor gives every node one lease per step. Nodes that share a device therefore run one after
+the other, each with all of its items (*temporal*); nodes on separate devices run at the same time,
+in chunks of ``m`` of the ``M`` items (*spatial*). With ``K = M/m`` chunks, a part of a flow is
+described by what it does to a stream of chunks:
+
+    first   time from its first input chunk to its first output chunk
+    period  time between chunks that it can keep up; ``head`` at its input, ``tail`` at its output
+    single  whether both are the same, so that a slow input only slows the output; otherwise there
+            is a barrier inside: the output begins when all input was taken
+
+Four forms are needed, by which ends are streams:
+
+    closed  both ends at rest: ``first`` is the whole time
+    out     the input is complete, the output streams
+    into    the input streams, the output is complete when all is done
+    through both ends stream
+
+With the parts S and T, in the order of the flow (paper: RLinf, arXiv 2509.15965, whose recursion
+over cuts this follows; the forms with a barrier inside extend it):
+
+    temporal, closed   T_S + T_T
+    spatial, closed    first_S + first_T + (K − 1) · max(tail_S, head_T)
+
+The switch (offload and reload) is part of the time of each node that is offloaded while idle.
+Parts without an edge between them run side by side; each value is then at most the larger one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Form = Literal["closed", "out", "into", "through"]
+Kind = Literal["temporal", "spatial", "parallel"]
+
+# Forms of the two parts by the form of the whole and the kind of its composition.
+PARTS: dict[tuple[Kind, Form], tuple[Form, Form]] = {
+    ("temporal", "closed"): ("closed", "closed"),
+    ("temporal", "out"): ("closed", "out"),
+    ("temporal", "into"): ("into", "closed"),
+    ("temporal", "through"): ("into", "out"),
+    ("spatial", "closed"): ("out", "into"),
+    ("spatial", "out"): ("out", "through"),
+    ("spatial", "into"): ("through", "into"),
+    ("spatial", "through"): ("through", "through"),
+    ("parallel", "closed"): ("closed", "closed"),
+    ("parallel", "out"): ("out", "out"),
+    ("parallel", "into"): ("into", "into"),
+    ("parallel", "through"): ("through", "through"),
+}
+
+
+class Stream(NamedTuple):
+    """Times of parts of a flow [s]; a value that a form does not have is 0."""
+
+    first: Floats
+    head: Floats
+    tail: Floats
+    single: NDArray[np.bool_]
+
+    def take(self, indices: NDArray[np.int64]) -> Stream:
+        """The entries at some indices."""
+        return Stream(
+            self.first[indices], self.head[indices], self.tail[indices], self.single[indices]
+        )
+
+
+def leaf(form: Form, chunk: Floats, switch: Floats) -> Stream:
+    """A single node that takes ``chunk`` seconds per chunk, and ``switch`` once."""
+    none = np.zeros_like(chunk)
+    return Stream(
+        first=chunk + switch,
+        head=chunk if form in ("into", "through") else none,
+        tail=chunk if form in ("out", "through") else none,
+        single=np.full(chunk.shape, form == "through"),
+    )
+
+
+def compose(kind: Kind, form: Form, left: Stream, right: Stream, chunks: int) -> Stream:
+    """Times of a composition; the parts have the forms that ``PARTS`` names.
+
+    Args:
+        kind: ``temporal``, ``spatial``, or ``parallel`` for parts without an edge between them.
+        form: Form of the whole.
+        left: Part that comes first in the flow.
+        right: The other part.
+        chunks: K, the number of chunks of the stream between the parts, or through both.
+    """
+    if kind == "temporal":
+        return Stream(left.first + right.first, left.head, right.tail, np.zeros_like(left.single))
+    if kind == "parallel":
+        return Stream(
+            np.maximum(left.first, right.first),
+            np.maximum(left.head, right.head),
+            np.maximum(left.tail, right.tail),
+            left.single & right.single,
+        )
+    # A single part on either side passes a slow input, or is paced by it; where both ends of the
+    # junction are beyond a barrier, all chunks pass the junction before anything goes on.
+    ends_left = ~left.single | (form in ("closed", "out"))
+    ends_right = ~right.single | (form in ("closed", "into"))
+    junction = np.maximum(left.tail, right.head)
+    waits = np.where(ends_left & ends_right, (chunks - 1) * junction, 0.0)
+    return Stream(
+        first=left.first + right.first + waits,
+        head=np.where(ends_left, left.head, junction),
+        tail=np.where(ends_right, right.tail, junction),
+        single=~ends_left & ~ends_right,
+    )
+
+
+def least_total(form: Form, stream: Stream, chunks: int) -> Floats:
+    """Least time of any step that contains the part."""
+    if form == "closed":
+        return stream.first
+    periods = np.where(stream.single, stream.head, stream.head + stream.tail)
+    return np.asarray(stream.first + (chunks - 1) * periods)
+
+
+def loop_seconds(
+    seconds: list[Floats], shared: list[list[int]], *, exchanges: int, stages: int, flowing: bool
+) -> Floats:
+    """Time of a loop whose stages feed each other.
+
+    One pass of a sub-batch through stage ``i`` takes ``a_i = seconds_i / (S · E)`` for ``S``
+    sub-batches in flight and ``E`` exchanges. Let ``A = Σ a_i`` and ``L`` be the largest sum of
+    ``a_i`` over stages on the same devices. An exchange of all sub-batches takes the cycle time
+    ``max(S · L, A)``: the busiest devices serve every sub-batch, and a sub-batch cannot be sent
+    again before it is back. The last exchange drains:
+
+        (E − 1) · max(S · L, A) + A + (S − 1) · L
+
+    On the same devices that is ``Σ seconds_i``; with two stages on separate devices and S ≥ 2 it is
+    ``max(seconds) + min(seconds) / (S · E)``.
+
+    Args:
+        seconds: Time of each stage for the whole step [s].
+        shared: Indices of stages, by the devices that they share.
+        exchanges: E.
+        stages: S, ``pipeline_stage_num``.
+        flowing: Whether a stage serves all items at once, so that no item waits for the others:
+            the exchanges then follow each other without a bound on those in flight.
+    """
+    units = exchanges * stages
+    per_unit = [s / units for s in seconds]
+    through = sum(per_unit[1:], per_unit[0])
+    busiest = np.max(np.stack([sum(per_unit[i] for i in block) for block in shared]), axis=0)
+    if flowing:
+        return np.asarray((units - 1) * busiest + through)
+    cycle = np.maximum(stages * busiest, through)
+    return np.asarray((exchanges - 1) * cycle + through + (stages - 1) * busiest)

@@ -1,0 +1,223 @@
+"""All ways to run one node: sizes, kinds of devices, sub-batches in flight, residency."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlinf.flow.graph import Node
+from rlinf.flow.planning.choices import Blocks, Choice, ChoiceGrid, NodeTable
+from rlinf.flow.planning.formulas import Floats, loop_seconds
+from rlinf.flow.planning.memory import MemoryOfOthers
+from rlinf.flow.planning.options import Integers, undominated
+from rlinf.flow.planning.problem import (
+    Problem,
+    component_bytes,
+    component_seconds,
+    legal_sizes,
+)
+
+
+def node_table(
+    problem: Problem, node: Node, granularity: int, others: MemoryOfOthers | None = None
+) -> NodeTable | None:
+    """Ways to run a node in chunks of ``granularity`` items that fit; None: there is none.
+
+    Args:
+        problem: What is planned.
+        node: The node.
+        granularity: Items per chunk.
+        others: Most memory of the other nodes; None keeps dominated ways, too.
+    """
+    whole = granularity == problem.constraints.items
+    if not whole and not all(problem.limits(name).streams for name in node.components):
+        return None
+    tables = [
+        table
+        for blocks in partitions(tuple(range(len(node.stages))))
+        for kinds in itertools.product(*(_common_kinds(problem, node, b) for b in blocks))
+        for stages in _stage_counts(problem, node)
+        for table in _tables(problem, node, _division(node, blocks, kinds, stages), granularity)
+    ]
+    found = _legal(problem, tables) if tables else None
+    return found if found is None or others is None else _undominated(found, others)
+
+
+def partitions(stages: tuple[int, ...]) -> Iterator[Blocks]:
+    """All ways to share devices among the stages of a node."""
+    if not stages:
+        yield ()
+        return
+    first, rest = stages[0], stages[1:]
+    for count in range(len(rest), -1, -1):
+        for others in itertools.combinations(rest, count):
+            remaining = tuple(stage for stage in rest if stage not in others)
+            for partition in partitions(remaining):
+                yield ((first, *others), *partition)
+
+
+def block_order(problem: Problem, components: Sequence[str], blocks: Blocks) -> list[int]:
+    """Blocks in the order of their devices: those of the largest processes first."""
+    alignments = [problem.alignment([components[i] for i in block]) for block in blocks]
+    return sorted(range(len(blocks)), key=lambda position: -alignments[position])
+
+
+def _common_kinds(problem: Problem, node: Node, block: Sequence[int]) -> list[int]:
+    sets = [set(problem.kinds(node.components[stage])) for stage in block]
+    return sorted(set.intersection(*sets))
+
+
+def _stage_counts(problem: Problem, node: Node) -> list[int]:
+    """Numbers of sub-batches that all components of a loop can have."""
+    if not node.is_loop:
+        return [1]
+    counts = [set(problem.limits(name).pipeline_stages) for name in node.components]
+    return sorted(set.intersection(*counts))
+
+
+def _residencies(problem: Problem, node: Node) -> list[bool]:
+    """A node is resident or offloaded as a whole; resident is preferred where it costs the same."""
+    asked = {problem.limits(name).residency for name in node.components} - {None}
+    if len(asked) > 1:
+        return []
+    return [asked == {"resident"}] if asked else [True, False]
+
+
+def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -> Choice:
+    """A choice for a node without its sizes."""
+    return Choice(node.name, node.components, blocks, kinds, (), stages, True)
+
+
+def _tables(problem: Problem, node: Node, division: Choice, items: int) -> Iterator[NodeTable]:
+    """All sizes of one division of a node, for each legal residency."""
+    blocks, kinds, stages = division.blocks, division.kinds, division.stages
+    per_block = []
+    for block, kind in zip(blocks, kinds, strict=True):
+        legal = [
+            legal_sizes(problem, node.components[i], kind, items=items, stages=stages)
+            for i in block
+        ]
+        per_block.append(legal[0][np.logical_and.reduce([np.isin(legal[0], s) for s in legal])])
+    grid = tuple(g.ravel() for g in np.meshgrid(*per_block, indexing="ij"))
+    devices = _devices(problem, node, blocks, kinds, grid)
+    fits = (devices <= problem.capacity()).all(axis=1)
+    grid, devices = tuple(g[fits] for g in grid), devices[fits]
+    count = len(devices)
+    if count == 0:
+        return
+    chunk = _seconds(problem, node, division, grid, items=items)
+    peak, idle, switch = _memory(problem, division, grid)
+    zeros, index = np.zeros(count, np.int64), np.arange(count)
+    for resident in _residencies(problem, node):
+        yield NodeTable(
+            devices,
+            chunk,
+            np.full(count, 0.0 if resident else switch),
+            peak,
+            idle if resident else np.zeros_like(idle),
+            zeros,
+            index,
+            (ChoiceGrid(replace(division, resident=resident), grid),),
+        )
+
+
+def _devices(
+    problem: Problem, node: Node, blocks: Blocks, kinds: Sequence[int], grid: Sequence[Integers]
+) -> Integers:
+    """[N, K] devices of a node, with the gaps that its processes need to stay on their nodes."""
+    used = np.zeros((len(grid[0]), len(problem.cluster.groups)), np.int64)
+    for position in block_order(problem, node.components, blocks):
+        align = problem.alignment([node.components[i] for i in blocks[position]])
+        column = used[:, kinds[position]]
+        used[:, kinds[position]] = -(-column // align) * align + grid[position]
+    return used
+
+
+def _seconds(
+    problem: Problem,
+    node: Node,
+    division: Choice,
+    grid: Sequence[Integers],
+    *,
+    items: int,
+    without: str | None = None,
+) -> Floats:
+    """[N] time per chunk."""
+    seconds: list[Floats] = [np.zeros(0)] * len(node.stages)
+    for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
+        for stage in block:
+            name = node.components[stage]
+            time = component_seconds(
+                problem, name, kind, sizes, items=items, stages=division.stages
+            )
+            seconds[stage] = np.zeros_like(time) if name == without else time
+    if not node.is_loop:
+        return seconds[0]
+    return loop_seconds(
+        seconds,
+        [list(block) for block in division.blocks],
+        exchanges=problem.constraints.exchanges.get(node.name, 1),
+        stages=division.stages,
+        flowing=any(problem.profile.components[n].concurrent for n in node.components),
+    )
+
+
+def _memory(
+    problem: Problem, division: Choice, grid: Sequence[Integers]
+) -> tuple[Floats, Floats, float]:
+    """[N, K] peak and idle memory, and the time of the switch.
+
+    Workers load at the same time, so the slowest component of the node counts.
+    """
+    shape = (len(grid[0]), len(problem.cluster.groups))
+    peak, idle, switch = np.zeros(shape), np.zeros(shape), 0.0
+    for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
+        names = [division.components[stage] for stage in block]
+        held = sum(component_bytes(problem, n, kind, sizes, stages=division.stages) for n in names)
+        peak[:, kind] = np.maximum(peak[:, kind], held)
+        profiles = [problem.profile.components[name] for name in names]
+        kept = sum(profile.resident_bytes for profile in profiles)
+        idle[:, kind] = np.maximum(idle[:, kind], kept)
+        switch = max(switch, *(p.onload_seconds + p.offload_seconds for p in profiles))
+    return peak, idle, switch
+
+
+def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:
+    """Put tables together, and keep what is legal and fits into memory."""
+    offsets = np.cumsum([0, *(len(table.grids) for table in tables[:-1])])
+    whole = NodeTable(
+        devices=np.concatenate([t.devices for t in tables]),
+        chunk=np.concatenate([t.chunk for t in tables]),
+        switch=np.concatenate([t.switch for t in tables]),
+        peak=np.concatenate([t.peak for t in tables]),
+        idle=np.concatenate([t.idle for t in tables]),
+        grid=np.concatenate([t.grid + o for t, o in zip(tables, offsets, strict=True)]),
+        index=np.concatenate([t.index for t in tables]),
+        grids=tuple(grid for table in tables for grid in table.grids),
+    )
+    legal = np.isfinite(whole.chunk) & (whole.peak <= problem.memory()).all(axis=1)
+    return whole.take(np.flatnonzero(legal)) if legal.any() else None
+
+
+def _undominated(table: NodeTable, others: MemoryOfOthers) -> NodeTable:
+    """The ways that no other one equals or beats in every respect that can matter."""
+    peak, idle = others.relevant(table.peak, table.idle)
+    table = replace(table, peak=peak, idle=idle)
+    values = (table.devices, table.chunk, table.switch, table.peak, table.idle)
+    return table.take(undominated(np.column_stack(values).astype(float)))
+
+
+def price(
+    problem: Problem, node: Node, choice: Choice, items: int, *, without: str | None = None
+) -> tuple[float, float]:
+    """Time per chunk of ``items``, and time to load and offload, of one choice [s].
+
+    ``without`` names a component that takes no time.
+    """
+    grid = [np.array([size]) for size in choice.sizes]
+    _, _, switch = _memory(problem, choice, grid)
+    seconds = _seconds(problem, node, choice, grid, items=items, without=without)
+    return float(seconds[0]), 0.0 if choice.resident else switch

@@ -1,0 +1,73 @@
+"""Which differences of memory can matter, so that options differ in no other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf.flow.planning.choices import NodeTable
+from rlinf.flow.planning.formulas import Floats
+from rlinf.flow.planning.problem import Problem
+
+# Sums of memory that are told apart, at most; with more, memory is compared as it is.
+MOST_SUMS = 4096
+
+
+@dataclass(frozen=True)
+class MemoryOfOthers:
+    """What other nodes may keep on a device while one runs.
+
+    A node fits beside some of the others or it does not; how many bytes are left over is of no
+    interest. Its memory is therefore raised to the next amount at which the answer changes.
+
+    Args:
+        amounts: Per kind of device, ascending, the memory that each set of others leaves.
+        plenty: [K] whether any nodes fit together in any way.
+    """
+
+    amounts: tuple[Floats, ...]
+    plenty: NDArray[np.bool_]
+
+    def relevant(self, peak: Floats, idle: Floats) -> tuple[Floats, Floats]:
+        """[N, K] the memory of options, without differences that cannot matter."""
+        raised = peak.copy()
+        for kind, amounts in enumerate(self.amounts):
+            if len(amounts) == 0:
+                continue
+            index = np.searchsorted(amounts, peak[:, kind])
+            above = amounts[np.minimum(index, len(amounts) - 1)]
+            raised[:, kind] = np.where(index < len(amounts), above, peak[:, kind])
+        return np.where(self.plenty, 0.0, raised), np.where(self.plenty, 0.0, idle)
+
+
+def memory_of_others(
+    problem: Problem, tables: Mapping[str, NodeTable]
+) -> dict[str, MemoryOfOthers]:
+    """What memory can matter for each node, from all ways to run each with all items."""
+    memory = problem.memory()
+    peak = {name: table.peak.max(axis=0) for name, table in tables.items()}
+    kept = {name: table.idle.max(axis=0) for name, table in tables.items()}
+    every = np.sum(list(kept.values()), axis=0)
+    plenty = np.logical_and.reduce([peak[n] + every - kept[n] <= memory for n in tables])
+    found = {}
+    for name in tables:
+        others = [table for other, table in tables.items() if other != name]
+        amounts = tuple(
+            np.unique(memory[kind] - _sums([np.unique(t.idle[:, kind]) for t in others]))
+            for kind in range(len(memory))
+        )
+        found[name] = MemoryOfOthers(amounts, plenty)
+    return found
+
+
+def _sums(kept: list[Floats]) -> Floats:
+    """All sums of one value, or none, of each node."""
+    choices = [np.unique(np.append(values, 0.0)) for values in kept]
+    count = int(np.prod([len(values) for values in choices]))
+    if count > MOST_SUMS:
+        return np.zeros(0)
+    return np.array([sum(values) for values in itertools.product(*choices)])

@@ -1,0 +1,170 @@
+"""Sets of options for a part of a flow, of which none is worse than another in every respect.
+
+An option has a size on each kind of device, the times of its form, and the memory it needs. The
+options of a part are columns of arrays, so that all pairs of two parts are composed at once; each
+remembers where it came from, so that the tree of the best one can be read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf.flow.planning.formulas import Floats, Kind, Stream
+
+Integers = NDArray[np.int64]
+
+
+class Indexed(Protocol):
+    """What gives a choice by its index."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LeafSource:
+    """Options that are choices for one node."""
+
+    choices: Indexed
+
+
+@dataclass(frozen=True)
+class JoinSource:
+    """Options that compose two parts at one granularity."""
+
+    kind: Kind
+    granularity: int
+    left: Options
+    right: Options
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one part, in one form and at one granularity.
+
+    With N options and K kinds of devices:
+
+    Args:
+        devices: [N, K] devices in use.
+        stream: Times, [N] each.
+        peak: [N, K] most memory of one device while the part runs [bytes].
+        idle: [N, K] most memory of one device while the part does not run [bytes].
+        source: [N] index into ``sources``.
+        left: [N] index of the choice, or of the option of the left part.
+        right: [N] index of the option of the right part.
+        sources: Where options come from.
+    """
+
+    devices: Integers
+    stream: Stream
+    peak: Floats
+    idle: Floats
+    source: Integers
+    left: Integers
+    right: Integers
+    sources: tuple[LeafSource | JoinSource, ...]
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def take(self, indices: Integers) -> Options:
+        """The options at some indices."""
+        return Options(
+            self.devices[indices],
+            self.stream.take(indices),
+            self.peak[indices],
+            self.idle[indices],
+            self.source[indices],
+            self.left[indices],
+            self.right[indices],
+            self.sources,
+        )
+
+    def undominated(self) -> Options:
+        """The options that no other one equals or beats in every respect; the first of equals."""
+        # A barrier inside is another behaviour, neither better nor worse.
+        single = self.stream.single
+        columns = [*self.devices.T, *self.stream[:3], single, ~single, *self.peak.T, *self.idle.T]
+        return self.take(undominated(np.column_stack(columns).astype(float)))
+
+
+def join(parts: Sequence[Options]) -> Options:
+    """All options of several sets."""
+    sources: list[LeafSource | JoinSource] = []
+    numbers = []
+    for part in parts:
+        numbers.append(part.source + len(sources))
+        sources.extend(part.sources)
+    return Options(
+        np.concatenate([p.devices for p in parts]),
+        Stream(
+            np.concatenate([p.stream.first for p in parts]),
+            np.concatenate([p.stream.head for p in parts]),
+            np.concatenate([p.stream.tail for p in parts]),
+            np.concatenate([p.stream.single for p in parts]),
+        ),
+        np.concatenate([p.peak for p in parts]),
+        np.concatenate([p.idle for p in parts]),
+        np.concatenate(numbers),
+        np.concatenate([p.left for p in parts]),
+        np.concatenate([p.right for p in parts]),
+        tuple(sources),
+    )
+
+
+def undominated(values: Floats) -> Integers:
+    """Indices of the rows that no other row equals or undercuts in every column.
+
+    Of equal rows the first stays.
+
+    Args:
+        values: [N, D].
+    """
+    if len(values) < 2:
+        return np.arange(len(values))
+    values = values[:, np.ptp(values, axis=0) > 0]
+    if values.shape[1] == 0:
+        return np.zeros(1, np.int64)
+    # In this order a row can only be dominated by one before it; the sort is stable.
+    order = np.lexsort(values.T[::-1])
+    rows = values[order]
+    if rows.shape[1] <= 2:
+        kept = _staircase(rows[:, -1]) if rows.shape[1] == 2 else np.arange(1)
+    else:
+        kept = _front(rows)
+    return np.sort(order[kept])
+
+
+def _staircase(last: Floats) -> Integers:
+    """Rows that are below all rows before them."""
+    least = np.minimum.accumulate(last)
+    return np.flatnonzero(np.append(True, last[1:] < least[:-1]))
+
+
+def _front(rows: Floats, block: int = 256) -> Integers:
+    """Rows that no row before them is at most equal to, block by block."""
+    kept = np.zeros(0, np.int64)
+    for begin in range(0, len(rows), block):
+        candidates = np.arange(begin, min(begin + block, len(rows)))
+        if len(kept):
+            candidates = candidates[~_dominated(rows[kept], rows[candidates])]
+        if len(candidates):
+            inside = np.triu(_covers(rows[candidates], rows[candidates]), 1).any(axis=0)
+            kept = np.concatenate([kept, candidates[~inside]])
+    return kept
+
+
+def _covers(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """[N, M] whether row ``n`` of the left is at most row ``m`` of the right everywhere."""
+    covers = np.ones((len(left), len(right)), bool)
+    for column in range(left.shape[1]):
+        covers &= left[:, column, None] <= right[None, :, column]
+    return covers
+
+
+def _dominated(front: Floats, rows: Floats) -> NDArray[np.bool_]:
+    return np.asarray(_covers(front, rows).any(axis=0))

@@ -1,0 +1,114 @@
+"""What a plan is made from, and what one component costs at one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf.flow.cluster_shape import ClusterShape
+from rlinf.flow.costs import CostModel
+from rlinf.flow.graph import Flow
+from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
+from rlinf.flow.planning.formulas import Floats
+from rlinf.flow.planning.options import Integers
+from rlinf.flow.profile import Profile
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that a plan is made from.
+
+    Args:
+        flow: What happens in a step.
+        profile: What was measured.
+        cluster: Where it can run.
+        constraints: The work of a step and the limits of the components.
+        costs: Cost models by component and index of the kind of device, where it can run.
+    """
+
+    flow: Flow
+    profile: Profile
+    cluster: ClusterShape
+    constraints: Constraints
+    costs: Mapping[tuple[str, int], CostModel]
+
+    def limits(self, component: str) -> ComponentConstraint:
+        """What a component can do."""
+        return self.constraints.of(component)
+
+    def memory(self) -> Floats:
+        """[K] memory of a device of each kind [bytes], infinite where it is not limited."""
+        return np.array([g.memory_bytes or math.inf for g in self.cluster.groups], float)
+
+    def capacity(self) -> Integers:
+        """[K] devices of each kind."""
+        return np.array([g.devices for g in self.cluster.groups])
+
+    def kinds(self, component: str) -> tuple[int, ...]:
+        """Indices of the kinds of devices that a component can run on."""
+        return tuple(k for k in range(len(self.cluster.groups)) if (component, k) in self.costs)
+
+    def alignment(self, components: Sequence[str]) -> int:
+        """Multiple at which devices must begin, so that no process crosses two nodes."""
+        return math.lcm(*(self.limits(name).devices_per_process for name in components))
+
+
+def legal_sizes(
+    problem: Problem, component: str, kind: int, *, items: int, stages: int
+) -> Integers:
+    """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
+
+    Every process gets whole groups, and at least one: of each chunk, or, where it serves all items
+    at once, of the step.
+    """
+    limits, constraints = problem.limits(component), problem.constraints
+    concurrent = problem.costs[component, kind].profile.concurrent
+    at_once = constraints.items if concurrent else items
+    groups, odd = divmod(at_once, constraints.group_size * stages)
+    if odd:
+        return np.zeros(0, np.int64)
+    per_process = limits.devices_per_process
+    most = problem.cluster.groups[kind].devices // per_process
+    processes = np.arange(1, min(most, groups) + 1)
+    if limits.processes:
+        processes = processes[np.isin(processes, limits.processes)]
+    if limits.even:
+        processes = processes[groups % processes == 0]
+    sizes = processes * per_process
+    low, high = problem.costs[component, kind].bounds()
+    return sizes[(sizes >= low) & (sizes <= high)]
+
+
+def component_seconds(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+) -> Floats:
+    """Time in which a component processes ``items`` of a step, of which it gets a chunk at once.
+
+    The process with most items sets the time. A component that serves all items at once is
+    measured on all items of the step; a chunk is its part of that.
+    """
+    constraints, cost = problem.constraints, problem.costs[component, kind]
+    seen = constraints.items if cost.profile.concurrent else items
+    processes = sizes // problem.limits(component).devices_per_process
+    fullest = _fullest(problem, processes, seen, stages)
+    seconds = cost.seconds(fullest * processes, sizes, stages)
+    seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
+    return seconds * (items / seen)
+
+
+def component_bytes(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
+) -> Floats:
+    """Most memory of a device, which does not depend on the chunks that items arrive in."""
+    processes = sizes // problem.limits(component).devices_per_process
+    fullest = _fullest(problem, processes, problem.constraints.items, stages)
+    return problem.costs[component, kind].peak_bytes(fullest * processes, sizes, stages)
+
+
+def _fullest(problem: Problem, processes: Integers, items: int, stages: int) -> Integers:
+    """Items of the process that has most, in whole groups of each sub-batch."""
+    unit = problem.constraints.group_size * stages
+    return -(-(items // unit) // processes) * unit

@@ -1,0 +1,243 @@
+"""A found tree as a plan that can be read: devices, expected times and memory, and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rlinf.flow.graph import Node
+from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.planning.choices import Choice
+from rlinf.flow.planning.formulas import Floats
+from rlinf.flow.planning.leaves import price
+from rlinf.flow.planning.problem import (
+    Problem,
+    component_bytes,
+    component_seconds,
+    legal_sizes,
+)
+from rlinf.flow.planning.tree import JoinTree, LeafTree, Tree, layout, leaves, value
+
+SIGNS = {"temporal": " ; ", "spatial": " | ", "parallel": " & "}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it promises.
+
+    Args:
+        plan: What the executor runs.
+        seconds: Expected time of a step, synchronisation of weights included [s].
+        peak_bytes: Expected most memory of a device, by kind of device.
+        shape: How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each
+            other, ``&`` for side by side, such as ``(rollout | inference) ; train``.
+        extended: Sizes that were not measured, and what was assumed for them.
+        alternatives: The next best placements.
+    """
+
+    plan: Plan
+    seconds: float
+    peak_bytes: dict[str, float]
+    shape: str
+    extended: tuple[str, ...]
+    alternatives: tuple[Planned, ...] = ()
+
+
+def describe(tree: Tree) -> str:
+    """The composition in one line."""
+    if isinstance(tree, LeafTree):
+        return tree.choice.node
+    parts = [
+        f"({describe(part)})"
+        if isinstance(part, JoinTree) and part.kind != tree.kind
+        else describe(part)
+        for part in (tree.left, tree.right)
+    ]
+    return SIGNS[tree.kind].join(parts)
+
+
+def write_plan(problem: Problem, tree: Tree) -> Planned:
+    """The plan of a tree."""
+    writer = _Writer(problem, tree)
+    return Planned(
+        plan=Plan(components=dict(writer.components())),
+        seconds=writer.total + problem.profile.synchronisation_seconds,
+        peak_bytes=writer.peak_bytes(),
+        shape=describe(tree),
+        extended=tuple(writer.extended()),
+    )
+
+
+class _Writer:
+    """Works out what a plan says about each component of one tree."""
+
+    def __init__(self, problem: Problem, tree: Tree) -> None:
+        self._problem = problem
+        self._tree = tree
+        self._nodes = {node.name: node for node in problem.flow.nodes}
+        self._layout = layout(tree, problem)
+        self.total = self._value(tree)
+
+    def components(self) -> Iterator[tuple[str, ComponentPlan]]:
+        """Plans of the components, in the order of the flow."""
+        leaf_of = {leaf.choice.node: leaf for leaf in leaves(self._tree)}
+        for node in self._problem.flow.nodes:
+            leaf = leaf_of[node.name]
+            for name in node.components:
+                yield name, self._component(leaf, name)
+
+    def _component(self, leaf: LeafTree, name: str) -> ComponentPlan:
+        choice, devices = leaf.choice, self._layout[name]
+        streams = leaf.granularity < self._problem.constraints.items
+        return ComponentPlan(
+            devices=devices,
+            processes=len(devices) // self._problem.limits(name).devices_per_process,
+            residency="resident" if choice.resident else "offload",
+            granularity=leaf.granularity if streams else None,
+            pipeline_stages=choice.stages,
+            predicted_seconds=self._busy(leaf, name),
+            predicted_bytes=int(self._held(choice, name)),
+            reason=self._reason(leaf, name),
+        )
+
+    def _busy(self, leaf: LeafTree, name: str) -> float:
+        """Time per step that a component works [s]."""
+        block, kind = _position(leaf.choice, name)
+        size = np.array([leaf.choice.sizes[block]])
+        chunk = component_seconds(
+            self._problem,
+            name,
+            kind,
+            size,
+            items=leaf.granularity,
+            stages=leaf.choice.stages,
+        )
+        return float(chunk[0]) * (self._problem.constraints.items // leaf.granularity)
+
+    # -- reasons --------------------------------------------------------------------------------
+
+    def _reason(self, leaf: LeafTree, name: str) -> str:
+        own, total = _seconds(self._busy(leaf, name)), _seconds(self.total)
+        gained = self._gains[name]
+        bound = max(self._gains, key=lambda other: self._gains[other])
+        if name == bound:
+            role = f"{name}-bound"
+        elif gained < 0.02 * self.total:
+            role = f"hidden behind {bound}"
+        else:
+            role = f"adds to {bound}"
+        return f"{role}: {own} of {total}; {self._next_size(leaf, name)}"
+
+    @cached_property
+    def _gains(self) -> dict[str, float]:
+        """By how much the step would be shorter if a component took no time [s]."""
+        names = [name for leaf in leaves(self._tree) for name in leaf.choice.components]
+        return {name: self.total - self._value(self._tree, without=name) for name in names}
+
+    def _next_size(self, leaf: LeafTree, name: str) -> str:
+        """What the next larger number of devices would change."""
+        choice = leaf.choice
+        block, kind = _position(choice, name)
+        sizes = self._larger(leaf, name, kind)
+        if len(sizes) == 0:
+            return f"{choice.sizes[block]} devices is the most that it can use"
+        size = int(sizes[0])
+        changed = tuple(size if i == block else s for i, s in enumerate(choice.sizes))
+        other = replace(choice, sizes=changed)
+        change = self._value(_exchange(self._tree, choice, other)) / self.total - 1
+        if abs(change) < 0.005:
+            return f"{size} devices instead of {choice.sizes[block]} would not change the step"
+        return f"{size} devices instead of {choice.sizes[block]}: {100 * change:+.0f} %"
+
+    def _larger(self, leaf: LeafTree, name: str, kind: int) -> np.ndarray:
+        problem, choice = self._problem, leaf.choice
+        groups = problem.cluster.groups
+        twice = groups[kind].model_copy(update={"nodes": 2 * groups[kind].nodes})
+        wider = problem.cluster.model_copy(
+            update={"groups": (*groups[:kind], twice, *groups[kind + 1 :])}
+        )
+        block, _ = _position(choice, name)
+        found = None
+        for stage in choice.blocks[block]:
+            sizes = legal_sizes(
+                replace(problem, cluster=wider),
+                choice.components[stage],
+                kind,
+                items=leaf.granularity,
+                stages=choice.stages,
+            )
+            found = sizes if found is None else found[np.isin(found, sizes)]
+        assert found is not None
+        return found[found > choice.sizes[block]]
+
+    # -- times and memory -----------------------------------------------------------------------
+
+    def _value(self, tree: Tree, without: str | None = None) -> float:
+        def pricing(choice: Choice, items: int) -> tuple[float, float]:
+            node: Node = self._nodes[choice.node]
+            chunk, switch = price(self._problem, node, choice, items, without=without)
+            alone = without is not None and node.components == (without,)
+            return chunk, 0.0 if alone else switch
+
+        return value(tree, pricing, self._problem.constraints.items)
+
+    def peak_bytes(self) -> dict[str, float]:
+        """Most memory of a device of each kind."""
+        peak, _ = self._memory(self._tree)
+        groups = self._problem.cluster.groups
+        return {group.kind or "device": float(p) for group, p in zip(groups, peak, strict=True)}
+
+    def _memory(self, tree: Tree) -> tuple[Floats, Floats]:
+        """[K] peak while a tree runs, and what it keeps while it does not."""
+        if isinstance(tree, LeafTree):
+            kinds = len(self._problem.cluster.groups)
+            peak, idle = np.zeros(kinds), np.zeros(kinds)
+            choice = tree.choice
+            for block, kind in zip(choice.blocks, choice.kinds, strict=True):
+                names = [choice.components[stage] for stage in block]
+                kept = sum(self._problem.profile.components[n].resident_bytes for n in names)
+                peak[kind] = max(peak[kind], sum(self._held(choice, name) for name in names))
+                idle[kind] = max(idle[kind], kept if choice.resident else 0)
+            return peak, idle
+        (peak_a, idle_a), (peak_b, idle_b) = self._memory(tree.left), self._memory(tree.right)
+        if tree.kind == "temporal":
+            return np.maximum(peak_a + idle_b, peak_b + idle_a), idle_a + idle_b
+        return np.maximum(peak_a, peak_b), np.maximum(idle_a, idle_b)
+
+    def _held(self, choice: Choice, name: str) -> float:
+        """Most memory of a device that a component holds [bytes]."""
+        block, kind = _position(choice, name)
+        size = np.array([choice.sizes[block]])
+        return float(component_bytes(self._problem, name, kind, size, stages=choice.stages)[0])
+
+    def extended(self) -> Iterator[str]:
+        """Sizes of the plan that lie beyond measurements, in words."""
+        items = self._problem.constraints.items
+        for leaf in leaves(self._tree):
+            for name in leaf.choice.components:
+                block, kind = _position(leaf.choice, name)
+                cost = self._problem.costs[name, kind]
+                seen = items if cost.profile.concurrent else leaf.granularity
+                size = leaf.choice.sizes[block]
+                for words in cost.extensions(seen, size, leaf.choice.stages):
+                    yield f"{name}: {words}"
+
+
+def _position(choice: Choice, name: str) -> tuple[int, int]:
+    """Block of a component, and its kind of device."""
+    stage = choice.components.index(name)
+    block = next(i for i, members in enumerate(choice.blocks) if stage in members)
+    return block, choice.kinds[block]
+
+
+def _exchange(tree: Tree, old: Choice, new: Choice) -> Tree:
+    if isinstance(tree, LeafTree):
+        return replace(tree, choice=new) if tree.choice is old else tree
+    return replace(tree, left=_exchange(tree.left, old, new), right=_exchange(tree.right, old, new))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.4g} s"

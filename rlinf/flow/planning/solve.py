@@ -1,0 +1,118 @@
+"""From a flow, a profile, a cluster and constraints to a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
+from rlinf.flow.cluster_shape import ClusterShape
+from rlinf.flow.costs import CostModel
+from rlinf.flow.graph import Flow
+from rlinf.flow.planning.constraints import Constraints
+from rlinf.flow.planning.infeasible import explain_node, explain_together
+from rlinf.flow.planning.leaves import node_table
+from rlinf.flow.planning.memory import memory_of_others
+from rlinf.flow.planning.options import Options
+from rlinf.flow.planning.problem import Problem
+from rlinf.flow.planning.report import Planned, describe, write_plan
+from rlinf.flow.planning.search import Search
+from rlinf.flow.planning.tree import Tree, layout, read_tree
+from rlinf.flow.profile import Profile
+
+
+def plan(
+    flow: Flow,
+    profile: Profile,
+    cluster: ClusterShape,
+    constraints: Constraints,
+    *,
+    alternatives: int = 3,
+) -> Planned:
+    """Find the fastest plan of a step.
+
+    Args:
+        flow: What happens in a step.
+        profile: Measured costs of every component of the flow.
+        cluster: Where it can run.
+        constraints: The work of a step and the limits of the components.
+        alternatives: How many of the next best placements to return.
+
+    Raises:
+        ConfigError: No plan exists; the limit that binds is named, with the nearest value that
+            would do. Or a component has no profile, or a constraint names what is not there.
+    """
+    problem = make_problem(flow, profile, cluster, constraints)
+    order = flow.order()
+    tables = {node.name: node_table(problem, node, constraints.items) for node in order}
+    for node in order:
+        if tables[node.name] is None:
+            raise explain_node(problem, node)
+    feasible = {name: table for name, table in tables.items() if table is not None}
+    search = Search(problem, memory_of_others(problem, feasible))
+    found = search.root()
+    if found is None:
+        raise explain_together(problem, order)
+    ranked = _distinct(problem, found, 1 + alternatives)
+    best, *others = [write_plan(problem, tree) for tree in ranked]
+    return replace(best, alternatives=tuple(others))
+
+
+def make_problem(
+    flow: Flow, profile: Profile, cluster: ClusterShape, constraints: Constraints
+) -> Problem:
+    """Check that everything is there, and make the cost models.
+
+    Raises:
+        ConfigError: A component has no profile, or a constraint names what is not there.
+    """
+    constraints.check_names(flow)
+    costs: dict[tuple[str, int], CostModel] = {}
+    several = len(cluster.groups) > 1
+    for _, stage in flow.stages():
+        name = stage.component
+        if name not in profile.components:
+            hint = did_you_mean(name, profile.components)
+            raise ConfigError(f"the profile has no measurements of '{name}'; {hint}")
+        measured = profile.components[name]
+        kinds = {m.device_kind for m in measured.measurements}
+        wanted = constraints.of(name).device_kinds
+        for index, group in enumerate(cluster.groups):
+            # Between several kinds only figures of that kind count.
+            known = group.kind in kinds or (not several and kinds & {""})
+            unnamed = not group.kind and not several
+            if (known or unnamed) and (not wanted or group.kind in wanted):
+                costs[name, index] = CostModel(name, measured, group.kind)
+    return Problem(flow, profile, cluster, constraints, costs)
+
+
+def _distinct(problem: Problem, options: Options, count: int) -> list[Tree]:
+    """The fastest tree, then the fastest of other compositions, then of other placements."""
+    trees = [
+        read_tree(options, int(index), problem.constraints.items) for index in _candidates(options)
+    ]
+    chosen: list[Tree] = []
+    for differs in (describe, lambda tree: str(layout(tree, problem))):
+        seen = {differs(tree) for tree in chosen}
+        for tree in trees:
+            if len(chosen) < count and differs(tree) not in seen:
+                seen.add(differs(tree))
+                chosen.append(tree)
+    order = {id(tree): rank for rank, tree in enumerate(trees)}
+    return sorted(chosen, key=lambda tree: order[id(tree)])
+
+
+def _candidates(options: Options, per_source: int = 4) -> list[int]:
+    """The fastest options of each source, the fastest and smallest first."""
+    ranked = np.lexsort((options.devices.sum(axis=1), options.stream.first))
+    taken: Counter[int] = Counter()
+    found = []
+    for index in ranked:
+        source = int(options.source[index])
+        taken[source] += 1
+        if taken[source] <= per_source:
+            found.append(int(index))
+    return found

@@ -1,0 +1,49 @@
+import math
+
+import numpy as np
+import pytest
+
+from rlinf.errors import ConfigError
+from rlinf.flow.planning import plan
+from tests.flow.planning.brute_force import fastest
+from tests.flow.planning.random_problems import random_problem
+
+
+def best_of_all(problem):
+    group = problem.cluster.groups[0]
+    return fastest(
+        problem.ways,
+        problem.edges,
+        problem.constraints.items,
+        problem.constraints.considered(),
+        group.devices,
+        group.memory_bytes or math.inf,
+    )
+
+
+def assert_equal_to_brute_force(problem):
+    expected = best_of_all(problem)
+    if math.isinf(expected):
+        with pytest.raises(ConfigError):
+            plan(problem.flow, problem.profile, problem.cluster, problem.constraints)
+        return False
+    found = plan(problem.flow, problem.profile, problem.cluster, problem.constraints)
+    assert found.seconds == pytest.approx(expected, rel=1e-12)
+    return True
+
+
+def test_the_planner_finds_what_trying_everything_finds():
+    solved = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 4))))
+    assert solved > 40
+
+
+@pytest.mark.slow
+def test_the_planner_finds_what_trying_everything_finds_on_500_flows():
+    solved = 0
+    for seed in range(1000, 1500):
+        rng = np.random.default_rng(seed)
+        solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 5))))
+    assert solved > 350

@@ -18,7 +18,13 @@ from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.training_ranks import TrainingWorker, in_slot_order, read_batch, token_batch
+from rlinf.workers.training_ranks import (
+    TrainingWorker,
+    in_slot_order,
+    read_batch,
+    token_batch,
+    without_old_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -149,10 +155,9 @@ class LanguageActorWorker(TrainingWorker):
         if batch.advantages is None:
             batch, metrics = self._algorithm.prepare(batch)
         bound = self._setup.max_token_staleness
-        if bound is not None and batch.version is not None:
-            old = (batch.version - batch.versions > bound) & (batch.mask > 0)
-            batch = replace(batch, mask=batch.mask * ~old)
-            metrics["rollout/masked_tokens"] = float(old.sum())
+        if bound is not None:
+            batch, masked = without_old_tokens(batch, bound)
+            metrics["rollout/masked_tokens"] = float(masked)
         return batch, metrics
 
     def _read(self, groups: InputStream) -> TokenBatch:

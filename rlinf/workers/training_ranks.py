@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -93,3 +94,16 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Tok
     )  # fmt: skip
     tensors = {name: torch.from_numpy(getattr(arrays, name)) for name in names}
     return TokenBatch(**tensors, version=version)
+
+
+def without_old_tokens(batch: TokenBatch, bound: int) -> tuple[TokenBatch, int]:
+    """Let no token count in the loss that was sampled too long ago; also, how many there were.
+
+    Args:
+        batch: With the version that training begins with.
+        bound: Most phases between the weights that sampled a token and these.
+    """
+    if batch.version is None:
+        raise ValueError("the age of tokens needs the version in the batch")
+    old = (batch.version - batch.versions > bound) & (batch.mask > 0)
+    return replace(batch, mask=batch.mask * ~old), int(old.sum())

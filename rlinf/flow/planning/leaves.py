@@ -170,19 +170,19 @@ def _memory(
 ) -> tuple[Floats, Floats, float]:
     """[N, K] peak and idle memory, and the time of the switch.
 
-    Workers load at the same time, so the slowest component of the node counts.
+    Workers load at the same time, and offload at the same time, so the slowest counts.
     """
     shape = (len(grid[0]), len(problem.cluster.groups))
-    peak, idle, switch = np.zeros(shape), np.zeros(shape), 0.0
+    peak, idle = np.zeros(shape), np.zeros(shape)
+    profiles = [problem.profile.components[name] for name in division.components]
     for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
         names = [division.components[stage] for stage in block]
         held = sum(component_bytes(problem, n, kind, sizes, stages=division.stages) for n in names)
         peak[:, kind] = np.maximum(peak[:, kind], held)
-        profiles = [problem.profile.components[name] for name in names]
-        kept = sum(profile.resident_bytes for profile in profiles)
+        kept = sum(problem.profile.components[name].resident_bytes for name in names)
         idle[:, kind] = np.maximum(idle[:, kind], kept)
-        switch = max(switch, *(p.onload_seconds + p.offload_seconds for p in profiles))
-    return peak, idle, switch
+    onload = max(profile.onload_seconds for profile in profiles)
+    return peak, idle, onload + max(profile.offload_seconds for profile in profiles)
 
 
 def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:

@@ -149,7 +149,8 @@ def node_ways(makers, items, exchanges, devices):
                 peaks[home] = peaks.get(home, 0) + mk.bytes[items, n, s]
                 idles[home] = idles.get(home, 0) + mk.resident_bytes
             used = sum(dict(zip(homes, sizes, strict=True)).values())
-            switch = 0.0 if resident else max(sum(mk.switch) for mk in makers)
+            loading = sum(max(mk.switch[i] for mk in makers) for i in (0, 1))
+            switch = 0.0 if resident else loading
             if used <= devices:
                 idle = max(idles.values()) if resident else 0
                 yield Way(used, chunk, switch, max(peaks.values()), idle)

@@ -69,7 +69,9 @@ def _converted(module: nn.Module, dtype: torch.dtype) -> Any:
 
 def _load(config: HFEngineConfig, source: ModelSource) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     assert source.path is not None
     model = AutoModelForCausalLM.from_pretrained(
         local_directory(source.path),

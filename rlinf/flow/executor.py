@@ -28,6 +28,7 @@ from rlinf.flow.running_step import (
     StepReport,
 )
 from rlinf.flow.stage_worker import StageCall
+from rlinf.flow.stream import StepAborted
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Cluster
 from rlinf.scheduler.worker_group import WorkerGroup
@@ -133,7 +134,11 @@ class Executor:
         return running
 
     def close(self) -> None:
-        """Let the executor's threads end."""
+        """End the steps under way, which nobody will wait for, and the executor's threads."""
+        runs = [run for running in self._under_way for run in running.runs.values()]
+        if not all(run.done() for run in runs):
+            self._fail(StepAborted("the executor was closed"))
+            wait(runs)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- driver's thread ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from rlinf.flow.executor import Executor, Hooks
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.stage_worker import StageWorker
-from rlinf.flow.stream import Emit
+from rlinf.flow.stream import Emit, StepAborted
 from rlinf.scheduler import Cluster
 
 from .test_executor import launch, plan
@@ -161,3 +161,16 @@ def test_what_was_made_ahead_is_saved_and_restored(cluster):
     for mine, theirs in zip(whole.results("user"), restored.results("user"), strict=True):
         assert mine[1] == theirs[1]
     assert restored.results("maker") == whole.results("maker")
+
+
+def test_closing_ends_what_nobody_waits_for(cluster):
+    executor = pipeline(cluster, depth=3)
+    let_go = []
+    hooks = Hooks(lambda: let_go.append(True) or {})
+    steps = [executor.start(0, {"maker": {"step": 0, "items": 200}})]
+    steps += [executor.start(step, given(step), hooks) for step in (1, 2)]
+    executor.close()
+    assert all(run.done() for step in steps for run in step.runs.values())
+    assert let_go == [True, True]
+    with pytest.raises(StepAborted, match="closed"):
+        executor.start(3, given(3))

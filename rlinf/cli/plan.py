@@ -94,11 +94,11 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
         for difference in profiling.fingerprints(config).differences(found):
             complain(f"{given}: {difference}", label="note")
         return found
-    kept, why = profiling.usable_profile(config, recipe)
+    kept, why = profiling.usable_profile(config)
     if measure:
         measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
-        say(f"profile: {profiling.keep_profile(measured, recipe)}\n")
-        kept, _ = profiling.usable_profile(config, recipe)
+        say(f"profile: {profiling.keep_profile(measured, config.task)}\n")
+        kept, _ = profiling.usable_profile(config)
         return kept or measured
     if kept is None:
         reason = f"the kept profile is not valid here: {'; '.join(why)}" if why else "none is kept"

@@ -13,9 +13,10 @@ import numpy as np
 from rlinf.checkpoint.export import export_weights
 from rlinf.data.evaluation import EvaluationResult
 from rlinf.flow.executor import RunningStep, StepReport
+from rlinf.flow.graph import Flow
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_system import EmbodiedSystem
+from rlinf.runners.embodied_system import EmbodiedSystem, training_flow
 from rlinf.runners.evaluate import (
     EvaluationPurpose,
     evaluate_policy,
@@ -86,6 +87,10 @@ class EmbodiedRunner(TrainingRunner[EmbodiedConfig, EmbodiedState, EmbodiedSyste
     def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
         """Synchronise and collect; training follows when the step is waited for."""
         return self._system.start_step(step, synchronise=synchronise)
+
+    @property
+    def _training_flow(self) -> Flow:
+        return training_flow(self._config)
 
     def _rates(self, seconds: float) -> dict[str, float]:
         return {"env/steps_per_second": self._config.env_steps_per_rollout / seconds}

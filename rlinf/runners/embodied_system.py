@@ -9,6 +9,7 @@ from typing import Any
 from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.records import EpisodeRecord
+from rlinf.envs.resharding import reshard
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.running_step import Arguments
@@ -156,8 +157,9 @@ class EmbodiedSystem(WorkerSystem):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
+        workers = self._plan.components["env"].processes
         handles = [
-            self._groups["env"].load_state(state["env"]),
+            self._groups["env"].load_state(_divided(state["env"], workers)),
             self._groups["actor"].load_state(state["actor"]),
         ]
         for handle in handles:
@@ -169,3 +171,9 @@ class EmbodiedSystem(WorkerSystem):
 
     def _closing(self) -> tuple[str, ...]:
         return ("env",)
+
+
+def _divided(states: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
+    """States of env workers for as many as there are now; every env goes on where it was."""
+    envs = reshard([state["envs"] for state in states], workers)
+    return [{"envs": part, "was_reset": states[0]["was_reset"]} for part in envs]

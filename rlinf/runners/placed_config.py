@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
@@ -18,6 +18,7 @@ from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import ComponentPlan, Plan, Residency
 from rlinf.monitor.config import LoggerConfig
+from rlinf.runners.plan_policy import AutoPlanConfig, read_plan_policy
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
@@ -34,6 +35,14 @@ class RunnerConfig(StrictModel):
     """Directory that holds the run directories."""
     timeline: bool = False
     """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
+    plan: AutoPlanConfig | None = None
+    """`auto`: measure while training and change the placement where another is faster; the section
+    says when. null, or `manual`: keep the placement of the recipe."""
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _accept_word(cls, value: Any) -> Any:
+        return read_plan_policy(value)
 
 
 class PlacedConfig(StrictModel):

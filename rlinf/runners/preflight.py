@@ -19,14 +19,12 @@ from typing import Any, Protocol
 
 import psutil
 
-from rlinf.config.dump import to_data
-from rlinf.config.load import with_overrides
-from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.memory import ProcessMemory, TreeWatch
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planning_traits import Knob
+from rlinf.runners.profiling import changed
 
 
 class WorstCaseRunner(Protocol):
@@ -138,9 +136,8 @@ def _role(process: ProcessMemory) -> str:
 
 
 def _changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
-    quiet = ("logger.backends=[]", "runner.timeline=false")
-    recipe = with_overrides("preflight", to_data(config), [*quiet, *overrides])
-    return validate(type(config), recipe.data, recipe)
+    quiet = ("logger.backends=[]", "runner.timeline=false", "runner.plan=manual")
+    return changed(config, [*quiet, *overrides])
 
 
 # -- what would fit -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,14 +112,35 @@ def _same_setting(one: PlacedConfig, other: PlacedConfig) -> bool:
     return one.plan == other.plan and one.planning.items == other.planning.items
 
 
-def _quiet(config: PlacedConfig, overrides: tuple[str, ...]) -> PlacedConfig:
-    """A config with overrides that writes nothing but what its runner must."""
-    silent = ("logger.backends=[]", "runner.timeline=false", "checkpoint.interval=0")
+def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+    """The trials with all items of the recipe, without its own placement, as the run goes on."""
+    for trial in config.planning.trials:
+        try:
+            found = changed(config, trial.overrides)
+        except ConfigError:
+            continue
+        if found.planning.items == config.planning.items and found.plan != config.plan:
+            yield trial.label, found
+
+
+def changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
+    """A config with other values; a placement that is given replaces the whole placement.
+
+    Raises:
+        ConfigError: They are not legal.
+    """
     data = to_data(config)
-    if any(text.startswith("cluster.component_placement=") for text in overrides):
-        data["cluster"]["component_placement"] = None
-    recipe = with_overrides("trial", data, [*silent, *overrides])
+    for key in ("component_placement", "residency"):
+        if any(text.startswith(f"cluster.{key}=") for text in overrides):
+            data["cluster"].pop(key, None)
+    recipe = with_overrides("a trial", data, overrides)
     return validate(type(config), recipe.data, recipe)
+
+
+def _quiet(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
+    """A config with overrides that writes nothing but what its runner must."""
+    silent = ("logger.backends=[]", "runner.timeline=false", "runner.plan=manual")
+    return changed(config, [*silent, "checkpoint.interval=0", *overrides])
 
 
 @contextmanager
@@ -161,43 +182,51 @@ def _summary(recorder: StepRecorder) -> str:
 # -- kept profiles ------------------------------------------------------------------------------
 
 
-def cached_profile(recipe: str) -> Path:
-    """Where the profile of a recipe is kept for this user."""
+def kept_profiles() -> Path:
+    """Where profiles are kept for this user."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "rlinf" / "profiles" / f"{recipe}.json"
+    return Path(root) / "rlinf" / "profiles"
 
 
-def keep_profile(profile: Profile, recipe: str) -> Path:
-    """Keep a profile for later runs of a recipe; measurements that are still valid stay.
+def _kept(task: str, here: Fingerprints) -> Path:
+    return kept_profiles() / f"{task}-{hashed([here.hardware, here.model, here.config])}.json"
+
+
+def keep_profile(profile: Profile, task: str) -> Path:
+    """Keep a profile for later runs of a task; measurements of other sizes stay.
 
     Returns:
         The file.
     """
-    path = cached_profile(recipe)
+    path = _kept(task, Fingerprints(profile.hardware, profile.model, profile.config))
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():
-        known = Profile.load(path)
-        if profile.matches(hardware=known.hardware, model=known.model, config=known.config):
-            together = merged([known.components, profile.components])
-            profile = profile.model_copy(update={"components": together})
+        together = merged([Profile.load(path).components, profile.components])
+        profile = profile.model_copy(update={"components": together})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     profile.save(temporary)
     temporary.replace(path)
     return path
 
 
-def usable_profile(config: PlacedConfig, recipe: str) -> tuple[Profile | None, tuple[str, ...]]:
-    """The kept profile of a recipe, if it is valid here.
+def usable_profile(config: PlacedConfig) -> tuple[Profile | None, tuple[str, ...]]:
+    """The kept profile of a recipe, if there is one that is valid here.
 
     Returns:
-        The profile, or None and why: what differs; nothing where none is kept.
+        The profile, or None and what is different with the nearest that is kept; nothing where
+        none is kept of the task.
     """
-    path = cached_profile(recipe)
-    if not path.is_file():
-        return None, ()
-    try:
-        profile = Profile.load(path)
-    except ConfigError as error:
-        return None, (str(error),)
-    differences = fingerprints(config).differences(profile)
-    return (None, differences) if differences else (profile, ())
+    here = fingerprints(config)
+    nearest: tuple[str, ...] = ()
+    for path in sorted(kept_profiles().glob(f"{config.task}-*.json")):
+        try:
+            found = Profile.load(path)
+        except ConfigError as error:
+            differences: tuple[str, ...] = (str(error),)
+        else:
+            differences = here.differences(found)
+            if not differences:
+                return found, ()
+        if not nearest or len(differences) < len(nearest):
+            nearest = differences
+    return None, nearest

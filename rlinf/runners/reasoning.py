@@ -12,13 +12,14 @@ import numpy as np
 
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.flow.executor import RunningStep, StepReport
+from rlinf.flow.graph import Flow
 from rlinf.flow.running_step import Arguments, Reports
 from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_evaluation import Evaluator
 from rlinf.runners.reasoning_model import initial_model, prompt_sets
-from rlinf.runners.reasoning_system import ReasoningSystem
+from rlinf.runners.reasoning_system import ReasoningSystem, training_flow
 from rlinf.runners.training_runner import RunState, TrainingRunner
 from rlinf.workers.generation import GenerationReport
 
@@ -153,6 +154,10 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
         metrics["rollout/tokens_per_second"] = tokens / seconds["rollout"]
         metrics.update({f"time/{name}": value for name, value in seconds.items()})
         return metrics
+
+    @property
+    def _training_flow(self) -> Flow:
+        return training_flow(self._config)
 
     def _rates(self, seconds: float) -> dict[str, float]:
         return {"rollout/sequences_per_second": self._config.rollout.sequences / seconds}

@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
 from rlinf.flow.executor import RunningStep, StepReport
+from rlinf.flow.graph import Flow
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.progress import Progress
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
+from rlinf.runners.auto_plan import AutoPlanner
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.worker_system import WorkerSystem
 
@@ -139,11 +141,14 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
             restored = resume and self._restore()
             if not restored:
                 self._begin()
+            planner = self._new_planner()
             self._progress = stack.enter_context(
                 Progress(self._training_steps, done_steps=self._state.step, figures=self.figures)
             )
             while not self._finished():
-                self._step()
+                report, seconds = self._step()
+                if planner is not None:
+                    planner.after_step(self._state.step, report, seconds)
             self._save(blocking=True)
             self._progress.stop()
             if not self._stop.is_set():
@@ -165,13 +170,18 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
             TimelineFile(directory.timeline, enabled=config.runner.timeline)
         )
         self._system = self._new_system()
-        stack.enter_context(self._system)
+        self._system.__enter__()
+        stack.push(self._leave_system)
+
+    def _leave_system(self, *exception: Any) -> None:
+        """End the worker groups that there are then; those of the beginning may be gone."""
+        self._system.__exit__(*exception)
 
     def _finished(self) -> bool:
         return self._stop.is_set() or self._solved() or self._state.step >= self._training_steps
 
-    def _step(self) -> None:
-        """One training step: train, write down, evaluate, commit."""
+    def _step(self) -> tuple[StepReport, float]:
+        """One training step: train, write down, evaluate, commit; returns its report and time."""
         begin = time.perf_counter()
         self._start_steps()
         report = self._under_way.popleft().wait()
@@ -189,19 +199,57 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         # Asked first: it remembers the best.
         if self._found_best() or self._config.checkpoint.due(self._state.step):
             self._save(blocking=False)
+        return report, seconds
+
+    @property
+    @abstractmethod
+    def _training_flow(self) -> Flow:
+        """What happens in a step."""
+
+    def _new_planner(self) -> AutoPlanner | None:
+        """What changes the placement while training, where the recipe asks for it."""
+        policy = self._config.runner.plan
+        if policy is None:
+            return None
+        planner = AutoPlanner(
+            policy,
+            self._config,
+            self._training_flow,
+            directory=self._directory.path,
+            switch=self._switch,
+        )
+        planner.begin(self._state.step)
+        return planner
+
+    def _switch(self, config: PlacedConfig) -> float:
+        """Go on under another placement, as if nothing had happened; returns the seconds it took.
+
+        Args:
+            config: The same run, placed otherwise.
+        """
+        begin = time.perf_counter()
+        steps, state = self._system.save_steps(self._under_way), self._system.state()
+        self._system.close()
+        self._config = cast("ConfigT", config)
+        self._system = self._new_system()
+        self._system.__enter__()
+        self._system.load_state(state)
+        self._under_way = deque(self._system.restore_steps(steps))
+        self._weights_of = -1
+        return time.perf_counter() - begin
 
     def _start_steps(self) -> None:
         """Let all rollouts begin that may; the first of them takes the newest weights."""
         done = self._state.step
         last = min(done + self._max_staleness, self._training_steps - 1)
         for step in range(done + len(self._under_way), last + 1):
-            fresh = self._weights_of == done
+            fresh = self._weights_of == done and self._system.keeps_weights
             self._under_way.append(self._start_step(step, synchronise=not fresh))
             self._weights_of = done
 
     def _synchronise(self) -> None:
         """Bring the newest weights to the rollout workers; the next rollout would get the same."""
-        if self._weights_of != self._state.step:
+        if self._weights_of != self._state.step or not self._system.keeps_weights:
             self._system.sync_weights()
             self._weights_of = self._state.step
 

@@ -108,6 +108,11 @@ class WorkerSystem(ABC):
                     receive()
             raise
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether rollout workers have the same weights until they get others."""
+        return self._plan.components["rollout"].residency == "resident"
+
     def sync_weights(self) -> int:
         """Bring the newest weights to every rollout worker, once all of them are at rest.
 

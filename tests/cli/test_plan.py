@@ -76,7 +76,7 @@ def test_plan_alternatives_and_the_command_that_runs_it(
 def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiling.keep_profile(profile_of(tmp_path), "small")
+    profiling.keep_profile(profile_of(tmp_path), "embodied")
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS]) == 0
     assert "plan for 1x2" in capsys.readouterr().out
@@ -90,14 +90,14 @@ def test_a_profile_of_something_else_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = profile_of(tmp_path).model_copy(update={"hardware": "8x H100"})
-    profiling.keep_profile(other, "small")
+    kept = profiling.keep_profile(other, "embodied")
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS]) == 2
     err = capsys.readouterr().err
     assert "8x H100" in err
     assert "--measure" in err
     # Given by hand it is used, and the difference is said.
-    assert main(["plan", recipe, SLOTS, "--profile", str(profiling.cached_profile("small"))]) == 0
+    assert main(["plan", recipe, SLOTS, "--profile", str(kept)]) == 0
     assert "note: " in (captured := capsys.readouterr()).err
     assert "8x H100" in captured.err
 

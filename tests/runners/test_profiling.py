@@ -61,14 +61,14 @@ def test_every_part_of_a_recipe_is_measured_where_it_runs(
 
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
-    assert profiling.usable_profile(config, "small") == (None, ())
+    assert profiling.usable_profile(config) == (None, ())
     recorder = profiling.new_recorder(config, TASKS["embodied"].flow(config), "a test")
     recorder.warm_up = 0
     for report in _rehearsed(config, tmp_path, 2):
         recorder.observe(report)
     profile = profiling.fingerprints(config).profile(recorder.profiles())
-    profiling.keep_profile(profile, "small")
-    kept, why = profiling.usable_profile(config, "small")
+    profiling.keep_profile(profile, "embodied")
+    kept, why = profiling.usable_profile(config)
     assert (kept, why) == (profile, ())
 
     for overrides, what in (
@@ -77,14 +77,14 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
         ((SLOTS,), "hardware"),
     ):
         changed = support.small_config(tmp_path, *overrides)
-        kept, why = profiling.usable_profile(changed, "small")
+        kept, why = profiling.usable_profile(changed)
         assert kept is None
         assert any(text.startswith(what) for text in why), why
     # Seeds, lengths, numbers of items and placements do not matter.
     same = support.small_config(
         tmp_path, "seed=5", "runner.total_env_steps=4096", "env.num_envs=16"
     )
-    assert profiling.usable_profile(same, "small")[0] == profile
+    assert profiling.usable_profile(same)[0] == profile
 
 
 def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepReport]:
@@ -100,10 +100,10 @@ def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     recorder.warm_up = 0
     reports = list(_rehearsed(config, tmp_path, 1))
     recorder.observe(reports[0])
-    profiling.keep_profile(here.profile(recorder.profiles()), "small")
+    profiling.keep_profile(here.profile(recorder.profiles()), "embodied")
     recorder.items = 4
-    profiling.keep_profile(here.profile(recorder.profiles()), "small")
-    kept, _ = profiling.usable_profile(config, "small")
+    profiling.keep_profile(here.profile(recorder.profiles()), "embodied")
+    kept, _ = profiling.usable_profile(config)
     assert kept is not None
     assert [m.items for m in kept.components["env"].measurements] == [4, 8]
 

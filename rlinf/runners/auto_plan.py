@@ -1,0 +1,351 @@
+"""``runner.plan: auto``: a run that finds its own placement while it trains.
+
+Which placement a step runs under does not change what it computes, so the steps that measure are
+training steps like all others. A run goes through these phases:
+
+    measure   some steps under its own placement, then under those that its recipe names as worth
+              measuring; skipped where a valid profile of this machine is kept
+    try       the plan that the planner finds, if it promises enough, for some steps
+    watch     the fastest plan that was measured; back to the beginning where the step time drifts
+
+Every change, with what it cost, promised and brought, is a line of ``decisions.jsonl``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from rlinf.errors import ConfigError
+from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
+from rlinf.flow.graph import Flow
+from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.plan import Plan
+from rlinf.flow.planning import Planned
+from rlinf.flow.planning import plan as solve
+from rlinf.flow.profile import Profile
+from rlinf.flow.running_step import StepReport
+from rlinf.monitor.decisions import Decision, What, append_decision
+from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.plan_policy import AutoPlanConfig
+from rlinf.runners.planning_traits import plan_overrides
+from rlinf.runners.profiling import (
+    PROFILE_FILE,
+    changed,
+    fingerprints,
+    keep_profile,
+    legal_placements,
+    new_recorder,
+    usable_profile,
+)
+
+Switch = Callable[[PlacedConfig], float]
+"""Goes on under another placement; returns the seconds that it took."""
+
+
+@dataclass
+class _Setting:
+    """One placement, and what steps under it took.
+
+    Args:
+        label: What is special about it.
+        config: The run under it.
+        recorder: What its components took.
+        seconds: Time of each step that counts.
+    """
+
+    label: str
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median time of a step [s]."""
+        return median(self.seconds)
+
+
+class AutoPlanner:
+    """Decides, after every step, under which placement the next one runs.
+
+    Args:
+        policy: When to measure and to plan.
+        config: The run, under the placement of its recipe.
+        flow: What happens in a step.
+        directory: The run directory.
+        switch: Goes on under another placement.
+    """
+
+    def __init__(
+        self,
+        policy: AutoPlanConfig,
+        config: PlacedConfig,
+        flow: Flow,
+        *,
+        directory: Path,
+        switch: Switch,
+    ) -> None:
+        self._policy = policy
+        self._flow = flow
+        self._directory = directory
+        self._switch = switch
+        self._step = 0
+        self._setting = self._new_setting("the recipe's placement", config)
+        self._measured: list[_Setting] = []
+        self._waiting: deque[tuple[str, PlacedConfig]] = deque()
+        self._phase: Literal["measure", "try", "watch"] = "measure"
+        self._profile: Profile | None = None
+        self._recent: deque[float] = deque(maxlen=policy.window)
+        self._accepted: float | None = None
+
+    def begin(self, step: int) -> None:
+        """Note the placement that the run begins with.
+
+        Args:
+            step: Training steps that are done.
+        """
+        self._step = step
+        self._decide("start", "the placement of the recipe", plan=self._setting.config.plan)
+        self._look_again()
+
+    def after_step(self, step: int, report: StepReport, seconds: float) -> None:
+        """Take the report of a step, and change the placement where it is time to.
+
+        Args:
+            step: Training steps that are done, with this one.
+            report: Of the step.
+            seconds: Its whole time.
+        """
+        self._step = step
+        if self._phase == "watch":
+            self._watch(seconds)
+            return
+        setting = self._setting
+        setting.recorder.observe(report)
+        if setting.recorder.count:
+            setting.seconds.append(seconds)
+        if len(setting.seconds) < self._policy.steps:
+            return
+        self._measured.append(setting)
+        if self._phase == "try":
+            self._judge()
+        elif self._waiting:
+            self._measure_next()
+        else:
+            self._plan()
+
+    # -- measuring ------------------------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        """Begin to measure: this placement, and others where no kept profile speaks of them."""
+        config = self._setting.config
+        self._setting = self._new_setting(self._setting.label, config)
+        self._phase, self._measured = "measure", []
+        self._profile, _ = usable_profile(config)
+        self._waiting = deque(() if self._profile else legal_placements(config))
+
+    def _measure_next(self) -> None:
+        label, config = self._waiting.popleft()
+        before = self._setting
+        self._change(label, config)
+        self._decide(
+            "profile",
+            f"measures {label}; {before.label} took {before.median:.3g} s per step",
+            cost=self._cost,
+            numbers={"step_seconds": before.median},
+            plan=config.plan,
+        )
+
+    def _known(self) -> Profile:
+        """Everything that is known of the recipe's costs; what was measured last counts."""
+        found = [setting.recorder.profiles() for setting in self._measured]
+        seconds = max(s.recorder.synchronisation_seconds for s in self._measured)
+        kept = [] if self._profile is None else [self._profile.components]
+        return fingerprints(self._setting.config).profile(merged([*kept, *found]), seconds)
+
+    # -- planning -------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Solve, and try the plan where it promises enough."""
+        profile = self._known()
+        profile.save(self._directory / PROFILE_FILE)
+        keep_profile(profile, self._setting.config.task)
+        best = min(self._measured, key=lambda setting: setting.median)
+        begin = time.perf_counter()
+        try:
+            config, found = self._solved(profile)
+        except ConfigError as error:
+            self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
+            return
+        cost = time.perf_counter() - begin
+        same = [s for s in self._measured if _same_places(s.config.plan, config.plan)]
+        if same:
+            best = min([best, same[0]], key=lambda setting: setting.median)
+            self._stay(best, "the plan that was found is one that was measured", cost, found)
+        elif found.seconds > (1 - self._policy.least_gain) * best.median:
+            why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
+            self._stay(best, why, cost, found)
+        else:
+            self._try(config, found, best)
+
+    def _solved(self, profile: Profile) -> tuple[PlacedConfig, Planned]:
+        config = self._setting.config
+        nodes = config.cluster.num_nodes
+        group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
+        traits = config.planning
+        shape = ClusterShape(groups=(group,))
+        found = solve(self._flow, profile, shape, traits.constraints, alternatives=0)
+        return changed(config, plan_overrides(traits, found.plan)), found
+
+    def _try(self, config: PlacedConfig, found: Planned, best: _Setting) -> None:
+        self._phase = "try"
+        self._change("the planner's placement", config)
+        self._promise = found
+        self._decide(
+            "switch",
+            f"{found.shape}: {found.seconds:.3g} s per step predicted, {best.label} took "
+            f"{best.median:.3g} s",
+            cost=self._cost,
+            predicted=best.median - found.seconds,
+            numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
+            plan=_explained(config.plan, found.plan),
+        )
+
+    def _judge(self) -> None:
+        """Keep the plan that was tried if it measured faster than all others, else go back."""
+        tried = self._setting
+        best = min(self._measured[:-1], key=lambda setting: setting.median)
+        gain = best.median - tried.median
+        numbers = {
+            "step_seconds_predicted": self._promise.seconds,
+            "step_seconds_measured": tried.median,
+            "step_seconds_before": best.median,
+        }
+        promised = best.median - self._promise.seconds
+        profile = self._known()
+        profile.save(self._directory / PROFILE_FILE)
+        keep_profile(profile, self._setting.config.task)
+        if gain >= self._policy.least_gain * best.median:
+            self._decide(
+                "keep",
+                f"measured {tried.median:.3g} s per step, {best.label} took {best.median:.3g} s",
+                predicted=promised,
+                measured=gain,
+                numbers=numbers,
+            )
+        else:
+            self._change(best.label, best.config)
+            self._decide(
+                "return",
+                f"measured {tried.median:.3g} s per step; {best.label} took {best.median:.3g} s",
+                cost=self._cost,
+                predicted=promised,
+                measured=gain,
+                numbers=numbers,
+                plan=best.config.plan,
+            )
+        self._settle()
+
+    def _stay(self, best: _Setting, why: str, cost: float, found: Planned | None = None) -> None:
+        """Go on under the fastest placement that was measured."""
+        if best is not self._setting:
+            self._change(best.label, best.config)
+            cost += self._cost
+        numbers = {"step_seconds_before": best.median}
+        if found is not None:
+            numbers["step_seconds_predicted"] = found.seconds
+        self._decide(
+            "stay",
+            f"{why}; the fastest measured is {best.label} with {best.median:.3g} s per step",
+            cost=cost,
+            numbers=numbers,
+            plan=best.config.plan,
+        )
+        self._settle()
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        self._phase, self._accepted = "watch", None
+        self._recent.clear()
+
+    def _watch(self, seconds: float) -> None:
+        self._recent.append(seconds)
+        if len(self._recent) < self._policy.window:
+            return
+        now = median(self._recent)
+        if self._accepted is None:
+            self._accepted = now
+        elif abs(now / self._accepted - 1) > self._policy.drift:
+            self._decide(
+                "replan",
+                f"the last {self._policy.window} steps took {now:.3g} s, "
+                f"{100 * (now / self._accepted - 1):+.0f} % of {self._accepted:.3g} s when the "
+                "plan was kept",
+                numbers={"step_seconds": now, "step_seconds_before": self._accepted},
+            )
+            self._settle()
+            self._look_again()
+
+    # -- changing -------------------------------------------------------------------------------
+
+    def _new_setting(self, label: str, config: PlacedConfig) -> _Setting:
+        return _Setting(label, config, new_recorder(config, self._flow, f"{label}, in a run"))
+
+    def _change(self, label: str, config: PlacedConfig) -> None:
+        self._cost = self._switch(config)
+        self._setting = self._new_setting(label, config)
+
+    def _decide(
+        self,
+        what: What,
+        reason: str,
+        *,
+        cost: float | None = None,
+        predicted: float | None = None,
+        measured: float | None = None,
+        numbers: dict[str, float] | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        append_decision(
+            self._directory,
+            Decision(
+                step=self._step,
+                what=what,
+                reason=reason,
+                cost_seconds=cost,
+                gain_predicted=predicted,
+                gain_measured=measured,
+                numbers=numbers or {},
+                plan=None if plan is None else plan.model_dump(mode="json"),
+            ),
+        )
+
+
+def _same_places(one: Plan, other: Plan) -> bool:
+    return _places(one) == _places(other)
+
+
+def _places(plan: Plan) -> dict[str, tuple[object, ...]]:
+    return {
+        name: (part.devices, part.processes, part.residency, part.pipeline_stages)
+        for name, part in plan.components.items()
+    }
+
+
+def _explained(placed: Plan, found: Plan) -> Plan:
+    """The plan as the recipe gives it, with the planner's figures and reasons."""
+    kept = ("predicted_seconds", "predicted_bytes", "reason")
+    return Plan(
+        components={
+            name: part.model_copy(
+                update={key: getattr(found.components[name], key) for key in kept}
+            )
+            for name, part in placed.components.items()
+        }
+    )

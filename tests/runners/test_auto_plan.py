@@ -1,0 +1,181 @@
+"""A run that changes its placement by itself computes the same, and tells what it did."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.flow.profile import ComponentProfile, Measurement
+from rlinf.monitor.decisions import Decision, read_decisions
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import auto_plan, embodied, profiling
+
+from . import reasoning_support
+from .support import assert_equal_runs, small_config
+
+SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2", "runner.total_env_steps=3072")
+AUTO = "runner.plan={steps: 1, least_gain: 0.0}"
+
+
+@pytest.fixture(autouse=True)
+def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def train(directory: Path, *overrides: str) -> Path:
+    directory.mkdir()
+    config = small_config(directory, *SPLIT, "evaluation.interval=0", *overrides)
+    with RunDirectory.create(directory, "small", path=directory / "run") as run:
+        embodied.train(config, run, threading.Event())
+    return run.path
+
+
+def kinds(decisions: list[Decision]) -> list[str]:
+    return [decision.what for decision in decisions]
+
+
+def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain")
+    auto = train(tmp_path / "auto", AUTO)
+    assert_equal_runs(plain, auto)
+
+    decisions = read_decisions(auto)
+    assert kinds(decisions)[0] == "start"
+    assert kinds(decisions).count("profile") == 2
+    assert kinds(decisions)[-1] in ("stay", "keep", "return")
+    plans = [decision.plan for decision in decisions if decision.plan is not None]
+    assert len({str(plan) for plan in plans}) >= 3
+    changes = [d for d in decisions if d.what in ("profile", "switch", "return")]
+    assert all(d.cost_seconds is not None and d.cost_seconds > 0 for d in changes)
+    # What was measured is kept, so that the next run plans at once.
+    config = small_config(tmp_path, *SPLIT)
+    kept, why = profiling.usable_profile(config)
+    assert kept is not None, why
+    again = read_decisions(train(tmp_path / "again", AUTO))
+    assert "profile" not in kinds(again)
+    assert kinds(again)[1] in ("stay", "switch")
+
+
+class _Switches:
+    """Stands where a runner changes the placement, and says how long steps take there."""
+
+    def __init__(self) -> None:
+        self.configs: list[Any] = []
+
+    def __call__(self, config: Any) -> float:
+        self.configs.append(config)
+        return 0.5
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Any:
+    """The report of one real step."""
+    config = small_config(tmp_path, *SPLIT)
+    with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
+        runner = embodied.EmbodiedRunner(config, directory, threading.Event())
+        return next(iter(runner.rehearse(1)))
+
+
+def planner(tmp_path: Path, switches: _Switches, *overrides: str) -> auto_plan.AutoPlanner:
+    config = small_config(tmp_path, *SPLIT, *overrides)
+    assert config.runner.plan is not None
+    directory = tmp_path / "run"
+    directory.mkdir()
+    found = auto_plan.AutoPlanner(
+        config.runner.plan, config, embodied.training_flow(config), directory=directory,
+        switch=switches,
+    )  # fmt: skip
+    found.begin(0)
+    return found
+
+
+def run_steps(planner: auto_plan.AutoPlanner, report: Any, first: int, times: list[float]) -> int:
+    for number, seconds in enumerate(times, start=first):
+        planner.after_step(number, report, seconds)
+    return first + len(times)
+
+
+def keep_a_profile_that_wants_both_devices(tmp_path: Path) -> None:
+    """Environments gain by a second device, the others do not; founded on many steps."""
+
+    def measured(seconds: dict[int, float]) -> ComponentProfile:
+        return ComponentProfile(
+            measurements=tuple(
+                Measurement(items=8, devices=n, seconds=t, samples=99, origin="a test")
+                for n, t in seconds.items()
+            )
+        )
+
+    here = profiling.fingerprints(small_config(tmp_path, *SPLIT))
+    parts = {
+        "env": measured({1: 4.0, 2: 2.0}),
+        "rollout": measured({1: 1.0, 2: 1.0}),
+        "actor": measured({1: 1.0, 2: 1.5}),
+    }
+    profiling.keep_profile(here.profile(parts), "embodied")
+
+
+@pytest.mark.parametrize(("measured", "what"), [(7.0, "return"), (5.0, "keep"), (5.95, "return")])
+def test_a_plan_is_kept_only_if_it_measures_faster(
+    tmp_path: Path, report: Any, measured: float, what: str
+) -> None:
+    keep_a_profile_that_wants_both_devices(tmp_path)
+    switches = _Switches()
+    found = planner(tmp_path, switches, "runner.plan={steps: 2}")
+    step = run_steps(found, report, 1, [6.0] * 4)  # two of them warm up
+    [start, switch] = read_decisions(tmp_path / "run")
+    assert (start.what, switch.what) == ("start", "switch")
+    assert switch.gain_predicted == pytest.approx(2.0, abs=0.1)
+    assert switches.configs[0].plan.components["env"].devices == (0, 1)
+    assert switch.plan is not None
+    assert "env-bound" in switch.plan["components"]["env"]["reason"]
+
+    run_steps(found, report, step, [9.0, 9.0, measured, measured])
+    last = read_decisions(tmp_path / "run")[-1]
+    assert last.what == what
+    assert last.gain_measured == pytest.approx(6.0 - measured)
+    assert last.numbers["step_seconds_predicted"] == pytest.approx(4.0, abs=0.1)
+    if what == "return":
+        assert switches.configs[-1].plan.components["env"].devices == (0,)
+    else:
+        assert len(switches.configs) == 1
+
+
+def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) -> None:
+    switches = _Switches()
+    found = planner(tmp_path, switches, "runner.plan={steps: 1, window: 5, least_gain: 0.9}")
+    step = 1
+    while kinds(read_decisions(tmp_path / "run"))[-1] != "stay":
+        step = run_steps(found, report, step, [1.0] * 3)
+        assert step < 100
+    step = run_steps(found, report, step, [1.0] * 6)
+    # One slow step is no drift, a tenth more is none either.
+    step = run_steps(found, report, step, [9.0, 1.0, 1.0, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1])
+    assert "replan" not in kinds(read_decisions(tmp_path / "run"))
+    run_steps(found, report, step, [1.3] * 6)
+    decisions = read_decisions(tmp_path / "run")
+    assert "replan" in kinds(decisions)
+    drift = decisions[kinds(decisions).index("replan")]
+    assert drift.numbers["step_seconds"] == pytest.approx(1.3)
+    assert drift.numbers["step_seconds_before"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_a_language_model_trains_the_same_while_it_is_moved(tmp_path: Path) -> None:
+    words = ("cluster.cpu_devices_per_node=2", "runner.total_steps=12")
+    plain = reasoning_support.train(tmp_path / "plain", *words)
+    auto = reasoning_support.train(tmp_path / "auto", *words, AUTO)
+    reasoning_support.assert_equal_runs(plain, auto)
+    assert kinds(read_decisions(auto)).count("profile") >= 1
+
+
+def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:
+    assert small_config(tmp_path).runner.plan is None
+    assert small_config(tmp_path, "runner.plan=manual").runner.plan is None
+    policy = small_config(tmp_path, "runner.plan=auto").runner.plan
+    assert policy is not None
+    assert policy.drift == 0.15

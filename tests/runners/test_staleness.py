@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
 
@@ -127,3 +128,9 @@ def test_decoupled_ppo_trains_on_stale_data(tmp_path: Path) -> None:
     lines = untimed(train(tmp_path, AHEAD, DECOUPLED))[1:]
     assert lines[0]["actor/importance_weight"] == pytest.approx(1, abs=1e-4)
     assert lines[-1]["actor/importance_weight"] != 1
+
+
+def test_an_engine_that_gives_its_weights_back_cannot_run_ahead(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rollout\.max_staleness"):
+        small_config(tmp_path, AHEAD, "cluster.residency={rollout: offload}")
+    small_config(tmp_path, "cluster.residency={rollout: offload}")

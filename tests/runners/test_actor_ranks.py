@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,15 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
 from rlinf.scheduler.cpu_slots import available_cores
 
+from .killing import kill_and_resume
 from .reasoning_support import small_config, train, untimed, weights
+from .test_resume import REASONING, reasoning_overrides
 
-pytestmark = pytest.mark.skipif(len(available_cores()) < 2, reason="two CPU slots need two cores")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(len(available_cores()) < 2, reason="two CPU slots need two cores"),
+]
 
 ON_RAY = ("cluster.runtime=ray", "cluster.cpu_devices_per_node=2")
 TWO = "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}"
@@ -53,7 +60,6 @@ def test_two_ranks_train_what_one_trains(one_rank: Path, tmp_path: Path) -> None
     assert_close_runs(one_rank, run)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(TWO, ONE), (ONE, TWO)], ids=["to one", "to two"])
 def test_a_run_goes_on_with_another_number_of_ranks(
     one_rank: Path, tmp_path: Path, before: str, after: str
@@ -66,7 +72,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert_close_runs(one_rank, run)
 
 
-@pytest.mark.slow
 def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:
     ppo = (
         f"runner.total_steps={STEPS}",
@@ -76,3 +81,11 @@ def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:
     placement = "cluster.component_placement={'rollout,reward': '0', 'actor,critic': '0-1'}"
     one = train(tmp_path / "one", *ppo)
     assert_close_runs(one, train(tmp_path / "two", *ppo, *ON_RAY, placement))
+
+
+def test_a_killed_rank_ends_the_run_which_goes_on_from_there(tmp_path: Path) -> None:
+    def overrides(runtime: str, steps: int) -> list[str]:
+        return [*reasoning_overrides(runtime, steps), "cluster.cpu_devices_per_node=2", TWO]
+
+    ranks = replace(REASONING, overrides=overrides, workers=("LanguageActorW",))
+    kill_and_resume(ranks, tmp_path, "ray", kills=2, steps=8, victim="worker")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.engines.hf import HFEngine
 from rlinf.errors import UserError
 from rlinf.runners import placed_config
 from rlinf.runners.reasoning_config import ReasoningConfig
@@ -92,3 +93,18 @@ def test_offloading_changes_no_bit(tmp_path: Path, residency: str, more: tuple[s
     away = train(tmp_path / "away", *more, f"cluster.residency={residency}", "runner.timeline=true")
     assert_equal_runs(kept, away)
     assert '"offload"' in (away / "timeline.json").read_text()
+
+
+def test_an_engine_may_forget_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do that sleep on an accelerator: they get weights before each rollout."""
+    steps = "runner.total_steps=3"
+    kept = train(tmp_path / "kept", steps)
+    release = HFEngine.release_memory
+
+    def forget(engine: HFEngine) -> None:
+        release(engine)
+        for parameter in engine._model.parameters():
+            parameter.data.fill_(float("nan"))
+
+    monkeypatch.setattr(HFEngine, "release_memory", forget)
+    assert_equal_runs(kept, train(tmp_path / "away", steps, "cluster.residency={rollout: offload}"))

@@ -97,6 +97,7 @@ def load_language_model(
             fit.
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     _without_bars()
@@ -110,7 +111,7 @@ def load_language_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with the others
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"the model cannot be read: {_line(error)}", key="path") from error
     _check_weights(_directory(config), report)
     check_tokenizer(model, tokenizer)

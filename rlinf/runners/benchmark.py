@@ -12,6 +12,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec
 from rlinf.engines.config import SamplingConfig
+from rlinf.errors import in_section
 from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.benchmark_config import BenchmarkRunConfig
@@ -34,8 +35,10 @@ def evaluate(config: BenchmarkRunConfig, directory: RunDirectory) -> TextEvaluat
     Raises:
         ConfigError: The file is not of the benchmark's format, or the model cannot be read.
     """
-    tokenizer = load_tokenizer(config.model)
-    dataset = config.benchmark.build(tokenizer)
+    with in_section("model"):
+        tokenizer = load_tokenizer(config.model)
+    with in_section("benchmark"):
+        dataset = config.benchmark.build(tokenizer)
     spec = benchmark_spec(config, dataset)
     spec.save(directory.evaluations / "spec.json")
     with BenchmarkSystem(config) as system:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.data.prompts.loader import PromptLoader
+from rlinf.errors import in_section
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.running_step import Arguments, Reports
@@ -68,7 +69,8 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
     ) -> None:
         super().__init__(config, directory, stop)
         self._model = initial_model(config, directory.path / INITIAL_MODEL)
-        self._tokenizer = load_tokenizer(self._model)
+        with in_section("model"):
+            self._tokenizer = load_tokenizer(self._model)
         sets = prompt_sets(config, self._tokenizer)
         self._loader = PromptLoader(
             sets.train, shuffle=config.data.shuffle, seed=config.data.seed + config.seed

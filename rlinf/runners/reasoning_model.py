@@ -42,8 +42,9 @@ def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConf
         return created
     unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
     try:
-        tokenizer = _tokenizer(config, unfinished)
-        network = _network(config, tokenizer)
+        with in_section("model"):
+            tokenizer = _tokenizer(config, unfinished)
+            network = _network(config, tokenizer)
         _warm_start(config, network, tokenizer)
         save_language_model(network, unfinished, tokenizer=tokenizer)
         os.replace(unfinished, directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_network, check_tokenizer, load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
@@ -54,11 +55,13 @@ class CriticWorker(TrainingWorker):
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
         setup = self._setup
-        self._tokenizer = load_tokenizer(setup.model)
-        model = build_network(
-            setup.critic.model or setup.model, tokenizer=self._tokenizer, seed=setup.seed
-        )
-        check_tokenizer(model, self._tokenizer)
+        with in_section("model"):
+            self._tokenizer = load_tokenizer(setup.model)
+        with in_section("model" if setup.critic.model is None else "critic.model"):
+            model = build_network(
+                setup.critic.model or setup.model, tokenizer=self._tokenizer, seed=setup.seed
+            )
+            check_tokenizer(model, self._tokenizer)
         self._critic = setup.critic.build(
             model,
             self._algorithm,

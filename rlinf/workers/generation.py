@@ -12,6 +12,7 @@ from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
+from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
@@ -79,10 +80,11 @@ class GenerationWorker(StageWorker):
     def start(self) -> None:
         """Build the engine; the weights that training begins with arrive with the first sync."""
         setup = self._setup
-        if setup.engine.shares_module or setup.model.architecture is not None:
-            model, tokenizer = build_language_model(setup.model, seed=setup.seed)
-        else:
-            model, tokenizer = None, load_tokenizer(setup.model)
+        with in_section("model"):
+            if setup.engine.shares_module or setup.model.architecture is not None:
+                model, tokenizer = build_language_model(setup.model, seed=setup.seed)
+            else:
+                model, tokenizer = None, load_tokenizer(setup.model)
         self._engine = setup.engine.build(
             ModelSource(
                 path=setup.model.path, module=model, tokenizer=tokenizer, dtype=setup.model.dtype

@@ -11,6 +11,7 @@ from typing import Any
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.algorithms.tokens.protocol import TokenBatch
 from rlinf.data.sequences import PromptGroup
+from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
@@ -76,7 +77,8 @@ class LanguageActorWorker(TrainingWorker):
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
         setup = self._setup
-        model, self._tokenizer = build_language_model(setup.model, seed=setup.seed)
+        with in_section("model"):
+            model, self._tokenizer = build_language_model(setup.model, seed=setup.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self._trainer = setup.actor.build(
             model,

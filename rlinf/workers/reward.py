@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from rlinf.data.sequences import PromptGroup, Score
+from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream, Item
 from rlinf.models.language import load_tokenizer
@@ -39,7 +40,8 @@ class RewardWorker(StageWorker):
 
     def start(self) -> None:
         """Start the processes that score."""
-        self._tokenizer = load_tokenizer(self._setup.model)
+        with in_section("model"):
+            self._tokenizer = load_tokenizer(self._setup.model)
         self._pool = RewardPool(self._setup.reward)
 
     def score(self, completions: InputStream) -> Generator[Emit, None, dict[str, int]]:

@@ -49,7 +49,7 @@ def items_dataset(
     notes = Notes()
     notes.counts["records"] = len(raw)
     dataset = encode_prompts(raw, tokenizer=tokenizer, config=config, notes=notes)
-    _refuse_empty(dataset, "the task")
+    _refuse_empty(dataset, "the task", "task")
     return dataset
 
 
@@ -79,7 +79,7 @@ def _from_files(
     )
     with in_section("files"):
         _refuse_broken(notes, files, name)
-    _refuse_empty(dataset, ", ".join(map(str, paths)))
+    _refuse_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
     return dataset
 
 
@@ -117,6 +117,6 @@ def _refuse_broken(notes: Notes, files: FilesConfig, name: str) -> None:
     )
 
 
-def _refuse_empty(dataset: PromptDataset, source: str) -> None:
+def _refuse_empty(dataset: PromptDataset, source: str, key: str) -> None:
     if not len(dataset):
-        raise ConfigError(f"no prompt is left of {source}: {dataset.report}")
+        raise ConfigError(f"no prompt is left of {source}: {dataset.report}", key=key)

@@ -1,0 +1,261 @@
+"""Broken prompts, models and tokenizers in a whole ``rlinf train``: a message and exit code 2, or a
+count of what was left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from rlinf.data.tokenizer import train_tokenizer
+
+GOOD = [{"prompt": f"{n}+1=", "solutions": f"{n + 1}"} for n in range(8)]
+RECIPE = """
+task: reasoning
+runner: {total_steps: 1}
+data: {files: {train: [prompts.jsonl]}, max_prompt_length: 8}
+model: {path: model}
+rollout: {prompts: 2, group_size: 2, sampling: {max_new_tokens: 2}}
+reward: {processes: 1, functions: {answer: {type: exact_match, extract: everything}}}
+algorithm: {type: grpo}
+actor: {type: fsdp}
+logger: {backends: []}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "model"
+    tokenizer = train_tokenizer(["0123456789+="], path)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe, a model of its own and good prompts."""
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    write(tmp_path, GOOD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(place: Path, records: list[Any]) -> None:
+    """Records of JSON, lines of text, or bytes."""
+    lines = []
+    for record in records:
+        if not isinstance(record, bytes):
+            text = record if isinstance(record, str) else json.dumps(record)
+            record = text.encode()  # noqa: PLW2901 - its bytes
+        lines.append(record + b"\n")
+    (place / "prompts.jsonl").write_bytes(b"".join(lines))
+
+
+def train(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["train", "recipe.yaml", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def change(**values: Any) -> Callable[[Path], None]:
+    """Change or drop weights of the model: a tensor replaces, None drops."""
+
+    def apply(place: Path) -> None:
+        file = place / "model" / "model.safetensors"
+        weights = load_file(file)
+        for name, value in values.items():
+            key = name.replace("__", ".")
+            if value is None:
+                del weights[key]
+            else:
+                weights[key] = value
+        save_file(weights, file, {"format": "pt"})
+
+    return apply
+
+
+def larger_tokenizer(place: Path) -> None:
+    train_tokenizer(["0123456789+= abcdefghijklmnopqrstuvwxyz"], place / "model")
+
+
+def settings(name: str, **values: Any) -> Callable[[Path], None]:
+    def apply(place: Path) -> None:
+        file = place / "model" / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+    return apply
+
+
+def contents(name: str, data: bytes | None) -> Callable[[Path], None]:
+    def apply(place: Path) -> None:
+        file = place / "model" / name
+        file.unlink() if data is None else file.write_bytes(data)
+
+    return apply
+
+
+NORM = "model__layers__0__input_layernorm__weight"
+MODELS: list[tuple[str, Callable[[Path], None], list[str]]] = [
+    (
+        "missing weights",
+        change(**{NORM: None}),
+        ["model.path", "missing in the files", NORM.replace("__", ".")],
+    ),
+    ("extra weights", change(strange=torch.ones(2)), ["model.path", "unknown", "strange"]),
+    (
+        "weights of another shape",
+        change(**{NORM: torch.ones(3)}),
+        ["model.path", "of another shape", NORM.replace("__", ".")],
+    ),
+    ("broken weights", contents("model.safetensors", b"\0" * 40), ["model.path"]),
+    ("no weights", contents("model.safetensors", None), ["model.path", "holds no weights"]),
+    ("larger tokenizer", larger_tokenizer, ["model.path", "the tokenizer has", "embedding"]),
+    (
+        "an end token out of range",
+        settings("generation_config.json", eos_token_id=999),
+        ["model.path", "end token 999", "generation_config.json"],
+    ),
+    ("broken tokenizer", contents("tokenizer.json", b"{"), ["model.path", "tokenizer"]),
+    ("broken configuration", contents("config.json", b"{"), ["model.path", "config"]),
+    ("unknown architecture", settings("config.json", model_type="qwen99"), ["model.path"]),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("case", "damage", "parts"), MODELS, ids=[m[0] for m in MODELS])
+def test_models(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    damage: Callable[[Path], None],
+    parts: list[str],
+) -> None:
+    damage(place)
+    code, _, error = train(capsys)
+    assert code == 2, error
+    assert "Traceback" not in error
+    flat = " ".join(error.split())
+    assert [part for part in parts if part not in flat] == [], flat
+
+
+# Records, further words of the command line, and what must be said: by an error, or while training.
+PROMPTS: list[tuple[str, list[Any], list[str], int, list[str]]] = [
+    (
+        "broken lines",
+        [*GOOD, "{", "[1]", "nothing"],
+        [],
+        0,
+        ["8 prompts of 11 records, 3 broken", "prompts.jsonl:9: no JSON"],
+    ),
+    (
+        "missing keys",
+        [*GOOD, {"promt": "1", "solutions": "1"}, {"prompt": "1"}],
+        [],
+        0,
+        ["8 prompts of 10 records, 2 broken", "did you mean `promt`?", "no key `solutions`"],
+    ),
+    ("wrong encoding", [*GOOD, b'{"prompt": "\xe9"}'], [], 0, ["1 broken", "not UTF-8 at byte 12"]),
+    (
+        "over-long prompts",
+        [*GOOD, {"prompt": "1" * 9, "solutions": "1"}],
+        [],
+        0,
+        ["8 prompts of 9 records, 1 too long", "9 tokens, 8 are allowed"],
+    ),
+    (
+        "over-long prompts cut",
+        [*GOOD, {"prompt": "1" * 9, "solutions": "1"}],
+        ["data.long_prompts=truncate"],
+        0,
+        ["9 prompts of 9 records, 1 cut to length"],
+    ),
+    (
+        "over-long prompts refused",
+        [*GOOD, {"prompt": "1" * 9, "solutions": "1"}],
+        ["data.long_prompts=refuse"],
+        2,
+        ["data.max_prompt_length", "1 prompts are longer than 8 tokens", "prompts.jsonl:9"],
+    ),
+    (
+        "characters that the tokenizer does not know",
+        [*GOOD, {"prompt": "what?", "solutions": "1"}],
+        [],
+        0,
+        ["1 broken", "characters that the tokenizer does not know"],
+    ),
+    (
+        "more broken lines than allowed",
+        [*GOOD, "{", "{"],
+        ["data.files.max_broken=1"],
+        2,
+        ["data.files.train", "2 of 10 records are broken", "at most 1 are left out"],
+    ),
+    (
+        "the first broken line refused",
+        [*GOOD, "{"],
+        ["data.files.broken_records=refuse"],
+        2,
+        ["data.files.train", "broken_records is refuse"],
+    ),
+    (
+        "other keys altogether",
+        GOOD,
+        ["data.files.prompt_key=question"],
+        2,
+        ["data.files", "no prompt is left", "has no key `question`"],
+    ),
+    ("nothing", [], [], 2, ["data.files", "no prompt is left"]),
+    (
+        "messages without a template",
+        [{"prompt": [{"role": "user", "content": "1"}], "solutions": "1"}],
+        [],
+        2,
+        ["no prompt is left", "messages need apply_chat_template"],
+    ),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("case", "records", "words", "code", "parts"), PROMPTS, ids=[p[0] for p in PROMPTS]
+)
+def test_prompts(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    records: list[Any],
+    words: list[str],
+    code: int,
+    parts: list[str],
+) -> None:
+    write(place, records)
+    found, shown, error = train(capsys, *words)
+    assert found == code, error
+    assert "Traceback" not in error
+    flat = " ".join((shown if code == 0 else error).split())
+    assert [part for part in parts if part not in flat] == [], flat

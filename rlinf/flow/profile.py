@@ -71,7 +71,10 @@ class ComponentProfile(StrictModel):
     """Time to hand one of its results to the next component [s]."""
     concurrent: bool = False
     """Whether all items are in service at once, as sequences in an engine: the results of ``n``
-    items then arrive one after the other, ``seconds/n`` apart, not chunk by chunk."""
+    items then arrive one after the other, not chunk by chunk."""
+    first_result_share: float = Field(default=0.0, ge=0, lt=1)
+    """For a concurrent component, the part of its time that passes before results begin to come
+    evenly; long sequences make it large."""
     scaling: ScalingLaw | None = None
     """Law for numbers of devices outside of the measured range; None: they are not legal."""
 

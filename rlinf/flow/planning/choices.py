@@ -55,7 +55,7 @@ class NodeTable:
     Args:
         devices: [N, K] devices in use, with gaps that keep processes on their nodes.
         chunk: [N] time per chunk [s].
-        switch: [N] time to load and offload [s].
+        switch: [N] time that is spent once: to load, to offload, and before results come [s].
         peak: [N, K] memory of one device while the node runs [bytes].
         idle: [N, K] memory of one device while it does not [bytes].
         grid: [N] index into ``grids``.

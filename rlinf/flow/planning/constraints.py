@@ -46,6 +46,9 @@ class Constraints(StrictModel):
     items."""
     exchanges: Mapping[str, int] = Field(default_factory=dict)
     """How often the stages of a loop feed each other in a step, by node; without an entry, once."""
+    staleness: int = Field(default=0, ge=0)
+    """Steps by which weights may be old when a step starts; from 1 on, the first part of a flow may
+    work on the next step while the other part, on other devices, is at this one."""
     components: Mapping[str, ComponentConstraint] = Field(default_factory=dict)
     """Limits by component; one that is not listed has none."""
 

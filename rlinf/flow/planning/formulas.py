@@ -71,7 +71,11 @@ class Stream(NamedTuple):
 
 
 def leaf(form: Form, chunk: Floats, switch: Floats) -> Stream:
-    """A single node that takes ``chunk`` seconds per chunk, and ``switch`` once."""
+    """A single node that takes ``chunk`` seconds per chunk, and ``switch`` once.
+
+    What is spent once is to load, to offload, and, where all items are served at once, to wait for
+    the first result.
+    """
     none = np.zeros_like(chunk)
     return Stream(
         first=chunk + switch,

@@ -16,6 +16,7 @@ from rlinf.flow.planning.options import Integers, undominated
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
+    component_lead,
     component_seconds,
     legal_sizes,
 )
@@ -109,13 +110,14 @@ def _tables(problem: Problem, node: Node, division: Choice, items: int) -> Itera
     if count == 0:
         return
     chunk = _seconds(problem, node, division, grid, items=items)
+    lead = _lead(problem, division, grid)
     peak, idle, switch = _memory(problem, division, grid)
     zeros, index = np.zeros(count, np.int64), np.arange(count)
     for resident in _residencies(problem, node):
         yield NodeTable(
             devices,
             chunk,
-            np.full(count, 0.0 if resident else switch),
+            lead + (0.0 if resident else switch),
             peak,
             idle if resident else np.zeros_like(idle),
             zeros,
@@ -163,6 +165,19 @@ def _seconds(
         stages=division.stages,
         flowing=any(problem.profile.components[n].concurrent for n in node.components),
     )
+
+
+def _lead(
+    problem: Problem, division: Choice, grid: Sequence[Integers], *, without: str | None = None
+) -> Floats:
+    """[N] time before the first result, of the slowest component that serves all items at once."""
+    found = np.zeros(len(grid[0]))
+    for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
+        for name in (division.components[stage] for stage in block):
+            if name != without:
+                lead = component_lead(problem, name, kind, sizes, stages=division.stages)
+                found = np.maximum(found, lead)
+    return found
 
 
 def _memory(
@@ -213,11 +228,13 @@ def _undominated(table: NodeTable, others: MemoryOfOthers) -> NodeTable:
 def price(
     problem: Problem, node: Node, choice: Choice, items: int, *, without: str | None = None
 ) -> tuple[float, float]:
-    """Time per chunk of ``items``, and time to load and offload, of one choice [s].
+    """Time per chunk of ``items``, and time that is spent once, of one choice [s].
 
     ``without`` names a component that takes no time.
     """
     grid = [np.array([size]) for size in choice.sizes]
     _, _, switch = _memory(problem, choice, grid)
     seconds = _seconds(problem, node, choice, grid, items=items, without=without)
-    return float(seconds[0]), 0.0 if choice.resident else switch
+    lead = float(_lead(problem, choice, grid, without=without)[0])
+    idle = choice.resident or choice.components == (without,)
+    return float(seconds[0]), lead if idle else lead + switch

@@ -88,7 +88,7 @@ def component_seconds(
     """Time in which a component processes ``items`` of a step, of which it gets a chunk at once.
 
     The process with most items sets the time. A component that serves all items at once is
-    measured on all items of the step; a chunk is its part of that.
+    measured on all items of the step; a chunk is its part of the time in which results come.
     """
     constraints, cost = problem.constraints, problem.costs[component, kind]
     seen = constraints.items if cost.profile.concurrent else items
@@ -96,7 +96,22 @@ def component_seconds(
     fullest = _fullest(problem, processes, seen, stages)
     seconds = cost.seconds(fullest * processes, sizes, stages)
     seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
-    return seconds * (items / seen)
+    return seconds * (items / seen) * (1 - _lead_share(problem, component))
+
+
+def component_lead(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
+) -> Floats:
+    """Time before the first result of a component that serves all items at once; else 0."""
+    share = _lead_share(problem, component)
+    items = problem.constraints.items
+    rest = component_seconds(problem, component, kind, sizes, items=items, stages=stages)
+    return rest * share / (1 - share)
+
+
+def _lead_share(problem: Problem, component: str) -> float:
+    profile = problem.profile.components[component]
+    return profile.first_result_share if profile.concurrent else 0.0
 
 
 def component_bytes(

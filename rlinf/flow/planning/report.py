@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf.flow.graph import Node
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.planning.choices import Choice
 from rlinf.flow.planning.formulas import Floats
@@ -16,6 +15,7 @@ from rlinf.flow.planning.leaves import price
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
+    component_lead,
     component_seconds,
     legal_sizes,
 )
@@ -106,16 +106,11 @@ class _Writer:
     def _busy(self, leaf: LeafTree, name: str) -> float:
         """Time per step that a component works [s]."""
         block, kind = _position(leaf.choice, name)
-        size = np.array([leaf.choice.sizes[block]])
-        chunk = component_seconds(
-            self._problem,
-            name,
-            kind,
-            size,
-            items=leaf.granularity,
-            stages=leaf.choice.stages,
-        )
-        return float(chunk[0]) * (self._problem.constraints.items // leaf.granularity)
+        size, stages = np.array([leaf.choice.sizes[block]]), leaf.choice.stages
+        problem, items = self._problem, leaf.granularity
+        chunk = component_seconds(problem, name, kind, size, items=items, stages=stages)
+        lead = component_lead(problem, name, kind, size, stages=stages)
+        return float(lead[0] + chunk[0] * (problem.constraints.items // items))
 
     # -- reasons --------------------------------------------------------------------------------
 
@@ -177,10 +172,7 @@ class _Writer:
 
     def _value(self, tree: Tree, without: str | None = None) -> float:
         def pricing(choice: Choice, items: int) -> tuple[float, float]:
-            node: Node = self._nodes[choice.node]
-            chunk, switch = price(self._problem, node, choice, items, without=without)
-            alone = without is not None and node.components == (without,)
-            return chunk, 0.0 if alone else switch
+            return price(self._problem, self._nodes[choice.node], choice, items, without=without)
 
         return value(tree, pricing, self._problem.constraints.items)
 

@@ -159,6 +159,10 @@ class Search:
             yield Cut(left, right, "temporal")
         if self._crosses(left, right):
             yield Cut(left, right, "spatial")
+            whole = left | right == (1 << len(self.order)) - 1
+            if whole and self._problem.constraints.staleness:
+                # Each part is busy with another step, so that neither waits for the other.
+                yield Cut(left, right, "parallel")
         elif left & -left < right & -right:
             yield Cut(left, right, "parallel")
 

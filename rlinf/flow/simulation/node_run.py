@@ -9,7 +9,7 @@ import numpy as np
 
 from rlinf.flow.graph import Node, Stage
 from rlinf.flow.plan import Plan
-from rlinf.flow.planning.problem import Problem, component_seconds
+from rlinf.flow.planning.problem import Problem, component_lead, component_seconds
 from rlinf.flow.simulation.generation import GenerationModel
 from rlinf.flow.simulation.stations import Floats, chunk_by_chunk, pass_through, play_loop
 
@@ -62,12 +62,15 @@ class NodeModel:
         self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
         self._homes = [plan.components[name].devices for name in node.components]
         # A component that generates takes as long as its sequences, not as was measured.
-        self._seconds = {
-            name: 0.0 if name in generation else self._component(name) for name in node.components
+        times = {
+            name: (0.0, 0.0) if name in generation else self._component(name)
+            for name in node.components
         }
+        self._seconds = {name: seconds for name, (seconds, _) in times.items()}
+        self._leads = {name: lead for name, (_, lead) in times.items()}
 
-    def _component(self, name: str) -> float:
-        """Measured time of a component per chunk [s]."""
+    def _component(self, name: str) -> tuple[float, float]:
+        """Measured time of a component per chunk, and before its first result [s]."""
         plan, problem = self._plan.components[name], self._problem
         kind = kind_of(problem, plan.devices[0])
         size = np.array([len(plan.devices)])
@@ -76,7 +79,8 @@ class NodeModel:
         if not np.isfinite(found[0]):
             # Says which sizes are legal.
             problem.costs[name, kind].estimate(items, len(plan.devices), stages)
-        return float(found[0])
+        lead = component_lead(problem, name, kind, size, stages=stages)
+        return float(found[0]), float(lead[0])
 
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
@@ -91,8 +95,12 @@ class NodeModel:
         """
         if self._sampled is not None:
             return self._generate(self._sampled, rng, arrivals, begin, factor)
-        busy = {name: seconds * factor * self._chunks for name, seconds in self._seconds.items()}
-        ready = self._measured(arrivals, begin, factor)
+        busy = {
+            name: factor * (self._leads[name] + seconds * self._chunks)
+            for name, seconds in self._seconds.items()
+        }
+        lead = factor * max(self._leads.values())
+        ready = self._measured(arrivals + lead, begin + lead, factor)
         return Outcome(ready, float(ready[-1]), busy, {})
 
     @property

@@ -92,6 +92,7 @@ class Component:
         self.switch = (float(rng.uniform(0, 3)), float(rng.uniform(0, 3)))
         self.resident_bytes = int(rng.integers(0, 40))
         self.devices = devices
+        self.share = float(rng.choice([0.0, 0.4])) if self.concurrent else 0.0
         scale = float(rng.uniform(1, 10))
         self.seconds, self.bytes = {}, {}
         for m, n, s in itertools.product(counts, range(1, devices + 1), self.stages):
@@ -116,6 +117,7 @@ class Component:
             offload_seconds=self.switch[1],
             resident_bytes=self.resident_bytes,
             concurrent=self.concurrent,
+            first_result_share=self.share,
         )
 
     def sizes(self):
@@ -128,7 +130,7 @@ class Component:
         seen = self.items if self.concurrent else m
         if seen % s or (seen // s) % n:
             return None
-        return self.seconds[seen, n, s] * m / seen
+        return (1 - self.share) * self.seconds[seen, n, s] * m / seen
 
 
 def node_ways(makers, items, exchanges, devices):
@@ -150,7 +152,10 @@ def node_ways(makers, items, exchanges, devices):
                 idles[home] = idles.get(home, 0) + mk.resident_bytes
             used = sum(dict(zip(homes, sizes, strict=True)).values())
             loading = sum(max(mk.switch[i] for mk in makers) for i in (0, 1))
-            switch = 0.0 if resident else loading
+            lead = max(
+                mk.share * mk.seconds[items, n, s] for mk, n in zip(makers, sizes, strict=True)
+            )
+            switch = lead if resident else lead + loading
             if used <= devices:
                 idle = max(idles.values()) if resident else 0
                 yield Way(used, chunk, switch, max(peaks.values()), idle)

@@ -1,0 +1,50 @@
+"""Simulated step times of published settings: which placement wins at which size.
+
+    python benchmarks/simulation.py                                   # all scenarios
+    python benchmarks/simulation.py --scenario math-1.5b --staleness 1
+    python benchmarks/simulation.py --scenario math-1.5b --clusters 256x8:H100
+
+Nothing is measured here. Where the figures of a scenario are from is printed before its table, and
+per figure written in rlinf/flow/simulation/scenarios.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from rlinf.flow.simulation.scenario_data import find_scenario, scenarios
+from rlinf.flow.simulation.scenarios import run_scenario, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scenario", choices=sorted(scenarios()))
+    parser.add_argument("--clusters", nargs="*", default=[])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--staleness", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for name in [arguments.scenario] if arguments.scenario else sorted(scenarios()):
+        print(f"SIMULATED, not measured: {name}\n{find_scenario(name).about}")
+        begin = time.perf_counter()
+        rows = table(
+            run_scenario(
+                name,
+                clusters=tuple(arguments.clusters),
+                steps=arguments.steps,
+                staleness=arguments.staleness,
+                seed=arguments.seed,
+            )
+        )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+        print(f"planned and simulated in {time.perf_counter() - begin:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main()

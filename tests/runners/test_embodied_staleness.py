@@ -38,8 +38,14 @@ def test_samples_are_as_old_as_the_rule_says(reference: Path) -> None:
     assert lines[-1]["actor/proximal_ratio"] != 1
 
 
+SLOW = {"collocated", "one device"}
+
+
 @needs_two_cores
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement",
+    [pytest.param(p, marks=pytest.mark.slow if p in SLOW else ()) for p in PLACEMENTS],
+)
 def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
     place = f"cluster.component_placement={PLACEMENTS[placement]}"
     assert_equal_runs(reference, train(tmp_path / "run", *AHEAD, SPLIT, place))
@@ -54,7 +60,7 @@ def test_ray_gives_the_same_bits(reference: Path, tmp_path: Path, placement: str
     assert_equal_runs(reference, run)
 
 
-@pytest.mark.parametrize("questions", [2, 5])
+@pytest.mark.parametrize("questions", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_what_was_collected_ahead_outlives_an_interruption(
     reference: Path, tmp_path: Path, questions: int
 ) -> None:

@@ -38,12 +38,18 @@ def test_answers_go_on_under_newer_weights(reference: Path) -> None:
     assert max(line["rollout/interrupted"] for line in lines) >= 1
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_placements_give_the_same_bits(reference: Path, tmp_path: Path) -> None:
     assert_equal_runs(reference, train(tmp_path, *PARTIAL, *placed("disaggregated")))
 
 
-@pytest.mark.parametrize("more", [(), ("rollout.max_staleness=1",)], ids=["in step", "ahead"])
+AHEAD = ("rollout.max_staleness=1",)
+
+
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(AHEAD, marks=pytest.mark.slow)], ids=["in step", "ahead"]
+)
 def test_an_interrupted_run_loses_no_group(
     reference: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:

@@ -94,6 +94,7 @@ def test_what_was_generated_ahead_outlives_an_interruption(
     assert_equal_runs(reference, run)
 
 
+@pytest.mark.slow
 def test_prompts_drawn_again_are_counted_once(tmp_path: Path) -> None:
     again = "algorithm={type: grpo, dynamic_sampling: true, max_resample: 3}"
     one = train(tmp_path / "one", AHEAD, again)

@@ -16,6 +16,7 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow
     from rlinf.flow.plan import Plan
+    from rlinf.flow.simulation import Simulation
     from rlinf.monitor.report.graph import Graph
     from rlinf.monitor.report.page import RunReport
     from rlinf.monitor.report.trace import Trace
@@ -72,6 +73,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     metrics = run / METRICS_FILE
     lines = read_metrics(metrics) if metrics.is_file() else []
     measured = _trace(run / "timeline.json", flow, plan, steps)
+    simulation = _simulation(run, flow, plan, config)
     return RunReport(
         name=f"{run.parent.name}/{run.name}",
         task=config.task,
@@ -80,7 +82,8 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         mode=plan.mode,
         config=(run / CONFIG_FILE).read_text(encoding="utf-8"),
         measured=measured,
-        predicted=_trace(run / "predicted_timeline.json", flow, plan, None),
+        predicted=None if simulation is None else _simulated(simulation, flow, plan),
+        predicted_seconds=None if simulation is None else simulation.seconds,
         curve=Curve(lines) if lines else None,
         decisions=decisions,
         timeline_hint="" if measured else _timeline_hint(run, config),
@@ -125,6 +128,47 @@ def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> T
             f"--steps = {steps[0]}-{steps[-1]}: the timeline has the steps {first}-{last}"
         )
     return trace.of_steps(found)
+
+
+def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
+    """What the plan should take by the profile of the run; None where nothing was measured yet."""
+    from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
+    from rlinf.flow.measure import PROFILE_FILE
+    from rlinf.flow.profile import Profile
+    from rlinf.flow.simulation import Conditions, simulate
+
+    path = run / PROFILE_FILE
+    if not path.is_file():
+        return None
+    nodes = config.cluster.num_nodes
+    most = 1 + max(device for part in plan.components.values() for device in part.devices)
+    group = NodeGroup(nodes=nodes, devices_per_node=max(config.devices, most) // nodes)
+    try:
+        return simulate(
+            flow,
+            plan,
+            Profile.load(path),
+            ClusterShape(groups=(group,)),
+            config.planning.constraints,
+            conditions=Conditions(steps=3, timeline=True),
+        )
+    except ConfigError as error:
+        complain(f"nothing is predicted: {error}", label="note")
+        return None
+
+
+def _simulated(simulation: Simulation, flow: Flow, plan: Plan) -> Trace | None:
+    """The events of a simulation as those of a run."""
+    import tempfile
+
+    from rlinf.monitor.timeline import TimelineFile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "timeline.json"
+        with TimelineFile(path) as file:
+            # What takes no time has nothing to show.
+            file.write(e for e in simulation.events if e["end_ns"] > e["begin_ns"])
+        return _trace(path, flow, plan, None)
 
 
 def _timeline_hint(run: Path, config: Any) -> str:

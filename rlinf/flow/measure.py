@@ -18,6 +18,7 @@ from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageReport
 
+PROFILE_FILE = "profile.json"
 WARM_UP_STEPS = 2
 
 
@@ -171,8 +172,13 @@ def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
             measurement.items,
         )
         known = by_size.get(size)
-        if known is None or measurement.samples >= known.samples:
+        if known is None:
             by_size[size] = measurement
+            continue
+        better = measurement if measurement.samples >= known.samples else known
+        # Memory is not watched in every run.
+        peak = max(known.peak_bytes, measurement.peak_bytes)
+        by_size[size] = better.model_copy(update={"peak_bytes": peak})
     last = parts[-1]
     return ComponentProfile(
         measurements=tuple(by_size[size] for size in sorted(by_size)),

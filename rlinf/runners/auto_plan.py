@@ -24,7 +24,7 @@ from typing import Literal
 from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Planned
 from rlinf.flow.planning import plan as solve
@@ -35,7 +35,6 @@ from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
 from rlinf.runners.planning_traits import plan_overrides
 from rlinf.runners.profiling import (
-    PROFILE_FILE,
     changed,
     fingerprints,
     keep_profile,

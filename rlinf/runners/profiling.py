@@ -21,14 +21,14 @@ from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
 from rlinf.flow.profile import ComponentProfile, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.placed_config import PlacedConfig
 
-PROFILE_FILE = "profile.json"
 MEASURED_STEPS = 3
+FIRST_STEPS = 8
 _CREATED_MODEL = "initial_model"
 
 
@@ -177,6 +177,31 @@ def _summary(recorder: StepRecorder) -> str:
         for name, profile in recorder.profiles().items()
     )
     return ", ".join(parts)
+
+
+class FirstSteps:
+    """Measures a run in its first steps, where it is, and leaves its profile behind.
+
+    Args:
+        config: The run.
+        flow: What happens in a step.
+        directory: The run directory.
+    """
+
+    def __init__(self, config: PlacedConfig, flow: Flow, directory: Path) -> None:
+        self._config = config
+        self._path = directory / PROFILE_FILE
+        self._recorder = new_recorder(config, flow, f"first steps of run {directory.name}")
+
+    def observe(self, report: StepReport) -> None:
+        """Take the report of the next step; the profile is written when there are enough."""
+        if self._recorder.count >= FIRST_STEPS:
+            return
+        self._recorder.observe(report)
+        if self._recorder.count == FIRST_STEPS:
+            seconds = self._recorder.synchronisation_seconds
+            found = fingerprints(self._config).profile(self._recorder.profiles(), seconds)
+            found.save(self._path)
 
 
 # -- kept profiles ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.auto_plan import AutoPlanner
 from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.profiling import FirstSteps
 from rlinf.runners.worker_system import WorkerSystem
 
 log = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
             if not restored:
                 self._begin()
             planner = self._new_planner()
+            first = FirstSteps(self._config, self._training_flow, self._directory.path)
             self._progress = stack.enter_context(
                 Progress(self._training_steps, done_steps=self._state.step, figures=self.figures)
             )
@@ -149,6 +151,8 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
                 report, seconds = self._step()
                 if planner is not None:
                     planner.after_step(self._state.step, report, seconds)
+                else:
+                    first.observe(report)
             self._save(blocking=True)
             self._progress.stop()
             if not self._stop.is_set():

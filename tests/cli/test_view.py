@@ -110,3 +110,51 @@ def test_without_a_timeline_the_page_and_the_screen_say_how_to_get_one(
     page = (bare / "report.html").read_text()
     assert f"rlinf resume {bare} runner.timeline=true" in page
     assert shown(page) == {"panels": [], "charts": []}
+
+
+def test_a_run_is_predicted_from_its_first_steps(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile of the first steps, simulated under the same plan, gives about the same step."""
+    from rlinf.flow.fingerprint import Fingerprints
+    from rlinf.flow.profile import ComponentProfile, Measurement
+
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    assert run_report(run).predicted is None  # it was too short
+    other = tmp_path / "run"
+    other.mkdir()
+    for name in ("config.yaml", "timeline.json", "metrics.jsonl"):
+        (other / name).write_bytes((run / name).read_bytes())
+    parts = {
+        name: ComponentProfile(
+            measurements=(Measurement(items=8, devices=devices, seconds=seconds, origin="a test"),)
+        )
+        for name, devices, seconds in (("env", 1, 0.5), ("rollout", 1, 0.25), ("actor", 2, 0.25))
+    }
+    Fingerprints("here", "model", "config").profile(parts).save(other / "profile.json")
+    report = run_report(other)
+    assert report.predicted_seconds == pytest.approx(1.0)
+    assert report.predicted is not None
+    assert [share.device for share in report.predicted.shares()] == [0, 1]
+    assert list(report.predicted.steps) == [1, 2, 3]
+
+
+def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf.flow.profile import Profile
+
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    words = [
+        "train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run"),
+        "runner.total_env_steps=1536", "evaluation.interval=0", "checkpoint.interval=0",
+    ]  # fmt: skip
+    assert main(words) == 0
+    profile = Profile.load(tmp_path / "run" / "profile.json")
+    for component in ("env", "rollout", "actor"):
+        [measured] = profile.components[component].measurements
+        assert (measured.samples, measured.items) == (8, 8)
+        assert "first steps of run" in measured.origin
+    report = run_report(tmp_path / "run")
+    assert report.predicted_seconds is not None
+    assert report.curve is not None
+    steps = sorted(line["time/step"] for line in report.curve.lines[2:10])
+    assert 0.5 * steps[0] < report.predicted_seconds < 2 * steps[-1]

@@ -92,6 +92,7 @@ def test_two_workers_of_a_device_at_once_are_busy_once(tmp_path: Path) -> None:
     ]
     [share] = trace_of(tmp_path, events).shares()
     assert share.busy == pytest.approx({"env": 3 / 4, "rollout": 3 / 4})
+    assert share.bars == pytest.approx({"env": 1 / 2, "rollout": 1 / 2})
     assert share.idle == pytest.approx(0)
 
 

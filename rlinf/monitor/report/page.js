@@ -72,16 +72,27 @@
     else make("rect", { ...box, fill: panel.colors[bar[4]], opacity: row.kind === "device" ? 1 : 0.8 }, group);
   };
 
+  // A panel of another clock is laid so that its first step begins with the one that is looked at.
+  const shiftOf = (panel) => {
+    const [first] = panels;
+    if (panel === first.panel || !first.panel.steps.length || !panel.steps.length) return 0;
+    const middle = (view.begin + view.end) / 2;
+    const seen = first.panel.steps.filter(([, begin]) => begin <= middle).pop() ?? first.panel.steps[0];
+    return seen[1] - panel.steps[0][1];
+  };
+
   const drawPanel = (entry) => {
     const { panel, svg } = entry;
+    const shift = (entry.shift = shiftOf(panel));
+    const from = view.begin - shift, until = view.end - shift;
     const width = Math.max(400, svg.clientWidth || 1000);
     const room = width - LEFT - RIGHT;
     const scale = room / (view.end - view.begin);
-    const at = (time) => LEFT + (time - view.begin) * scale;
+    const at = (time) => LEFT + (time - from) * scale;
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${entry.height}`);
     svg.setAttribute("height", entry.height);
-    const marks = ticks(view.begin, view.end, Math.max(2, Math.floor(room / 110)));
+    const marks = ticks(from, until, Math.max(2, Math.floor(room / 110)));
     for (const mark of marks.found) {
       make("line", { x1: at(mark), x2: at(mark), y1: HEAD, y2: entry.height, class: "grid" }, svg);
       write(svg, at(mark) + 3, 13, seconds(mark, marks.step), { class: "small" });
@@ -97,7 +108,7 @@
       const group = make("g", {}, svg);
       const drawnTo = new Map();
       for (const bar of row.bars) {
-        if (bar[0] > view.end || bar[0] + bar[1] < view.begin) continue;
+        if (bar[0] > until || bar[0] + bar[1] < from) continue;
         const x0 = Math.max(LEFT, at(bar[0]));
         const x1 = Math.min(LEFT + room, at(bar[0] + bar[1]));
         // What would fall on the same pixel as the bar before is not drawn again.
@@ -145,9 +156,9 @@
     const box = entry.svg.getBoundingClientRect();
     const x = event.clientX - box.left;
     const time = view.begin + ((x - LEFT) / (box.width - LEFT - RIGHT)) * (view.end - view.begin);
-    return { time, y: event.clientY - box.top, inside: x >= LEFT };
+    return { time, own: time - entry.shift, y: event.clientY - box.top, inside: x >= LEFT };
   };
-  const describe = (entry, { time, y, inside }) => {
+  const describe = (entry, { own: time, y, inside }) => {
     const place = inside && entry.places.find((each) => y >= each.top && y < each.bottom);
     if (!place) return "";
     const slack = (view.end - view.begin) / 1500;
@@ -162,7 +173,7 @@
     const svg = make("svg", { tabindex: 0, role: "img", "aria-label": `${panel.title} timeline` }, figure);
     const devices = panel.rows.filter((row) => row.kind === "device").length;
     const height = HEAD + 14 + devices * 5 + panel.rows.reduce((sum, row) => sum + HEIGHT[row.kind], 0);
-    const entry = { panel, svg, height, places: [] };
+    const entry = { panel, svg, height, places: [], shift: 0 };
     panels.push(entry);
     let drag = null;
     svg.addEventListener("pointerdown", (event) => {

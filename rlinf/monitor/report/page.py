@@ -42,6 +42,7 @@ class RunReport:
         config: The resolved configuration, as YAML.
         measured: The part of the timeline to show; None where the run has none.
         predicted: A simulated timeline; None where there is none.
+        predicted_seconds: Time of a step by the simulation.
         curve: Metrics; None where there are none yet.
         decisions: What was decided, oldest first.
         timeline_hint: How to get a timeline, said where there is none.
@@ -55,6 +56,7 @@ class RunReport:
     config: str
     measured: Trace | None = None
     predicted: Trace | None = None
+    predicted_seconds: float | None = None
     curve: Curve | None = None
     decisions: Sequence[Decision] = field(default_factory=tuple)
     timeline_hint: str = ""
@@ -183,6 +185,9 @@ def _stage_seconds(trace: Trace | None) -> dict[str, float]:
 
 def _tiles(report: RunReport) -> list[Tile]:
     found = [] if report.curve is None else tiles(report.curve)
+    if report.predicted_seconds is not None:
+        note = "by the profile of the run"
+        found.append(Tile("seconds per step, predicted", f"{report.predicted_seconds:.3g}", note))
     shares: list[DeviceShare] = [] if report.measured is None else report.measured.shares()
     if shares:
         unused = sum(share.idle + share.waiting for share in shares) / len(shares)

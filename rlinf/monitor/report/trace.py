@@ -57,6 +57,13 @@ class DeviceShare:
     waiting: float
     idle: float
 
+    @property
+    def bars(self) -> dict[str, float]:
+        """Shares of the components that add up to the time in which any computed."""
+        together = sum(self.busy.values())
+        scale = (1 - self.waiting - self.idle) / together if together else 0.0
+        return {name: share * scale for name, share in self.busy.items()}
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -182,13 +189,21 @@ def read_trace(
         nodes: Nodes of the training flow.
         devices: Devices by component, for traces whose stages do not name them.
     """
+    processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
     events: list[dict[str, Any]] = []
     for event in read_timeline(path):
         if event["ph"] == "X":
             events.append(event)
+        elif event["name"] == "process_name":
+            processes[event["pid"]] = event["args"]["name"]
         elif event["name"] == "thread_name":
-            threads[event["pid"], event["tid"]] = event["args"]["name"]
+            owner = processes.get(event["pid"], "")
+            name = event["args"]["name"]
+            # A simulation has a process per component, and tracks that do not name it.
+            simulated = owner.startswith(_SIMULATED)
+            track = f"{owner.removeprefix(_SIMULATED)}: {name}" if simulated else name
+            threads[event["pid"], event["tid"]] = track
     owners = _Owners(devices or {})
     events.sort(key=lambda event: event["ts"])
     tracks = [threads.get((event["pid"], event["tid"]), "?") for event in events]
@@ -220,6 +235,8 @@ class _Owners:
         component = track.partition(":")[0]
         return (component, tuple(self._devices[component])) if component in self._devices else _NONE
 
+
+_SIMULATED = "simulated "
 
 _NONE: tuple[str, tuple[int, ...]] = ("", ())
 

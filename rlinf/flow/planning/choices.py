@@ -72,11 +72,11 @@ class NodeTable:
     index: Integers
     grids: tuple[ChoiceGrid, ...]
 
-    def options(self, form: Form) -> Options:
-        """The ways as a part of a flow, in one form."""
+    def options(self, form: Form, chunks: int) -> Options:
+        """The ways as a part of a flow, in one form, for a number of chunks of a step."""
         return Options(
             devices=self.devices,
-            stream=leaf(form, self.chunk, self.switch),
+            stream=leaf(form, self.chunk, self.switch, chunks),
             peak=self.peak,
             idle=self.idle,
             source=self.grid,

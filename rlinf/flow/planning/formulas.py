@@ -70,17 +70,18 @@ class Stream(NamedTuple):
         )
 
 
-def leaf(form: Form, chunk: Floats, switch: Floats) -> Stream:
+def leaf(form: Form, chunk: Floats, switch: Floats, chunks: int) -> Stream:
     """A single node that takes ``chunk`` seconds per chunk, and ``switch`` once.
 
     What is spent once is to load, to offload, and, where all items are served at once, to wait for
     the first result.
     """
-    none = np.zeros_like(chunk)
+    # A single chunk has no pace.
+    period = chunk if chunks > 1 else np.zeros_like(chunk)
     return Stream(
         first=chunk + switch,
-        head=chunk if form in ("into", "through") else none,
-        tail=chunk if form in ("out", "through") else none,
+        head=period if form in ("into", "through") else np.zeros_like(chunk),
+        tail=period if form in ("out", "through") else np.zeros_like(chunk),
         single=np.full(chunk.shape, form == "through"),
     )
 

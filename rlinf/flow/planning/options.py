@@ -129,13 +129,16 @@ def undominated(values: Floats) -> Integers:
     values = values[:, np.ptp(values, axis=0) > 0]
     if values.shape[1] == 0:
         return np.zeros(1, np.int64)
-    # In this order a row can only be dominated by one before it; the sort is stable.
-    order = np.lexsort(values.T[::-1])
-    rows = values[order]
-    if rows.shape[1] <= 2:
-        kept = _staircase(rows[:, -1]) if rows.shape[1] == 2 else np.arange(1)
+    # In either order a row can only be dominated by one before it; the sort is stable.
+    if values.shape[1] <= 2:
+        order = np.lexsort(values.T[::-1])
+        last = values[order][:, -1]
+        kept = _staircase(last) if values.shape[1] == 2 else np.arange(1)
     else:
-        kept = _front(rows)
+        # Rows that are small altogether come first: they dominate most of the others.
+        low, width = values.min(axis=0), np.ptp(values, axis=0)
+        order = np.lexsort((*values.T[::-1], ((values - low) / width).sum(axis=1)))
+        kept = _front(values[order])
     return np.sort(order[kept])
 
 

@@ -27,6 +27,8 @@ class Problem:
         cluster: Where it can run.
         constraints: The work of a step and the limits of the components.
         costs: Cost models by component and index of the kind of device, where it can run.
+        most_sizes: Sizes of a component that are looked at, at most, spread evenly over their
+            magnitudes; None: all of them.
     """
 
     flow: Flow
@@ -34,6 +36,7 @@ class Problem:
     cluster: ClusterShape
     constraints: Constraints
     costs: Mapping[tuple[str, int], CostModel]
+    most_sizes: int | None = None
 
     def limits(self, component: str) -> ComponentConstraint:
         """What a component can do."""
@@ -79,7 +82,11 @@ def legal_sizes(
         processes = processes[groups % processes == 0]
     sizes = processes * per_process
     low, high = problem.costs[component, kind].bounds()
-    return sizes[(sizes >= low) & (sizes <= high)]
+    sizes = sizes[(sizes >= low) & (sizes <= high)]
+    if problem.most_sizes is None or len(sizes) <= problem.most_sizes:
+        return sizes
+    spread = np.geomspace(1, len(sizes), problem.most_sizes)
+    return np.asarray(sizes[np.unique(np.round(spread).astype(int)) - 1])
 
 
 def component_seconds(

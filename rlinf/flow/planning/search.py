@@ -23,10 +23,6 @@ from rlinf.flow.planning.memory import MemoryOfOthers
 from rlinf.flow.planning.options import Options, join
 from rlinf.flow.planning.problem import Problem
 
-# Options that are slower than this many times a simple plan are not looked at; what is left over
-# the best one is where the alternatives come from.
-SLACK = 2.0
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -43,9 +39,19 @@ class Search:
     Args:
         problem: What is planned.
         others: Memory that is irrelevant, by node.
+        slower: Options that take more than this many times the least time that is known of any
+            plan are dropped; 1 keeps the best.
+        known: Time of a plan that is known to exist [s].
     """
 
-    def __init__(self, problem: Problem, others: dict[str, MemoryOfOthers]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        others: dict[str, MemoryOfOthers],
+        *,
+        slower: float = 1.0,
+        known: float = np.inf,
+    ) -> None:
         self._problem = problem
         self._others = others
         self.order = problem.flow.order()
@@ -54,7 +60,9 @@ class Search:
         self._tables: dict[tuple[int, int], NodeTable | None] = {}
         self._found: dict[tuple[int, Form, int], Options | None] = {}
         self._limits = Limits(problem.capacity(), problem.memory())
-        self._limits = replace(self._limits, seconds=SLACK * self._simple_plan())
+        # A plan that is exactly as fast must survive rounding.
+        bound = slower * min(known, self._simple_plan()) * (1 + 1e-9)
+        self._limits = replace(self._limits, seconds=bound)
 
     def root(self) -> Options | None:
         """Options for the whole flow, also those that others dominate; None: nothing fits."""
@@ -126,7 +134,7 @@ class Search:
             others = self._others[node.name]
             self._tables[key] = node_table(self._problem, node, granularity, others)
         table = self._tables[key]
-        return None if table is None else table.options(form)
+        return None if table is None else table.options(form, self._items // granularity)
 
     def _bounded(self, options: Options | None, form: Form, granularity: int) -> Options | None:
         if options is None:

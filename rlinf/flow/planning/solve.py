@@ -23,6 +23,10 @@ from rlinf.flow.planning.search import Search
 from rlinf.flow.planning.tree import Tree, layout, read_tree
 from rlinf.flow.profile import Profile
 
+# Sizes per component in the first, rough search, and how much slower its alternatives may be.
+ROUGH_SIZES = 12
+SLACK = 2.0
+
 
 def plan(
     flow: Flow,
@@ -51,14 +55,17 @@ def plan(
     for node in order:
         if tables[node.name] is None:
             raise explain_node(problem, node)
-    feasible = {name: table for name, table in tables.items() if table is not None}
-    search = Search(problem, memory_of_others(problem, feasible))
-    found = search.root()
-    if found is None:
+    others = memory_of_others(problem, {n: t for n, t in tables.items() if t is not None})
+    # Few sizes give a bound that is close, and alternatives; with the bound all sizes are fast.
+    rough = Search(replace(problem, most_sizes=ROUGH_SIZES), others, slower=SLACK).root()
+    known = np.inf if rough is None else float(rough.stream.first.min())
+    found = Search(problem, others, known=known).root()
+    ranked = _ranked([options for options in (found, rough) if options is not None])
+    if not ranked:
         raise explain_together(problem, order)
-    ranked = _distinct(problem, found, 1 + alternatives)
-    best, *others = [write_plan(problem, tree) for tree in ranked]
-    return replace(best, alternatives=tuple(others))
+    trees = [read_tree(options, index, constraints.items) for options, index in ranked]
+    best, *rest = [write_plan(problem, t) for t in _distinct(problem, trees, 1 + alternatives)]
+    return replace(best, alternatives=tuple(rest))
 
 
 def make_problem(
@@ -89,11 +96,8 @@ def make_problem(
     return Problem(flow, profile, cluster, constraints, costs)
 
 
-def _distinct(problem: Problem, options: Options, count: int) -> list[Tree]:
+def _distinct(problem: Problem, trees: list[Tree], count: int) -> list[Tree]:
     """The fastest tree, then the fastest of other compositions, then of other placements."""
-    trees = [
-        read_tree(options, int(index), problem.constraints.items) for index in _candidates(options)
-    ]
     chosen: list[Tree] = []
     for differs in (describe, lambda tree: str(layout(tree, problem))):
         seen = {differs(tree) for tree in chosen}
@@ -105,14 +109,16 @@ def _distinct(problem: Problem, options: Options, count: int) -> list[Tree]:
     return sorted(chosen, key=lambda tree: order[id(tree)])
 
 
-def _candidates(options: Options, per_source: int = 4) -> list[int]:
+def _ranked(found: list[Options], per_source: int = 4) -> list[tuple[Options, int]]:
     """The fastest options of each source, the fastest and smallest first."""
-    ranked = np.lexsort((options.devices.sum(axis=1), options.stream.first))
-    taken: Counter[int] = Counter()
-    found = []
-    for index in ranked:
-        source = int(options.source[index])
-        taken[source] += 1
-        if taken[source] <= per_source:
-            found.append(int(index))
-    return found
+    best: list[tuple[tuple[float, int, int], Options, int]] = []
+    for options in found:
+        devices = options.devices.sum(axis=1)
+        taken: Counter[int] = Counter()
+        for index in np.lexsort((devices, options.stream.first)).tolist():
+            source = int(options.source[index])
+            taken[source] += 1
+            if taken[source] <= per_source:
+                key = (float(options.stream.first[index]), int(devices[index]), len(best))
+                best.append((key, options, index))
+    return [(options, index) for _, options, index in sorted(best, key=lambda entry: entry[0])]

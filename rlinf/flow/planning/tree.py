@@ -80,7 +80,8 @@ def value(tree: Tree, pricing: Pricing, items: int) -> float:
 def _value(tree: Tree, pricing: Pricing, items: int, form: Form) -> Stream:
     if isinstance(tree, LeafTree):
         chunk, switch = pricing(tree.choice, tree.granularity)
-        return leaf(form, np.array([chunk]), np.array([switch]))
+        chunks = items // tree.granularity
+        return leaf(form, np.array([chunk]), np.array([switch]), chunks)
     left, right = (
         _value(part, pricing, items, part_form)
         for part, part_form in zip((tree.left, tree.right), PARTS[tree.kind, form], strict=True)

@@ -1,0 +1,242 @@
+import time
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from rlinf.errors import ConfigError
+from rlinf.flow.cluster_shape import ClusterShape, NodeGroup, parse_cluster_shape
+from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.planning import ComponentConstraint, Constraints, plan
+from rlinf.flow.planning.options import undominated
+from rlinf.flow.profile import ComponentProfile, Measurement, ScalingLaw
+from tests.flow.simulation.flows import chain, cluster, component, profile
+
+
+def limits(items=8, **components):
+    return Constraints(
+        items=items,
+        components={name: ComponentConstraint(**values) for name, values in components.items()},
+    )
+
+
+def heavy(seconds, gigabytes, kept=0, **values):
+    """Measured on 1, 2 and 4 devices; memory does not shrink with them."""
+    return ComponentProfile(
+        measurements=tuple(
+            Measurement(
+                items=8, devices=d, seconds=seconds / d, peak_bytes=gigabytes * 10**9, origin="test"
+            )
+            for d in (1, 2, 4)
+        ),
+        resident_bytes=kept * 10**9,
+        **values,
+    )
+
+
+def test_nodes_take_turns_where_they_scale_and_stay_if_they_fit():
+    measured = profile(a=heavy(8, 30, 10), b=heavy(4, 40, 20))
+    found = plan(chain("a", "b"), measured, cluster(4, memory_bytes=80 * 10**9), limits())
+    assert found.shape == "a ; b"
+    assert found.seconds == pytest.approx(3.0)
+    assert {part.residency for part in found.plan.components.values()} == {"resident"}
+    assert found.peak_bytes == {"device": 50 * 10**9}
+
+
+def test_the_switch_is_paid_only_where_memory_needs_it():
+    switch = {"onload_seconds": 0.25, "offload_seconds": 0.25}
+    measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(4, 60, 10, **switch))
+    found = plan(chain("a", "b"), measured, cluster(4, memory_bytes=80 * 10**9), limits())
+    # b runs beside what a keeps only if a keeps nothing; a runs beside the 10 GB of b.
+    assert found.plan.components["a"].residency == "offload"
+    assert found.plan.components["b"].residency == "resident"
+    assert found.seconds == pytest.approx(2 + 0.5 + 1)
+
+
+def test_slow_switching_makes_separate_devices_win():
+    switch = {"onload_seconds": 5.0, "offload_seconds": 5.0}
+    measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(8, 60, 50, **switch))
+    found = plan(chain("a", "b"), measured, cluster(4, memory_bytes=80 * 10**9), limits())
+    assert found.plan.mode == "disaggregated"
+    assert found.seconds == pytest.approx(4 + 4)
+
+
+def test_kinds_of_devices_are_used_by_those_measured_on_them():
+    def on(kind, seconds):
+        return ComponentProfile(
+            measurements=tuple(
+                Measurement(items=8, devices=d, seconds=seconds / d, device_kind=k, origin="test")
+                for k in kind
+                for d in (1, 2)
+            )
+        )
+
+    shape = ClusterShape(
+        groups=(
+            NodeGroup(nodes=1, devices_per_node=2, kind="H100"),
+            NodeGroup(nodes=1, devices_per_node=2, kind="RTX4090"),
+        )
+    )
+    measured = profile(env=on(("RTX4090",), 4.0), actor=on(("H100",), 4.0))
+    found = plan(chain("env", "actor"), measured, shape, limits())
+    assert found.plan.components["env"].devices == (2, 3)
+    assert found.plan.components["actor"].devices == (0, 1)
+
+
+def test_no_process_crosses_two_nodes():
+    measured = profile(
+        a=component(1.0, devices=(1, 2, 3)), b=component(1.0, devices=(4,), fixed=0.1)
+    )
+    shape = ClusterShape(groups=(NodeGroup(nodes=2, devices_per_node=4),))
+    asked = limits(a={"processes": (3,), "even": False}, b={"devices_per_process": 4})
+    shares = plan(chain("a", "b"), measured, shape, asked, alternatives=9)
+    apart = next(p for p in (shares, *shares.alternatives) if p.plan.mode == "disaggregated")
+    # Those of four devices each come first, so that they begin with a node.
+    assert apart.plan.components["b"].devices == (0, 1, 2, 3)
+    assert apart.plan.components["a"].devices == (4, 5, 6)
+
+
+def test_groups_stay_whole():
+    measured = profile(a=component(1.0, items=(2, 4, 8)), b=component(1.0, items=(2, 4, 8)))
+    asked = Constraints(items=8, group_size=4)
+    assert asked.hand_overs() == (4, 8)
+    found = plan(chain("a", "b"), measured, cluster(4), asked)
+    assert all(len(part.devices) <= 2 for part in found.plan.components.values())
+    assert {part.granularity for part in found.plan.components.values()} <= {None, 4}
+
+
+def test_what_does_not_stream_gets_all_items_at_once():
+    measured = profile(a=component(1.0, devices=(1,)), b=component(1.0, devices=(1,)))
+    streaming = plan(chain("a", "b"), measured, cluster(2), limits())
+    waiting = plan(chain("a", "b"), measured, cluster(2), limits(b={"streams": False}))
+    assert streaming.seconds == pytest.approx(9.0)  # chunks of one item
+    assert waiting.seconds == pytest.approx(16.0)
+
+
+def test_a_loop_pipelines_its_sub_batches():
+    flow = Flow("embodied")
+    flow.loop(
+        "rollout",
+        Stage("env", "interact", ("actions",), ("observations", "trajectories")),
+        Stage("policy", "generate", ("observations",), ("actions",)),
+    )
+    flow.stage("train", Stage("actor", "train", ("trajectories",)))
+    measured = profile(
+        env=component(1.0, devices=(1, 2), fixed=4.0),
+        policy=component(1.0, devices=(1, 2), fixed=4.0),
+        actor=component(0.5),
+    )
+    asked = Constraints(
+        items=8,
+        exchanges={"rollout": 10},
+        components={
+            "env": ComponentConstraint(pipeline_stages=(1, 2)),
+            "policy": ComponentConstraint(pipeline_stages=(1, 2)),
+            "actor": ComponentConstraint(streams=False),
+        },
+    )
+    found = plan(flow, measured, cluster(2), asked)
+    env = found.plan.components["env"]
+    # Shared, one stage: 2 · (4 + 4) = 16. Apart, two stages: (8 + 8) + 1/20 of it: longer.
+    assert (env.devices, env.pipeline_stages) == ((0, 1), 1)
+    assert found.seconds == pytest.approx(16 + 2)
+
+
+def test_the_reason_says_what_binds_and_what_more_devices_would_bring():
+    measured = profile(a=component(8.0), b=component(1.0))
+    found = plan(chain("a", "b"), measured, cluster(2), limits())
+    assert found.plan.components["a"].reason == (
+        "a-bound: 32 s of 36 s; 4 devices instead of 2: -44 %"
+    )
+    assert (
+        found.plan.components["b"].reason == "adds to a: 4 s of 36 s; 4 devices instead of 2: -6 %"
+    )
+
+
+def test_alternatives_are_other_placements_and_not_faster():
+    measured = profile(a=component(1.0), b=component(2.0), c=component(1.5))
+    found = plan(chain("a", "b", "c"), measured, cluster(4), limits())
+    assert len(found.alternatives) == 3
+    plans = [{n: p.devices for n, p in f.plan.components.items()} for f in found.alternatives]
+    best = {name: part.devices for name, part in found.plan.components.items()}
+    assert best not in plans
+    assert found.seconds <= min(other.seconds for other in found.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("devices", "memory", "asked", "message"),
+    [
+        (4, 20, {}, r"'a' needs 30\.0 GB on each of 1 devices; a device has 20\.0 GB"),
+        (2, None, {"a": {"devices_per_process": 4}}, r"needs 4 devices; 1x2 has 2; nearest: .* 2"),
+        (4, None, {"a": {"processes": (3,)}}, r"8 groups cannot be shared evenly by 3 .* 2, 4"),
+        (4, None, {"b": {"processes": (8,)}}, r"'b' was measured on 1 to 4 devices, and no legal"),
+        (4, None, {"a": {"device_kinds": ("H100",)}}, r"'a' can run on H100; the cluster has a"),
+        (
+            1,
+            60,
+            {"a": {"residency": "resident"}, "b": {"residency": "resident"}},
+            r"keeps a, b resident within the memory of a device; nearest: residency 'offload'",
+        ),
+    ],
+)
+def test_an_infeasible_ask_names_the_limit_and_the_nearest_value(devices, memory, asked, message):
+    measured = profile(a=heavy(8, 30, 30), b=heavy(4, 40, 40))
+    bytes_ = None if memory is None else memory * 10**9
+    with pytest.raises(ConfigError, match=message):
+        plan(chain("a", "b"), measured, cluster(devices, memory_bytes=bytes_), limits(**asked))
+
+
+def test_memory_that_fits_on_more_devices_names_how_many():
+    shrinking = ComponentProfile(
+        measurements=tuple(
+            Measurement(
+                items=8, devices=d, seconds=8 / d, peak_bytes=160 * 10**9 // d, origin="test"
+            )
+            for d in (1, 2, 4, 8)
+        )
+    )
+    shape = cluster(2, memory_bytes=50 * 10**9)
+    with pytest.raises(ConfigError, match=r"'a' needs 80\.0 GB on each of 2 .*nearest: 4 devices"):
+        plan(chain("a"), profile(a=shrinking), shape, limits())
+
+
+def test_constraints_that_cannot_hold_are_refused():
+    with pytest.raises(ValidationError, match=r"30 are not whole groups of 8; nearest: 24, 32"):
+        Constraints(items=30, group_size=8)
+    with pytest.raises(ValidationError, match=r"nearest: 4"):
+        Constraints(items=8, group_size=2, granularities=(5,))
+    with pytest.raises(ConfigError, match="no component of flow 'chain'; did you mean `rollout`"):
+        plan(chain("rollout"), profile(rollout=component(1.0)), cluster(1), limits(rolout={}))
+
+
+def test_1024_devices_are_planned_in_the_time_of_a_command():
+    law = ScalingLaw(lowest=1, highest=8192, factor_per_doubling=1.02, origin="test")
+    sizes = (8, 64, 512, 4096)
+    parts = {
+        name: component(seconds, devices=(8,), items=sizes, fixed=0.1, scaling=law)
+        for name, seconds in (("rollout", 2.0), ("inference", 0.3), ("actor", 1.0))
+    }
+    shape = parse_cluster_shape("128x8:H100")
+    asked = Constraints(items=8192, group_size=16)
+    begin = time.process_time()
+    found = plan(chain("rollout", "inference", "actor"), profile(**parts), shape, asked)
+    assert time.process_time() - begin < 5  # a tenth of that on an idle machine
+    assert found.plan.devices(("rollout", "inference", "actor"))[-1] < 1024
+    assert all(words for words in found.extended)
+
+
+def test_undominated_rows_are_those_of_the_definition():
+    rng = np.random.default_rng(0)
+    for columns in (1, 2, 3, 4):
+        for _ in range(20):
+            rows = rng.integers(0, 5, (int(rng.integers(1, 60)), columns)).astype(float)
+            expected = [
+                i
+                for i, row in enumerate(rows)
+                if not any(
+                    (other <= row).all() and ((other < row).any() or j < i)
+                    for j, other in enumerate(rows)
+                    if j != i
+                )
+            ]
+            assert undominated(rows).tolist() == expected

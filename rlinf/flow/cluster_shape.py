@@ -105,7 +105,9 @@ def _parse_group(part: str, text: str) -> NodeGroup:
         )
     nodes, devices = int(match["nodes"]), int(match["devices"])
     if nodes < 1 or devices < 1:
-        raise ConfigError(f"cluster '{part}' has no device; nearest: {max(nodes, 1)}x{max(devices, 1)}")
+        raise ConfigError(
+            f"cluster '{part}' has no device; nearest: {max(nodes, 1)}x{max(devices, 1)}"
+        )
     kind = match["kind"] or ""
     known = {name.upper(): name for name in MEMORY_GB}
     kind = known.get(kind.upper(), kind)

@@ -7,32 +7,29 @@ carries its hash, and only results of one specification are compared.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlinf.data.evaluation import read_json, write_json
+from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult, require_one_spec
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_metrics import Estimate, Metric, PairedEstimate, difference, estimate
 from rlinf.errors import ConfigError
 
-SPEC_FORMAT = "rlinf-text-evaluation-spec/1"
-RESULT_FORMAT = "rlinf-text-evaluation-result/1"
-
 
 @dataclass(frozen=True, kw_only=True)
-class TextEvaluationSpec:
+class TextEvaluationSpec(HashedSpec):
     """What is sampled in an evaluation, to the last seed.
 
     Raises:
         ConfigError: No prompt, a prompt twice, or no sample.
     """
+
+    format = "rlinf-text-evaluation-spec/1"
 
     dataset_sha256: str
     """Hash of the prompt set: texts, tokens and answers."""
@@ -95,37 +92,17 @@ class TextEvaluationSpec:
             found.append(int.from_bytes(digest[:8], "big") >> 1)
         return tuple(found)
 
-    @property
-    def sha256(self) -> str:
-        """SHA-256, in hex, of the canonical JSON: equal contents, equal hash."""
-        content = {"format": SPEC_FORMAT, **asdict(self)}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def save(self, path: Path | str) -> None:
-        """Write the specification, and its hash, as a JSON file."""
-        write_json(path, {"format": SPEC_FORMAT, "sha256": self.sha256, **asdict(self)})
+    def contents(self) -> dict[str, Any]:
+        """Without what says nothing, so that a specification without votes keeps its hash."""
+        found = super().contents()
+        if self.answers is None:
+            del found["answers"]
+        return found
 
     @classmethod
-    def load(cls, path: Path | str) -> TextEvaluationSpec:
-        """Read a specification.
-
-        Raises:
-            ConfigError: The file is none, or was changed after its hash was written.
-        """
-        content = read_json(path, SPEC_FORMAT)
-        stated = content.pop("sha256", None)
-        try:
-            content["prompt_ids"] = tuple(content["prompt_ids"])
-            spec = cls(**content)
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is no specification: {error}") from error
-        if stated not in (None, spec.sha256):
-            raise ConfigError(
-                f"{path} was changed after it was written: its hash is {spec.sha256[:12]}…, it "
-                f"states {str(stated)[:12]}…. Remove the line `sha256` to make it a new one."
-            )
-        return spec
+    def restored(cls, contents: dict[str, Any]) -> TextEvaluationSpec:
+        """From the content of a file."""
+        return cls(prompt_ids=tuple(contents.pop("prompt_ids")), **contents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +156,10 @@ class PromptOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEvaluationResult:
+class TextEvaluationResult(SpecifiedResult):
     """Outcomes of every prompt of a specification, in its order; built by :meth:`of`."""
+
+    format = "rlinf-text-evaluation-result/1"
 
     spec_sha256: str
     """Hash of the specification."""
@@ -274,30 +253,19 @@ class TextEvaluationResult:
         parts = "; ".join(str(self.estimate(metric)) for metric in shown)
         return f"{parts} (n = {self.samples}, spec {self.spec_sha256[:12]})"
 
-    def save(self, path: Path | str) -> None:
-        """Write a JSON file; the rates in it are for readers, only the outcomes are read back."""
-        summary = {
+    def summary(self) -> dict[str, Any]:
+        """Every usual metric with its interval, and what became of the completions."""
+        return {
             **{metric: asdict(self.estimate(metric)) for metric in self.metrics},
             "truncated_share": self.truncated_share,
             "mean_length": self.mean_length,
             "n_invalid": self.n_invalid,
         }
-        write_json(path, {"format": RESULT_FORMAT, "summary": summary, **asdict(self)})
 
     @classmethod
-    def load(cls, path: Path | str) -> TextEvaluationResult:
-        """Read a result.
-
-        Raises:
-            ConfigError: The file is none.
-        """
-        content = read_json(path, RESULT_FORMAT)
-        content.pop("summary", None)
-        try:
-            outcomes = tuple(_outcomes(content.pop("outcomes")))
-            return cls(outcomes=outcomes, **content)
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is no result: {error}") from error
+    def restored(cls, contents: dict[str, Any]) -> TextEvaluationResult:
+        """From the content of a file."""
+        return cls(outcomes=tuple(_outcomes(contents.pop("outcomes"))), **contents)
 
 
 def _outcomes(records: Iterable[Mapping[str, Any]]) -> Iterator[PromptOutcome]:
@@ -318,12 +286,7 @@ def compare_text(
         ConfigError: They are of different specifications, so that nothing can be said, or the
             metric needs what they do not have.
     """
-    if first.spec_sha256 != second.spec_sha256:
-        raise ConfigError(
-            f"{first.checkpoint} was evaluated by specification {first.spec_sha256[:12]}…, "
-            f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same prompts "
-            "and seeds can be compared. Evaluate both with one specification."
-        )
+    require_one_spec(first, second, "prompts and seeds")
     return difference(
         first.scores(metric),
         second.scores(metric),

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlinf.data.evaluation import mcnemar_exact, paired_difference_interval, wilson_interval
+from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.errors import ConfigError
 
 Kind = Literal["pass", "mean", "maj"]

@@ -19,7 +19,7 @@ from rlinf.errors import ConfigError, RunFailure
 from rlinf.monitor.video import tile, write_video
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
-from rlinf.runners.run_loading import load_run
+from rlinf.runners.evaluated_runs import evaluate_and_compare, keep_result, name_of, run_of
 
 log = logging.getLogger(__name__)
 
@@ -118,31 +118,30 @@ def evaluate(
         ConfigError: The specification is for another task than the run.
         CheckpointError: There is no good checkpoint.
     """
-    config, checkpoint = load_run(source, EmbodiedConfig)
-    wanted = EvaluationSpec.load(spec) if spec else evaluation_spec(config, "held_out", episodes)
-    _check_task(wanted, config)
-    result = _evaluate_checkpoint(config, checkpoint, wanted, video=video)
-    if compare is not None:
-        other_config, other = load_run(compare, EmbodiedConfig)
-        _check_task(wanted, other_config)
-        print(compare_paired(_evaluate_checkpoint(other_config, other, wanted), result))
-    return result
+    given = None if spec is None else EvaluationSpec.load(spec)
+
+    def evaluate_one(
+        config: EmbodiedConfig, checkpoint: Checkpoint, first: bool
+    ) -> EvaluationResult:
+        nonlocal given
+        given = given or evaluation_spec(config, "held_out", episodes)
+        _check_task(given, config)
+        return _evaluate_checkpoint(config, checkpoint, given, video=video and first)
+
+    return evaluate_and_compare(source, compare, EmbodiedConfig, evaluate_one, compare_paired)
 
 
 def _evaluate_checkpoint(
-    config: EmbodiedConfig, checkpoint: Checkpoint, spec: EvaluationSpec, *, video: bool = False
+    config: EmbodiedConfig, checkpoint: Checkpoint, spec: EvaluationSpec, *, video: bool
 ) -> EvaluationResult:
-    run = checkpoint.path.parent.parent
-    name = f"{run.name} step {checkpoint.step}"
     with EmbodiedSystem(config, training=False) as system:
         system.load_policy(checkpoint.tree["system"]["actor"]["trainer"]["policy"], checkpoint.step)
-        result = evaluate_policy(system, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{checkpoint.step:08d}"
-        file = run / "evaluations" / f"{stem}.json"
-        result.save(file)
-        print(f"{name}: {result}\nwritten to {file}", flush=True)
-        if video and (written := film_policy(system, run / "videos" / f"{stem}.mp4")):
-            print(f"video: {written}", flush=True)
+        result = evaluate_policy(system, spec, name_of(checkpoint))
+        stem = keep_result(result, spec, checkpoint)
+        if video:
+            written = film_policy(system, run_of(checkpoint) / "videos" / f"{stem}.mp4")
+            if written:
+                print(f"video: {written}", flush=True)
     return result
 
 

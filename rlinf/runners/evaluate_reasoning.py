@@ -8,12 +8,12 @@ from rlinf.checkpoint.reading import Checkpoint
 from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec, compare_text
 from rlinf.errors import ConfigError
 from rlinf.models.language import load_tokenizer
+from rlinf.runners.evaluated_runs import evaluate_and_compare, keep_result, name_of, run_of
 from rlinf.runners.reasoning import FAILURES, INITIAL_MODEL
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_evaluation import evaluate_model, validation_spec
 from rlinf.runners.reasoning_model import initial_model, prompt_sets
 from rlinf.runners.reasoning_system import ReasoningSystem
-from rlinf.runners.run_loading import load_run
 
 
 def evaluate(
@@ -39,13 +39,15 @@ def evaluate(
     """
     if video:
         raise ConfigError("--video: a language model shows nothing; leave it out")
-    wanted = None if spec is None else TextEvaluationSpec.load(spec)
-    config, checkpoint = load_run(source, ReasoningConfig)
-    result = _evaluate(config, checkpoint, episodes, wanted)
-    if compare is not None:
-        other_config, other = load_run(compare, ReasoningConfig)
-        print(compare_text(_evaluate(other_config, other, episodes, wanted), result))
-    return result
+    given = None if spec is None else TextEvaluationSpec.load(spec)
+
+    def evaluate_one(
+        config: ReasoningConfig, checkpoint: Checkpoint, first: bool
+    ) -> TextEvaluationResult:
+        del first
+        return _evaluate(config, checkpoint, episodes, given)
+
+    return evaluate_and_compare(source, compare, ReasoningConfig, evaluate_one, compare_text)
 
 
 def _evaluate(
@@ -54,8 +56,7 @@ def _evaluate(
     prompts: int | None,
     spec: TextEvaluationSpec | None,
 ) -> TextEvaluationResult:
-    run = checkpoint.path.parent.parent
-    name = f"{run.name} step {checkpoint.step}"
+    run = run_of(checkpoint)
     model = initial_model(config, run / INITIAL_MODEL)
     tokenizer = load_tokenizer(model)
     dataset = prompt_sets(config, tokenizer).validation
@@ -68,9 +69,6 @@ def _evaluate(
     with ReasoningSystem(config, model, run / FAILURES) as system:
         system.load_state(checkpoint.tree["system"])
         system.sync_weights()
-        result = evaluate_model(system, wanted, dataset, name, tokenizer)
-    stem = f"spec_{wanted.sha256[:12]}_step_{checkpoint.step:08d}"
-    file = run / "evaluations" / f"{stem}.json"
-    result.save(file)
-    print(f"{name}: {result}\nwritten to {file}", flush=True)
+        result = evaluate_model(system, wanted, dataset, name_of(checkpoint), tokenizer)
+    keep_result(result, wanted, checkpoint)
     return result

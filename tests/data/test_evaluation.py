@@ -12,10 +12,8 @@ from rlinf.data.evaluation import (
     EvaluationResult,
     EvaluationSpec,
     compare_paired,
-    mcnemar_exact,
-    paired_difference_interval,
-    wilson_interval,
 )
+from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.errors import ConfigError
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlinf.data.evaluation import wilson_interval
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.data.prompts.report import LoadingReport
+from rlinf.data.proportions import wilson_interval
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.data.text_evaluation import (
     PromptOutcome,

@@ -32,9 +32,9 @@ RECIPES = {
 
 def watched(words: Sequence[str]) -> int:
     """Most memory of a program and all that it starts [bytes]."""
-    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL) as process:
-        with TreeWatch(process.pid) as watch:
-            code = process.wait()
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL)
+    with TreeWatch(process.pid) as watch:
+        code = process.wait()
     if code:
         raise SystemExit(f"rlinf {' '.join(words)} ended with {code}")
     return watch.together

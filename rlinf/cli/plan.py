@@ -181,23 +181,25 @@ def _show_memory(task: Task, config: Any, limit: int | None) -> None:
     from rlinf.runners.preflight import nearest_fitting, preflight
 
     runner = task.load_runner()
-    report = preflight(config, runner, limit)
+    report = preflight(config, runner, task.flow, limit)
     rows = [(process.role, _mib(process.peak)) for process in report.processes]
     show_table("most memory of each process in the worst step", ("process", "peak"), rows)
     say(f"\nall at the same time: {_mib(report.total)}; there is: {_mib(report.limit)}")
+    for each in report.devices:
+        say(f"device {each.device}: {_mib(each.peak)}; it has: {_mib(each.limit)}")
     if report.fits:
         say("it fits")
         return
     say("\nit does not fit; looking for what does")
-    found = nearest_fitting(config, runner, report, say)
+    found = nearest_fitting(config, runner, task.flow, report, say=say)
     if found is None:
         raise ConfigError(
-            f"the worst step needs {_mib(report.total)} of {_mib(report.limit)}, and no smaller "
+            f"the worst step needs {100 * report.excess:.0f} % of what there is, and no smaller "
             "batch, length or number of items that was tried fits; use a smaller model or a larger "
             "machine"
         )
     raise ConfigError(
-        f"the worst step needs {_mib(report.total)} of {_mib(report.limit)}; nearest that fits: "
+        f"the worst step needs {100 * report.excess:.0f} % of what there is; nearest that fits: "
         f"{found.change} ({_mib(found.total)})"
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
-from rlinf.monitor.memory import Held, MemoryWatch
+from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Worker
 from rlinf.scheduler.process import require_process
@@ -86,6 +86,11 @@ class StageWorker(Worker):
     def watch_memory(self, on: bool) -> None:
         """Let the reports of later stages say how much memory they held."""
         self._memory_is_watched = on
+
+    def device_memory(self) -> dict[int, int]:
+        """Memory of each of this worker's devices that has memory of its own [bytes]."""
+        devices = self.global_accelerator_ids
+        return dict(zip(devices, accelerator_memory(), strict=False))
 
     def onload(self) -> None:
         """Bring state to the device; called before a stage of an offloaded component."""

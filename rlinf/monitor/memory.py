@@ -181,6 +181,14 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
+def accelerator_memory() -> list[int]:
+    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU."""
+    cuda = _cuda()
+    if cuda is None:
+        return []
+    return [int(cuda.mem_get_info(device)[1]) for device in range(cuda.device_count())]
+
+
 class TreeWatch:
     """Peaks of a process and of everything that it starts, also of what ends before the watch does.
 

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import psutil
 
 from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow
+from rlinf.flow.running_step import StepReport
 from rlinf.monitor.memory import ProcessMemory, TreeWatch
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.placed_config import PlacedConfig
@@ -30,8 +32,20 @@ from rlinf.runners.profiling import changed
 class WorstCaseRunner(Protocol):
     """A runner, as far as the preflight is concerned."""
 
-    def run_worst_case(self) -> None:
+    def run_worst_case(self) -> WorstCase:
         """One training step at its largest, with evaluation and checkpoint."""
+
+
+class WorstCase(Protocol):
+    """What the worst step of a run was like, as far as the preflight is concerned."""
+
+    @property
+    def reports(self) -> list[StepReport]:
+        """Of its steps."""
+
+    @property
+    def devices(self) -> dict[int, int]:
+        """Memory of each device that has memory of its own [bytes]."""
 
 
 RunnerClass = Callable[[Any, RunDirectory, threading.Event], WorstCaseRunner]
@@ -51,6 +65,21 @@ class ProcessPeak:
 
 
 @dataclass(frozen=True)
+class DevicePeak:
+    """Most memory of one device [bytes].
+
+    Args:
+        device: The device.
+        peak: What its workers held together.
+        limit: What it has.
+    """
+
+    device: int
+    peak: int
+    limit: int
+
+
+@dataclass(frozen=True)
 class MemoryReport:
     """What the worst step of a run held.
 
@@ -58,16 +87,24 @@ class MemoryReport:
         processes: Every process, the largest first.
         total: The most of all processes at a time [bytes].
         limit: What there is for them [bytes].
+        devices: Every device that has memory of its own.
     """
 
     processes: tuple[ProcessPeak, ...]
     total: int
     limit: int
+    devices: tuple[DevicePeak, ...] = ()
 
     @property
     def fits(self) -> bool:
         """Whether it is not more than there is."""
-        return self.total <= self.limit
+        return self.total <= self.limit and all(d.peak <= d.limit for d in self.devices)
+
+    @property
+    def excess(self) -> float:
+        """The largest share of what there is, over host and devices; above 1 it does not fit."""
+        shares = [self.total / self.limit, *(d.peak / d.limit for d in self.devices)]
+        return max(shares)
 
 
 @dataclass(frozen=True)
@@ -99,12 +136,18 @@ def memory_limit() -> int:
     return free
 
 
-def preflight(config: PlacedConfig, runner: RunnerClass, limit: int | None = None) -> MemoryReport:
+def preflight(
+    config: PlacedConfig,
+    runner: RunnerClass,
+    flow: Callable[[Any], Flow],
+    limit: int | None = None,
+) -> MemoryReport:
     """Run the worst step of a recipe and report what it held.
 
     Args:
         config: The recipe.
         runner: Builds the runner of its task.
+        flow: The flow of a config.
         limit: Memory that there is; None: what the machine has free.
     """
     there_is = memory_limit() if limit is None else limit
@@ -117,10 +160,58 @@ def preflight(config: PlacedConfig, runner: RunnerClass, limit: int | None = Non
             open(os.devnull, "w", encoding="utf-8") as nowhere,
             redirect_stdout(nowhere),
         ):
-            runner(worst, directory, threading.Event()).run_worst_case()
+            found = runner(worst, directory, threading.Event()).run_worst_case()
     peaks = [ProcessPeak(_role(process), process.peak) for process in watch.processes]
     peaks.sort(key=lambda process: -process.peak)
-    return MemoryReport(tuple(peaks), watch.together, there_is)
+    devices = _device_peaks(worst, flow(worst), found)
+    return MemoryReport(tuple(peaks), watch.together, there_is, devices)
+
+
+def _device_peaks(config: PlacedConfig, flow: Flow, found: WorstCase) -> tuple[DevicePeak, ...]:
+    """What the workers of each device held: those of one node at work, the others at rest."""
+    return tuple(
+        DevicePeak(
+            device,
+            max(_device_peak(config, flow, report, device) for report in found.reports),
+            limit,
+        )
+        for device, limit in sorted(found.devices.items())
+    )
+
+
+def _device_peak(config: PlacedConfig, flow: Flow, report: StepReport, device: int) -> int:
+    held = {
+        name: tuple(
+            _held(config, flow, report, name, device, resting=resting) for resting in (False, True)
+        )
+        for name in config.plan.components
+    }
+    return max(
+        sum(
+            at_work if name in node.components else at_rest
+            for name, (at_work, at_rest) in held.items()
+        )
+        for node in flow.nodes
+    )
+
+
+def _held(
+    config: PlacedConfig,
+    flow: Flow,
+    report: StepReport,
+    component: str,
+    device: int,
+    *,
+    resting: bool,
+) -> int:
+    """What the workers of a component hold of a device [bytes]."""
+    plan = config.plan.components[component]
+    if device not in plan.devices or (resting and plan.residency == "offload"):
+        return 0
+    labels = [stage.label for _, stage in flow.stages() if stage.component == component]
+    costs = [stage.cost for label in labels for stage in report.stages[label]]
+    each = max((c.resident_bytes if resting else c.peak_bytes) for c in costs)
+    return each * max(1, plan.processes // len(plan.devices))
 
 
 def _role(process: ProcessMemory) -> str:
@@ -146,7 +237,9 @@ def _changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
 def nearest_fitting(
     config: PlacedConfig,
     runner: RunnerClass,
+    flow: Callable[[Any], Flow],
     report: MemoryReport,
+    *,
     say: Callable[[str], None] = print,
 ) -> Fitting | None:
     """The first key, of those that cost least, with a value that fits; None: there is none.
@@ -157,43 +250,43 @@ def nearest_fitting(
     Args:
         config: The recipe, which does not fit.
         runner: Builds the runner of its task.
+        flow: The flow of a config.
         report: What it held.
         say: Called with a line per measurement.
     """
     for knob in config.planning.memory_knobs:
-        found = _largest_fitting(config, runner, report, knob, say)
+
+        def measured(value: int, knob: Knob = knob) -> MemoryReport:
+            smaller = changed(config, (f"{knob.key}={value}",))
+            found = preflight(smaller, runner, flow, report.limit)
+            say(f"{knob.key}={value}: {100 * found.excess:.0f} % of what there is")
+            return found
+
+        found = _largest_fitting(list(_legal(config, knob)), knob, report, measured)
         if found is not None:
             return found
     return None
 
 
 def _largest_fitting(
-    config: PlacedConfig,
-    runner: RunnerClass,
-    report: MemoryReport,
+    values: Sequence[int],
     knob: Knob,
-    say: Callable[[str], None],
+    report: MemoryReport,
+    measured: Callable[[int], MemoryReport],
 ) -> Fitting | None:
-    values = list(_legal(config, knob))
+    """The largest of some values, descending, that fits."""
     if not values:
         return None
-
-    def measured(value: int) -> int:
-        changed = _changed(config, (f"{knob.key}={value}",))
-        total = preflight(changed, runner, report.limit).total
-        say(f"{knob.key}={value}: {total / 2**20:,.0f} MiB of {report.limit / 2**20:,.0f} MiB")
-        return total
-
     least = measured(values[-1])
-    if least > report.limit:
+    if not least.fits:
         return None
-    slope = (report.total - least) / (knob.now - values[-1])
-    candidates = [v for v in values[:-1] if least + slope * (v - values[-1]) <= report.limit]
+    slope = (report.excess - least.excess) / (knob.now - values[-1])
+    candidates = [v for v in values[:-1] if least.excess + slope * (v - values[-1]) <= 1]
     for value in candidates[:3]:
-        total = measured(value)
-        if total <= report.limit:
-            return Fitting(f"{knob.key}={value}", total)
-    return Fitting(f"{knob.key}={values[-1]}", least)
+        found = measured(value)
+        if found.fits:
+            return Fitting(f"{knob.key}={value}", found.total)
+    return Fitting(f"{knob.key}={values[-1]}", least.total)
 
 
 def _legal(config: PlacedConfig, knob: Knob) -> Iterator[int]:

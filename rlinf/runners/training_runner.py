@@ -49,6 +49,19 @@ class RunState:
         self.success, self.success_step = success, self.step
 
 
+@dataclass(frozen=True)
+class WorstCase:
+    """What a run for its memory found.
+
+    Args:
+        reports: Of its steps.
+        devices: Memory of each device that has memory of its own [bytes].
+    """
+
+    reports: list[StepReport]
+    devices: dict[int, int]
+
+
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 StateT = TypeVar("StateT", bound=RunState)
 SystemT = TypeVar("SystemT", bound=WorkerSystem)
@@ -176,6 +189,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         self._system = self._new_system()
         self._system.__enter__()
         stack.push(self._leave_system)
+        self._system.watch_memory(self._at_its_worst)
 
     def _leave_system(self, *exception: Any) -> None:
         """End the worker groups that there are then; those of the beginning may be gone."""
@@ -189,6 +203,9 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         begin = time.perf_counter()
         self._start_steps()
         report = self._under_way.popleft().wait()
+        if self._at_its_worst:
+            self._worst.reports.append(report)
+            self._worst.devices.update(self._system.device_memory())
         metrics = self._metrics(report)
         seconds = time.perf_counter() - begin
         self._state.step += 1
@@ -289,10 +306,12 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
                 self._state.step += 1
                 yield report
 
-    def run_worst_case(self) -> None:
+    def run_worst_case(self) -> WorstCase:
         """Run as configured, with the longest prompts that there are; for the memory it takes."""
         self._at_its_worst = True
+        self._worst = WorstCase([], {})
         self.run(resume=False)
+        return self._worst
 
     # -- checkpoints ----------------------------------------------------------------------------
 

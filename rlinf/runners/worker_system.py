@@ -138,6 +138,11 @@ class WorkerSystem(ABC):
         for handle in [group.watch_memory(on) for group in self._groups.values()]:
             handle.wait()
 
+    def device_memory(self) -> dict[int, int]:
+        """Memory of every device that has memory of its own [bytes]."""
+        handles = [group.device_memory() for group in self._groups.values()]
+        return {device: size for h in handles for own in h.wait() for device, size in own.items()}
+
     # -- groups and executors -------------------------------------------------------------------
 
     def _launch(self, workers: Mapping[str, tuple[type[StageWorker], Any]]) -> None:

@@ -1,0 +1,161 @@
+"""Memory: what processes and devices held, what would fit, and that a real run holds the same."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.cli.tasks import TASKS
+from rlinf.flow.running_step import StepReport
+from rlinf.flow.stage_worker import StageCost, StageReport
+from rlinf.monitor.memory import MemoryWatch, TreeWatch, process_memory, reset_peaks
+from rlinf.runners import preflight
+from rlinf.runners.planning_traits import Knob
+
+from . import reasoning_support, support
+
+MIB = 2**20
+
+
+def allocate(count: int) -> ctypes.Array[Any]:
+    """So many bytes, written to, so that they are there."""
+    block = ctypes.create_string_buffer(count)
+    for place in range(0, count, 4096):
+        block[place] = b"x"
+    return block
+
+
+def test_a_peak_that_is_over_is_remembered() -> None:
+    import os
+
+    reset_peaks()
+    before = process_memory(os.getpid())
+    block = allocate(96 * MIB)
+    del block
+    after = process_memory(os.getpid())
+    assert after.peak - before.peak > 80 * MIB
+    assert after.now - before.now < 40 * MIB
+    reset_peaks()
+    assert process_memory(os.getpid()).peak < after.peak - 60 * MIB
+
+
+def test_growth_of_a_shared_process_is_sampled() -> None:
+    with MemoryWatch(own_process=False) as watch:
+        block = allocate(96 * MIB)
+        time.sleep(0.1)
+        del block
+        held = watch.held()
+    assert held.peak > 80 * MIB
+    assert held.resident < 60 * MIB
+
+
+def test_processes_that_ended_count() -> None:
+    words = "import time; block = b'x' * (96 * 2**20); time.sleep(0.7)"
+    with TreeWatch(interval=0.05) as watch:
+        child = subprocess.Popen([sys.executable, "-c", words])
+        child.wait()
+    [found] = [process for process in watch.processes if process.pid == child.pid]
+    assert found.peak > 90 * MIB
+    assert watch.together > 90 * MIB
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected", "most_tries"),
+    [(0.91, "k=14", 2), (0.9, "k=12", 2), (0.55, "k=4", 2), (0.31, "k=1", 1), (0.2, None, 1)],
+)
+def test_the_largest_value_that_fits_is_found_in_few_measurements(
+    limit: float, expected: str | None, most_tries: int
+) -> None:
+    """Memory is 0.25 of what 16 items take, and the rest in proportion."""
+    tried = []
+
+    def measured(value: int) -> preflight.MemoryReport:
+        tried.append(value)
+        total = round(1000 * (0.25 + 0.75 * value / 16))
+        return preflight.MemoryReport((), total, round(1000 * limit))
+
+    knob = Knob("k", 16)
+    report = preflight.MemoryReport((), 1000, round(1000 * limit))
+    values = [value for value in range(15, 0, -1) if value in {14, 12, 8, 7, 4, 2, 1}]
+    found = preflight._largest_fitting(values, knob, report, measured)
+    assert (found and found.change) == expected
+    assert len(tried) <= most_tries
+
+
+def test_smaller_values_are_divisors_and_halves() -> None:
+    assert Knob("a", 12).smaller() == (6, 4, 3, 2, 1)
+    assert Knob("a", 50).smaller() == (25, 12, 10, 6, 5, 3, 2, 1)
+    assert Knob("a", 1).smaller() == ()
+
+
+def stage(peak: int, resident: int) -> list[StageReport]:
+    cost = StageCost(peak_bytes=peak, resident_bytes=resident)
+    return [StageReport(None, 1.0, 0.0, 0, 0, [], cost)]
+
+
+class _Found:
+    """One step on two devices of 100 bytes."""
+
+    def __init__(self) -> None:
+        self.reports = [
+            StepReport({"env": stage(5, 4), "rollout": stage(40, 30), "actor": stage(70, 50)}, [])
+        ]
+        self.devices = {0: 100, 1: 100}
+
+
+def test_a_device_holds_what_works_and_what_rests_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    config = support.small_config(
+        tmp_path, "cluster.cpu_devices_per_node=2",
+        "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
+    )  # fmt: skip
+    flow = TASKS["embodied"].flow(config)
+    first, second = preflight._device_peaks(config, flow, _Found())
+    assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
+    assert (second.device, second.peak) == (1, 5)
+    report = preflight.MemoryReport((), 10, 100, (first, second))
+    assert report.fits
+    assert report.excess == pytest.approx(1.0)
+
+
+def watched(*words: str) -> int:
+    """Most memory of a program and all that it starts [bytes]."""
+    command = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
+    process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL)
+    with TreeWatch(process.pid) as watch:
+        assert process.wait() == 0
+    return watch.together
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_the_preflight_holds_what_the_run_holds(task: str, tmp_path: Path) -> None:
+    support_of: Any = {"embodied": support, "reasoning": reasoning_support}[task]
+    recipe = str(support_of.write_recipe(tmp_path))
+    before = watched("plan", recipe, "--memory")
+    run = watched("train", recipe, "--run-dir", str(tmp_path / "run"))
+    assert 1 / 1.15 <= before / run <= 1.15
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(support.write_recipe(tmp_path))
+    assert main(["plan", recipe, "--memory", "--limit", "1M"]) == 2
+    captured = capsys.readouterr()
+    assert "it does not fit" in captured.out
+    assert "env.num_envs=" in captured.out
+    assert "nothing" not in captured.err
+    assert "no smaller" in captured.err
+    assert main(["plan", recipe, "--memory", "--limit", "64G"]) == 0
+    assert "it fits" in capsys.readouterr().out

@@ -41,7 +41,9 @@ def node_table(
         for blocks in partitions(tuple(range(len(node.stages))))
         for kinds in itertools.product(*(_common_kinds(problem, node, b) for b in blocks))
         for stages in _stage_counts(problem, node)
-        for table in _tables(problem, node, _division(node, blocks, kinds, stages), granularity)
+        for table in _tables(
+            problem, node, _division(node, blocks, kinds, stages), granularity, every=others is None
+        )
     ]
     found = _legal(problem, tables) if tables else None
     return found if found is None or others is None else _undominated(found, others)
@@ -92,18 +94,16 @@ def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -
     return Choice(node.name, node.components, blocks, kinds, (), stages, True)
 
 
-def _tables(problem: Problem, node: Node, division: Choice, items: int) -> Iterator[NodeTable]:
+def _tables(
+    problem: Problem, node: Node, division: Choice, items: int, *, every: bool
+) -> Iterator[NodeTable]:
     """All sizes of one division of a node, for each legal residency."""
-    blocks, kinds, stages = division.blocks, division.kinds, division.stages
-    per_block = []
-    for block, kind in zip(blocks, kinds, strict=True):
-        legal = [
-            legal_sizes(problem, node.components[i], kind, items=items, stages=stages)
-            for i in block
-        ]
-        per_block.append(legal[0][np.logical_and.reduce([np.isin(legal[0], s) for s in legal])])
+    per_block = [
+        _block_sizes(problem, division, block, items, every=every)
+        for block in range(len(division.blocks))
+    ]
     grid = tuple(g.ravel() for g in np.meshgrid(*per_block, indexing="ij"))
-    devices = _devices(problem, node, blocks, kinds, grid)
+    devices = _devices(problem, node, division.blocks, division.kinds, grid)
     fits = (devices <= problem.capacity()).all(axis=1)
     grid, devices = tuple(g[fits] for g in grid), devices[fits]
     count = len(devices)
@@ -124,6 +124,30 @@ def _tables(problem: Problem, node: Node, division: Choice, items: int) -> Itera
             index,
             (ChoiceGrid(replace(division, resident=resident), grid),),
         )
+
+
+def _block_sizes(
+    problem: Problem, division: Choice, block: int, items: int, *, every: bool
+) -> Integers:
+    """Sizes that are legal for all components of a block.
+
+    Those at which no component is faster, or holds less, than at a smaller one are left out, unless
+    ``every`` size is asked for.
+    """
+    kind, stages = division.kinds[block], division.stages
+    names = [division.components[stage] for stage in division.blocks[block]]
+    legal = [legal_sizes(problem, name, kind, items=items, stages=stages) for name in names]
+    sizes = legal[0][np.logical_and.reduce([np.isin(legal[0], other) for other in legal])]
+    if every:
+        return sizes
+    values: list[Floats] = [sizes.astype(float)]
+    for name in names:
+        values.append(component_seconds(problem, name, kind, sizes, items=items, stages=stages))
+        values.append(component_lead(problem, name, kind, sizes, stages=stages))
+        if np.isfinite(problem.memory()[kind]):
+            values.append(component_bytes(problem, name, kind, sizes, stages=stages))
+    finite = np.flatnonzero(np.isfinite(values[1:]).all(axis=0))
+    return sizes[finite][undominated(np.column_stack(values)[finite])]
 
 
 def _devices(

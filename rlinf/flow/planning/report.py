@@ -139,13 +139,15 @@ class _Writer:
         sizes = self._larger(leaf, name, kind)
         if len(sizes) == 0:
             return f"{choice.sizes[block]} devices is the most that it can use"
-        size = int(sizes[0])
-        changed = tuple(size if i == block else s for i, s in enumerate(choice.sizes))
-        other = replace(choice, sizes=changed)
-        change = self._value(_exchange(self._tree, choice, other)) / self.total - 1
-        if abs(change) < 0.005:
-            return f"{size} devices instead of {choice.sizes[block]} would not change the step"
-        return f"{size} devices instead of {choice.sizes[block]}: {100 * change:+.0f} %"
+        now = choice.sizes[block]
+        # One device more is often too few to divide the items better; twice as many are not.
+        for size in (int(sizes[0]), int(sizes[sizes <= 2 * now].max(initial=sizes[0]))):
+            changed = tuple(size if i == block else s for i, s in enumerate(choice.sizes))
+            other = _exchange(self._tree, choice, replace(choice, sizes=changed))
+            change = self._value(other) / self.total - 1
+            if abs(change) >= 0.005:
+                return f"{size} devices instead of {now}: {100 * change:+.0f} %"
+        return f"{size} devices instead of {now} would not change the step"
 
     def _larger(self, leaf: LeafTree, name: str, kind: int) -> np.ndarray:
         problem, choice = self._problem, leaf.choice

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
+from rlinf.conformance import CheckResult
 
 app = typer.Typer(help="Run the conformance suite of an adapter.", no_args_is_help=True)
 
@@ -65,18 +66,7 @@ def check_engine(
     _show(f"engine {name}", run_suite(config))
 
 
-class _Result(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def passed(self) -> bool: ...
-
-    @property
-    def detail(self) -> str: ...
-
-
-def _show(title: str, results: Sequence[_Result]) -> None:
+def _show(title: str, results: Sequence[CheckResult]) -> None:
     """Print the outcome of every check; exit with 1 where one failed."""
     marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
     show_table(title, ("check", "", ""), marks)

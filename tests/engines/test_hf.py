@@ -138,6 +138,27 @@ def test_weights_are_shared_with_the_module_and_the_module_is_left_alone(
         assert np.abs(expected - item.completion.log_probs).max() < 1e-5
 
 
+def test_adopted_weights_are_computed_with_where_they_lie(model: Any, build: Build) -> None:
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    engine, asked = build(copy.deepcopy(model)), requests(6)
+    before = model.lm_head.weight.clone()
+    for version in (1, 2):
+        for value in own.values():
+            value.mul_(1.2)
+        engine.adopt_weights(own.items(), version)
+        expected = copy.deepcopy(model)
+        expected.load_state_dict(own)
+        for request, item in zip(asked, engine.generate(asked), strict=True):
+            found = item.completion
+            assert np.abs(scores(expected, request, found.tokens) - found.log_probs).max() < 1e-5
+            assert set(found.versions) == {version}
+    engine.update_weights((), 3)
+    assert engine._model.lm_head.weight.data_ptr() == own["lm_head.weight"].data_ptr()
+    assert torch.equal(model.lm_head.weight, before)
+    with pytest.raises(ValueError, match="1 weights of the model are missing"):
+        engine.adopt_weights(list(own.items())[1:], 4)
+
+
 def test_another_number_format_needs_weights_of_its_own(model: Any, build: Build) -> None:
     engine = build(dtype="bfloat16")
     with pytest.raises(ValueError, match="shares none"):

@@ -58,7 +58,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     Raises:
         ConfigError: The timeline has none of the steps.
     """
-    from rlinf.cli.tasks import read_config
+    from rlinf.cli.tasks import read_config, require_training
     from rlinf.flow.plan import Plan
     from rlinf.monitor.curve import Curve
     from rlinf.monitor.decisions import read_decisions
@@ -66,6 +66,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     from rlinf.monitor.report.page import RunReport
 
     task, _, config = read_config(str(run / CONFIG_FILE), [])
+    require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
     plans = [decision.plan for decision in decisions if decision.plan is not None]

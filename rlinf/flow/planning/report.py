@@ -91,17 +91,19 @@ class _Writer:
 
     def _component(self, leaf: LeafTree, name: str) -> ComponentPlan:
         choice, devices = leaf.choice, self._layout[name]
-        streams = leaf.granularity < self._problem.constraints.items
         return ComponentPlan(
             devices=devices,
             processes=len(devices) // self._problem.limits(name).devices_per_process,
             residency="resident" if choice.resident else "offload",
-            granularity=leaf.granularity if streams else None,
+            granularity=leaf.granularity if self._streams(leaf) else None,
             pipeline_stages=choice.stages,
             predicted_seconds=self._busy(leaf, name),
             predicted_bytes=int(self._held(choice, name)),
             reason=self._reason(leaf, name),
         )
+
+    def _streams(self, leaf: LeafTree) -> bool:
+        return leaf.granularity < self._problem.constraints.items
 
     def _busy(self, leaf: LeafTree, name: str) -> float:
         """Time per step that a component works [s]."""
@@ -138,7 +140,8 @@ class _Writer:
         block, kind = _position(choice, name)
         sizes = self._larger(leaf, name, kind)
         if len(sizes) == 0:
-            return f"{choice.sizes[block]} devices is the most that it can use"
+            pieces = f" for {leaf.granularity} items at once" if self._streams(leaf) else ""
+            return f"{choice.sizes[block]} devices is the most that it can use{pieces}"
         now = choice.sizes[block]
         # One device more is often too few to divide the items better; twice as many are not.
         for size in (int(sizes[0]), int(sizes[sizes <= 2 * now].max(initial=sizes[0]))):

@@ -9,6 +9,8 @@ order, without a queue. Events are those of groups of items and of engines, neve
 With a staleness bound of ``k`` a step may start when all but the last ``k`` steps before it are
 done, and the weights were synchronised. ``k = 0`` is synchronous training.
 
+A component without a granularity takes all items of the step at once and hands them on together.
+
 All times are simulated from measurements and declared models; none is measured here.
 """
 

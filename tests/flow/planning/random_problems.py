@@ -27,7 +27,7 @@ def divisors(number):
 
 
 def random_problem(rng, nodes, *, chain=False, memory=True):
-    devices = int(rng.integers(2, 7 if nodes < 4 else 5))
+    devices = int(rng.integers(2, 7))
     items = int(rng.choice([4, 6] if nodes == 4 else [4, 6, 8, 12]))
     loops = [nodes < 4 and rng.random() < 0.2 for _ in range(nodes)]
     edges = {(i - 1 if chain else int(rng.integers(0, i)), i) for i in range(1, nodes)}

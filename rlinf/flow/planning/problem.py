@@ -111,6 +111,8 @@ def component_lead(
 ) -> Floats:
     """Time before the first result of a component that serves all items at once; else 0."""
     share = _lead_share(problem, component)
+    if not share:
+        return np.zeros(sizes.shape)  # also where a size is not possible, whose time is infinite
     items = problem.constraints.items
     rest = component_seconds(problem, component, kind, sizes, items=items, stages=stages)
     return rest * share / (1 - share)

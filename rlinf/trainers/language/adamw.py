@@ -19,6 +19,7 @@ class ListAdamW:
     Args:
         tensors: What is trained, float32.
         config: Rates and moments.
+        blank: The moments are going to be set, and need not be 0.
 
     Attributes:
         config: The same.
@@ -27,12 +28,15 @@ class ListAdamW:
         squares: Second moments.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], config: OptimizerConfig) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], config: OptimizerConfig, *, blank: bool = False
+    ) -> None:
         self.config = config
         self._tensors = list(tensors)
         self.steps = 0
-        self.averages = [torch.zeros_like(tensor) for tensor in self._tensors]
-        self.squares = [torch.zeros_like(tensor) for tensor in self._tensors]
+        make = torch.empty_like if blank else torch.zeros_like
+        self.averages = [make(tensor) for tensor in self._tensors]
+        self.squares = [make(tensor) for tensor in self._tensors]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], *, factor: float) -> None:

@@ -16,10 +16,11 @@ from rlinf.trainers.language.core import SequenceCore, Update, global_batches, p
 from rlinf.trainers.language.failure import SkippedUpdates
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.language.rescale import Rescalable
 from rlinf.trainers.language.scoring import ValueScorer
 
 
-class FSDPCritic:
+class FSDPCritic(Rescalable):
     """Values of tokens, trained by the algorithm's value loss with an optimizer of their own.
 
     Every rank calls the same methods with the same batches. See
@@ -98,6 +99,12 @@ class FSDPCritic:
 
     def _numbers(self) -> dict[str, Any]:
         return {"skipped": self._skipped.in_a_row}
+
+    def _moving_numbers(self) -> dict[str, Any]:
+        return {**self._numbers(), "steps": self._core.trained.optimizer.steps}
+
+    def _load_moving_numbers(self, numbers: Mapping[str, Any]) -> None:
+        self._skipped.in_a_row = int(numbers["skipped"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank.

@@ -22,13 +22,14 @@ from rlinf.trainers.language.failure import SkippedUpdates
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import Content, LanguageTrainer
+from rlinf.trainers.language.rescale import Rescalable
 from rlinf.trainers.language.scoring import TokenScorer
 from rlinf.trainers.language.supervised import Example, SupervisedTrainer, TargetBatch
 
 _KL, _RATIO, _COUNT = "first/kl", "first/ratio", "first/tokens"
 
 
-class FSDPTrainer(LanguageTrainer):
+class FSDPTrainer(Rescalable, LanguageTrainer):
     """See :class:`LanguageTrainer` and :meth:`LanguageTrainerConfig.build`."""
 
     def __init__(
@@ -61,6 +62,7 @@ class FSDPTrainer(LanguageTrainer):
         self._ranks = self._core.ranks
         self._reference = self._keep_reference() if algorithm.needs_reference else None
         self.version = 0
+        self._updated_in = -1  # the last phase in which an update was applied
 
     def _keep_reference(self) -> list[Tensor]:
         """Copies of the weights on the host; none with an adapter, which can be switched off."""
@@ -125,8 +127,11 @@ class FSDPTrainer(LanguageTrainer):
         updates: list[Update] = []
         if self._algorithm.trains_policy(step):
             for batch in batches:
-                fresh = not any(update.outcome == "applied" for update in updates)
+                # Taken before the update, and known to ranks that join during the phase.
+                fresh = self._updated_in != step
                 updates.append(self._update(batch, factor=factor, fresh=fresh))
+                if updates[-1].outcome == "applied":
+                    self._updated_in = step
                 self._skipped.note(updates, batch, step=step)
         self.version += 1
         metrics = phase_metrics(updates, prefix="actor")
@@ -277,6 +282,21 @@ class FSDPTrainer(LanguageTrainer):
         self._algorithm.load_state_dict(numbers["algorithm"])
         self.version = int(numbers["version"])
         self._skipped.in_a_row = int(numbers["skipped"])
+
+    @property
+    def _keeps_reference(self) -> bool:
+        return self._algorithm.needs_reference and self._adapter is None
+
+    def _moving_numbers(self) -> dict[str, Any]:
+        steps = self._core.trained.optimizer.steps
+        return {**self._numbers(), "steps": steps, "updated_in": self._updated_in}
+
+    def _load_moving_numbers(self, numbers: Mapping[str, Any]) -> None:
+        self._load_numbers(numbers)
+        self._updated_in = int(numbers["updated_in"])
+
+    def _adopted(self) -> None:
+        self._model = self._core.trained.module.model if self.has_part else None
 
     def save_pretrained(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.save_pretrained`."""

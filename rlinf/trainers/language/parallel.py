@@ -106,12 +106,33 @@ class Grid:
         self.data_size = ranks.world_size // tensor_size
         self.data_rank = ranks.rank // tensor_size
         self.mesh: Any = None
+        self._group: Any = None
         if ranks.world_size > 1:
             from torch.distributed.device_mesh import init_device_mesh
 
             self.mesh = init_device_mesh(
                 self.device.type, (self.data_size, tensor_size), mesh_dim_names=("data", "tensor")
             )
+
+    @classmethod
+    def over(cls, group: Any, *, rank: int, size: int, device: torch.device) -> Grid:
+        """Data ranks 0 to ``size`` − 1 of a process group that holds them alone.
+
+        Args:
+            group: The group; None for one rank.
+            rank: Of this process.
+            size: Ranks.
+            device: Where this process computes.
+        """
+        grid = cls(Ranks(device=device), 1)
+        grid.rank = grid.data_rank = rank
+        grid.world_size = grid.data_size = size
+        if group is not None:
+            from torch.distributed.device_mesh import DeviceMesh
+
+            grid._group = group
+            grid.mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
+        return grid
 
     def sum_data(self, tensor: Tensor) -> Tensor:
         """Sum over data ranks, in place; the tensor may lie on the CPU."""
@@ -124,7 +145,7 @@ class Grid:
     def _sum(self, tensor: Tensor, dimension: str | None) -> Tensor:
         if self.mesh is None:
             return tensor
-        group = None if dimension is None else self.mesh.get_group(dimension)
+        group = self._group if dimension is None else self.mesh.get_group(dimension)
         there = tensor.to(self.device)
         dist.all_reduce(there, group=group)
         return tensor if there is tensor else tensor.copy_(there)
@@ -132,4 +153,4 @@ class Grid:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.mesh is not None:
-            dist.barrier()
+            dist.barrier(group=self._group)

@@ -22,7 +22,8 @@ class ShardedModule(TrainedModule):
     ``precision.param``, gradients summed in ``precision.reduce``.
 
     Args:
-        module: A scoring module, the same on every rank.
+        module: A scoring module, the same on every rank; on the device ``meta``, where its weights
+            and moments are going to be set.
         layers: Its repeated layers, each gathered by itself.
         config: Precision, tensor parallelism, gradient exchange, optimizer.
         ranks: The processes.
@@ -46,6 +47,9 @@ class ShardedModule(TrainedModule):
             fully_shard(
                 target, mesh=ranks.mesh["data"], mp_policy=policy, reshard_after_forward=True
             )
+        blank = any(parameter.is_meta for parameter in module.parameters())
+        if blank:
+            _give_memory(module, ranks.device)
         self.module = module
         self._sharded = [m for m in module.modules() if isinstance(m, FSDPModule)]
         for part in self._sharded:
@@ -54,7 +58,7 @@ class ShardedModule(TrainedModule):
             part.set_force_sum_reduction_for_comms(True)
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._numbers = {name: number for number, name in enumerate(self.named)}
-        self.restart_optimizer(config.optim)
+        self.restart_optimizer(config.optim, blank=blank)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """See :meth:`TrainedModule.backward`."""
@@ -157,6 +161,14 @@ class ShardedModule(TrainedModule):
             self.discard_gradients()
         self.changed()
         super().offload()
+
+
+def _give_memory(module: nn.Module, device: torch.device) -> None:
+    """Put the parts of a module without weights on a device; buffers keep their values."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    module.to_empty(device=device)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
 
 
 def _local(tensor: Any) -> Tensor:

@@ -95,9 +95,9 @@ class TrainedModule(ABC):
             "exp_avg_sq": self.optimizer.squares,
         }
 
-    def restart_optimizer(self, config: OptimizerConfig) -> None:
-        """Forget all moments."""
-        self.optimizer = ListAdamW(self.master(), config)
+    def restart_optimizer(self, config: OptimizerConfig, *, blank: bool = False) -> None:
+        """Forget all moments; ``blank``: they are going to be set, and need not be 0."""
+        self.optimizer = ListAdamW(self.master(), config, blank=blank)
 
     def apply_step(self, *, norm: float, factor: float) -> None:
         """Clip the gradients of this norm and step."""
@@ -171,9 +171,10 @@ class PlainModule(TrainedModule):
     Args:
         module: Its trained parameters are rebound, the others brought to ``precision.param``.
         config: Precision and optimizer.
+        blank: Weights and moments are going to be set, so that nothing is written now.
     """
 
-    def __init__(self, module: nn.Module, config: ComputeConfig) -> None:
+    def __init__(self, module: nn.Module, config: ComputeConfig, *, blank: bool = False) -> None:
         super().__init__(config)
         self.module = module
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -185,17 +186,22 @@ class PlainModule(TrainedModule):
         for name, parameter in self.named.items():
             self._slices[name] = slice(first, first + parameter.numel())
             first += parameter.numel()
-        self._master = torch.cat([p.detach().flatten().float() for p in self.named.values()])
+        if blank:
+            self._master = torch.empty(first, device=next(module.parameters()).device)
+        else:
+            self._master = torch.cat([p.detach().flatten().float() for p in self.named.values()])
         single = self.dtype == torch.float32
         self._used = self._master if single else self._master.to(self.dtype)
-        self._gradient = torch.zeros_like(self._used)
+        # What is blank is set to 0 before it is used.
+        make = torch.empty_like if blank else torch.zeros_like
+        self._gradient = make(self._used)
         # In bfloat16 micro batches are summed in float32, as ranks are.
-        self._sum = self._gradient if single else torch.zeros_like(self._master)
+        self._sum = self._gradient if single else make(self._master)
         for name, parameter in self.named.items():
             parameter.grad = None
             parameter.data = self.part(name, [self._used])
             parameter.grad = self.part(name, [self._gradient])
-        self.restart_optimizer(config.optim)
+        self.restart_optimizer(config.optim, blank=blank)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """See :meth:`TrainedModule.backward`."""

@@ -1,0 +1,266 @@
+"""Processes of which some train: who does, how their number changes, and what if that fails.
+
+All processes exist from the start. Those that train at present are ranks 0 to n − 1, and rank 0
+leads: what it writes into a key-value store all others read in order. Waiting for the store takes
+no device and depends on nobody but rank 0, so that a rank can be busy with getting its device while
+it waits. What ranks exchange in training and in a move goes through process groups.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous as meet
+
+from rlinf.errors import RLinfError
+from rlinf.trainers.language.parallel import Grid
+from rlinf.trainers.language.rescale import Prepared, Rescalable, forget_group
+
+Kind = Literal["go", "move", "end"]
+
+
+class MoveFailed(RLinfError):  # noqa: N818 - what happened, as StepAborted
+    """A change of the number of ranks did not succeed; everything is as it was before."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What rank 0 wants of all.
+
+    Args:
+        kind: ``go``: the ranks that train take the next global batch; ``move``: their number
+            changes; ``end``: the phase is over.
+        size: Ranks that train, after it.
+        before: Ranks that train, before it.
+        done: Global batches of the phase that were trained on.
+    """
+
+    kind: Kind
+    size: int
+    before: int
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """What a move took on one rank.
+
+    Args:
+        seconds: From its begin to its end.
+        prepared: Part of it in which the groups and the new layout were made.
+        transferred: Part of it in which tensors travelled.
+        bytes_sent: By this rank.
+    """
+
+    seconds: float
+    prepared: float
+    transferred: float
+    bytes_sent: int
+
+
+class Company:
+    """All ranks of one trainer.
+
+    Args:
+        rank: Of this process.
+        world_size: Processes.
+        rendezvous: URL at which they meet, such as ``tcp://host:port``.
+        device: Where this process computes.
+        timeout_s: Seconds after which a lost process is given up.
+
+    Attributes:
+        size: Ranks that train at present.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        rendezvous: str,
+        device: torch.device | str = "cpu",
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.device = torch.device(device)
+        self.size = 1
+        self._timeout = timedelta(seconds=timeout_s)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._store, _, _ = next(meet(rendezvous, rank, world_size, timeout=self._timeout))
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=torch.distributed.distributed_c10d.PrefixStore("company", self._store),
+            rank=rank,
+            world_size=world_size,
+            timeout=self._timeout,
+        )
+        self._group: Any = None
+        self._read = 0
+        self._moves = 0
+
+    # -- what rank 0 says -----------------------------------------------------------------------
+
+    def say(self, command: Command) -> None:
+        """Tell all ranks, of which rank 0 is the one that may."""
+        self._store.set(f"say/{self._read}", pickle.dumps(command))
+        # All have read what is two phases old; it would stay in memory for the whole run.
+        with suppress(RuntimeError, NotImplementedError):
+            self._store.delete_key(f"say/{self._read - 4096}")
+        self._read += 1
+
+    def listen(self, while_waiting: Callable[[], None]) -> Command:
+        """The next command of rank 0.
+
+        Args:
+            while_waiting: Called every few milliseconds; may raise to stop waiting.
+        """
+        key = f"say/{self._read}"
+        while not self._store.check([key]):
+            while_waiting()
+            time.sleep(0.002 if self.rank < self.size else 0.01)
+        self._read += 1
+        command: Command = pickle.loads(self._store.get(key))
+        self.size = command.before
+        return command
+
+    def offer(self, phase: int) -> None:
+        """Say that this rank has its device, and may be made to train in a phase."""
+        self._store.set(f"offer/{phase}/{self.rank}", b"1")
+
+    def offered(self, phase: int) -> int:
+        """The largest n for which ranks 0 to n − 1 have offered; rank 0 always has."""
+        count = 1
+        while count < self.world_size and self._store.check([f"offer/{phase}/{count}"]):
+            count += 1
+        return count
+
+    # -- a move ---------------------------------------------------------------------------------
+
+    def move(self, trainer: Rescalable, before: int, after: int) -> MoveReport:
+        """Let another number of ranks train; all ranks of the company call it.
+
+        The new group is made before the old one is left, and left only when every rank has its
+        part of the model.
+
+        Args:
+            trainer: Policy or critic, made movable.
+            before: Ranks that train now.
+            after: Ranks that are to train.
+
+        Raises:
+            MoveFailed: On every rank that takes part, with what went wrong on which; the former
+                ranks go on as if nothing had been tried.
+        """
+        begin = time.perf_counter()
+        number, members = self._moves, max(before, after)
+        self._moves += 1
+        # By all ranks in the same order, or the names of the groups would not match.
+        union = own = dist.new_group(range(members), timeout=self._timeout)
+        if after < before:
+            own = dist.new_group(range(after), timeout=self._timeout) if after > 1 else None
+        if self.rank >= members:
+            self.size = after
+            return MoveReport(0.0, 0.0, 0.0, 0)
+        trial = _Trial(number, members, union, own if 1 < after > self.rank else None)
+        prepared = self._prepare(trial, trainer, before, after)
+        ready = time.perf_counter()
+        self._transfer(trial, prepared)
+        moved = time.perf_counter()
+        joins = before <= self.rank < after
+        numbers = pickle.loads(self._store.get(f"numbers/{number}")) if joins else None
+        trainer.finish_move(prepared, numbers)
+        former, self._group, self.size = self._group, trial.own, after
+        for group in (former, union):
+            if group is not None and group is not trial.own:
+                forget_group(group)
+        seconds = time.perf_counter() - begin
+        return MoveReport(seconds, ready - begin, moved - ready, prepared.transfer.bytes_sent)
+
+    def _prepare(self, trial: _Trial, trainer: Rescalable, before: int, after: int) -> Prepared:
+        prepared: Prepared | None = None
+        error: Exception | None = None
+        try:
+            ranks = None
+            if self.rank < after:
+                ranks = Grid.over(trial.own, rank=self.rank, size=after, device=self.device)
+            prepared = trainer.prepare_move(before=before, after=after, rank=self.rank, ranks=ranks)
+            if self.rank == 0:
+                numbers = pickle.dumps(trainer._moving_numbers())
+                self._store.set(f"numbers/{trial.number}", numbers)
+        except Exception as caught:  # noqa: BLE001 - told to all ranks, whatever it is
+            error = caught
+        self._agree(trial, "prepared", error)
+        assert prepared is not None
+        return prepared
+
+    def _transfer(self, trial: _Trial, prepared: Prepared) -> None:
+        error: Exception | None = None
+        try:
+            prepared.transfer.run(trial.union, self.device)
+        except Exception as caught:  # noqa: BLE001
+            error = caught
+            with suppress(Exception):  # then the others miss this rank, which is as good
+                prepared.transfer.exchange_nothing(trial.union, self.device)
+        self._agree(trial, "moved", error)
+
+    def _agree(self, trial: _Trial, phase: str, error: Exception | None) -> None:
+        """Learn from rank 0, who asks all, whether every member came so far.
+
+        Raises:
+            MoveFailed: One did not.
+        """
+        place = f"vote/{trial.number}/{phase}"
+        words = "ok" if error is None else f"{type(error).__name__}: {error}"
+        self._store.set(f"{place}/{self.rank}", words)
+        if self.rank == 0:
+            found = [self._vote(f"{place}/{rank}") for rank in range(trial.members)]
+            bad = [f"rank {rank}: {vote}" for rank, vote in enumerate(found) if vote != "ok"]
+            self._store.set(place, "; ".join(bad) or "ok")
+        verdict = self._vote(place)
+        if verdict != "ok":
+            trial.forget()
+            raise MoveFailed(verdict) from error
+
+    def _vote(self, key: str) -> str:
+        try:
+            self._store.wait([key], self._timeout)
+        except (RuntimeError, ValueError):
+            return "does not answer"
+        return bytes(self._store.get(key)).decode()
+
+    def close(self) -> None:
+        """End all process groups."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@dataclass
+class _Trial:
+    """A move that is not over.
+
+    Args:
+        number: Of the move.
+        members: Ranks that take part, from 0 on.
+        union: Process group of them.
+        own: Process group of the ranks that are to train, where this is one of several.
+    """
+
+    number: int
+    members: int
+    union: Any
+    own: Any
+
+    def forget(self) -> None:
+        """Leave the groups."""
+        forget_group(self.union)
+        if self.own is not None and self.own is not self.union:
+            forget_group(self.own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
@@ -78,6 +79,23 @@ class StageReport:
         return self.seconds - self.seconds_waiting - cost.onload_seconds - cost.offload_seconds
 
 
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Where a worker is.
+
+    Args:
+        name: The worker, ``component:rank``.
+        pid: Its process, which it may share with others.
+        devices: Its devices.
+        memory: Memory of those that have memory of their own [bytes].
+    """
+
+    name: str
+    pid: int
+    devices: tuple[int, ...]
+    memory: dict[int, int]
+
+
 class StageWorker(Worker):
     """A worker whose public generator methods can be stages of a flow."""
 
@@ -87,10 +105,11 @@ class StageWorker(Worker):
         """Let the reports of later stages say how much memory they held."""
         self._memory_is_watched = on
 
-    def device_memory(self) -> dict[int, int]:
-        """Memory of each of this worker's devices that has memory of its own [bytes]."""
-        devices = self.global_accelerator_ids
-        return dict(zip(devices, accelerator_memory(), strict=False))
+    def place(self) -> WorkerPlace:
+        """The process and the devices of this worker."""
+        devices = tuple(self.global_accelerator_ids or [self._cluster_node_rank])
+        memory = dict(zip(devices, accelerator_memory(), strict=False))
+        return WorkerPlace(self._worker_name, os.getpid(), devices, memory)
 
     def onload(self) -> None:
         """Bring state to the device; called before a stage of an offloaded component."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.dump import to_data
-from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
 
 if TYPE_CHECKING:
     from rlinf.flow.plan import ComponentPlan, Plan
+    from rlinf.flow.planning import Constraints
     from rlinf.runners.embodied_config import EmbodiedConfig
     from rlinf.runners.placed_config import PlacedConfig
     from rlinf.runners.reasoning_config import ReasoningConfig
@@ -86,6 +86,8 @@ _REASONING_TIMED = (
 
 def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     """Of a run in simulators: the items are environments."""
+    from rlinf.flow.planning import ComponentConstraint, Constraints
+
     envs, devices = config.env.num_envs, config.devices
     stages = config.rollout.pipeline_stage_num
     batch = config.actor.global_batch_size
@@ -146,6 +148,8 @@ def _embodied_trials(envs: int, devices: int) -> Iterator[Trial]:
 
 def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
+    from rlinf.flow.planning import ComponentConstraint, Constraints
+
     devices, group = config.devices, config.rollout.group_size
     one_rank = config.cluster.runtime == "local"
     batch = config.global_batch_size

@@ -16,6 +16,7 @@ from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
+from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.progress import Progress
@@ -55,11 +56,11 @@ class WorstCase:
 
     Args:
         reports: Of its steps.
-        devices: Memory of each device that has memory of its own [bytes].
+        places: Of its workers.
     """
 
     reports: list[StepReport]
-    devices: dict[int, int]
+    places: list[WorkerPlace]
 
 
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
@@ -189,7 +190,8 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         self._system = self._new_system()
         self._system.__enter__()
         stack.push(self._leave_system)
-        self._system.watch_memory(self._at_its_worst)
+        # Without accelerators processes are watched from outside.
+        self._system.watch_memory(self._at_its_worst and config.on_accelerators)
 
     def _leave_system(self, *exception: Any) -> None:
         """End the worker groups that there are then; those of the beginning may be gone."""
@@ -205,7 +207,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         report = self._under_way.popleft().wait()
         if self._at_its_worst:
             self._worst.reports.append(report)
-            self._worst.devices.update(self._system.device_memory())
+            self._worst.places[:] = self._system.places()
         metrics = self._metrics(report)
         seconds = time.perf_counter() - begin
         self._state.step += 1
@@ -309,7 +311,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     def run_worst_case(self) -> WorstCase:
         """Run as configured, with the longest prompts that there are; for the memory it takes."""
         self._at_its_worst = True
-        self._worst = WorstCase([], {})
+        self._worst = WorstCase([], [])
         self.run(resume=False)
         return self._worst
 

@@ -12,7 +12,7 @@ from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep
 from rlinf.flow.graph import Flow
 from rlinf.flow.running_step import Arguments, Reports
-from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker
+from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker, WorkerPlace
 from rlinf.flow.stream import Item
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.weight_handover import WeightHandover
@@ -138,10 +138,10 @@ class WorkerSystem(ABC):
         for handle in [group.watch_memory(on) for group in self._groups.values()]:
             handle.wait()
 
-    def device_memory(self) -> dict[int, int]:
-        """Memory of every device that has memory of its own [bytes]."""
-        handles = [group.device_memory() for group in self._groups.values()]
-        return {device: size for h in handles for own in h.wait() for device, size in own.items()}
+    def places(self) -> list[WorkerPlace]:
+        """Where every worker is."""
+        handles = [group.place() for group in self._groups.values()]
+        return [place for handle in handles for place in handle.wait()]
 
     # -- groups and executors -------------------------------------------------------------------
 

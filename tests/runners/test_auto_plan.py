@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.config.dump import to_yaml
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
@@ -58,6 +59,18 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
     again = read_decisions(train(tmp_path / "again", AUTO))
     assert "profile" not in kinds(again)
     assert kinds(again)[1] in ("stay", "switch")
+
+
+class _StopAt(threading.Event):
+    """Asks a run to stop once it has written so many lines of metrics."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        super().__init__()
+        self._path, self._lines = path, lines
+
+    def is_set(self) -> bool:
+        written = self._path.read_bytes().count(b"\n") if self._path.is_file() else 0
+        return written >= self._lines
 
 
 class _Switches:
@@ -162,6 +175,32 @@ def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) 
     drift = decisions[kinds(decisions).index("replan")]
     assert drift.numbers["step_seconds"] == pytest.approx(1.3)
     assert drift.numbers["step_seconds_before"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_rollouts_that_ran_ahead_are_trained_on_after_a_change(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", "rollout.max_staleness=1")
+    auto = train(tmp_path / "auto", "rollout.max_staleness=1", AUTO)
+    assert_equal_runs(plain, auto)
+    assert kinds(read_decisions(auto)).count("profile") == 2
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_checkpoint_of_another_placement(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain")
+    (tmp_path / "auto").mkdir()
+    words = (*SPLIT, "evaluation.interval=0", AUTO)
+    config = small_config(tmp_path / "auto", *words)
+    stop = _StopAt(tmp_path / "auto" / "run" / "metrics.jsonl", lines=5)
+    with RunDirectory.create(tmp_path, "small", path=tmp_path / "auto" / "run") as run:
+        run.write_config(to_yaml(config))
+        embodied.train(config, run, stop)
+    # The run stopped under another placement than that of its recipe, with which it begins again.
+    plans = [d.plan for d in read_decisions(run.path) if d.plan is not None]
+    assert plans[-1] != plans[0]
+    with RunDirectory.open(run.path) as run:
+        embodied.resume(config, run, threading.Event())
+    assert_equal_runs(plain, run.path)
 
 
 @pytest.mark.slow

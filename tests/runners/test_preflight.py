@@ -14,9 +14,9 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.cli.tasks import TASKS
 from rlinf.flow.running_step import StepReport
-from rlinf.flow.stage_worker import StageCost, StageReport
-from rlinf.monitor.memory import MemoryWatch, TreeWatch, process_memory, reset_peaks
-from rlinf.runners import preflight
+from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
+from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
+from rlinf.runners import memory_report, preflight
 from rlinf.runners.planning_traits import Knob
 
 from . import reasoning_support, support
@@ -76,13 +76,13 @@ def test_the_largest_value_that_fits_is_found_in_few_measurements(
     """Memory is 0.25 of what 16 items take, and the rest in proportion."""
     tried = []
 
-    def measured(value: int) -> preflight.MemoryReport:
+    def measured(value: int) -> memory_report.MemoryReport:
         tried.append(value)
         total = round(1000 * (0.25 + 0.75 * value / 16))
-        return preflight.MemoryReport((), total, round(1000 * limit))
+        return memory_report.MemoryReport((), total, round(1000 * limit))
 
     knob = Knob("k", 16)
-    report = preflight.MemoryReport((), 1000, round(1000 * limit))
+    report = memory_report.MemoryReport((), 1000, round(1000 * limit))
     values = [value for value in range(15, 0, -1) if value in {14, 12, 8, 7, 4, 2, 1}]
     found = preflight._largest_fitting(values, knob, report, measured)
     assert (found and found.change) == expected
@@ -107,7 +107,10 @@ class _Found:
         self.reports = [
             StepReport({"env": stage(5, 4), "rollout": stage(40, 30), "actor": stage(70, 50)}, [])
         ]
-        self.devices = {0: 100, 1: 100}
+        self.places = [
+            WorkerPlace("actor:0", 1, (0,), {0: 100}),
+            WorkerPlace("env:0", 2, (1,), {1: 100}),
+        ]
 
 
 def test_a_device_holds_what_works_and_what_rests_beside_it(
@@ -119,12 +122,40 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
         "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
     )  # fmt: skip
     flow = TASKS["embodied"].flow(config)
-    first, second = preflight._device_peaks(config, flow, _Found())
+    first, second = memory_report.device_peaks(config, flow, _Found())
     assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
     assert (second.device, second.peak) == (1, 5)
-    report = preflight.MemoryReport((), 10, 100, (first, second))
+    report = memory_report.MemoryReport((), 10, 100, (first, second))
     assert report.fits
     assert report.excess == pytest.approx(1.0)
+
+
+def test_processes_belong_to_the_workers_that_started_them() -> None:
+    import os
+
+    def process(pid: int, parent: int, peak: int, *command: str) -> ProcessMemory:
+        return ProcessMemory(pid, parent, command, peak, peak)
+
+    me = os.getpid()
+    found = memory_report.Processes(
+        [
+            process(me, 1, 10, "python"),
+            process(-2, me, 40, "ray::EnvWorker.run"),
+            process(-3, -2, 30, "python", "-c", "", "rlinf.envs.process", "7"),
+            process(-4, me, 50, "ray::ActorWorker"),
+            process(-5, me, 5, "/usr/bin/raylet", "--x"),
+        ],
+        [
+            WorkerPlace("env:0", -2, (0,), {}),
+            WorkerPlace("actor:0", -4, (0, 1), {}),
+            WorkerPlace("thread:0", me, (0,), {}),
+        ],
+    )
+    assert [(p.role, p.peak) for p in found.peaks()] == [
+        ("actor:0", 50), ("env:0", 40), ("rlinf.envs.process of env:0", 30), ("driver", 10),
+        ("raylet, process -5", 5),
+    ]  # fmt: skip
+    assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]
 
 
 def watched(*words: str) -> int:

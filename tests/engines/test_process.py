@@ -191,7 +191,8 @@ def test_it_conforms() -> None:
     assert [result for result in results if not result.passed] == []
 
 
-def test_what_cannot_be_built_is_refused_as_in_the_own_process(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_cannot_be_built_is_refused_as_in_the_own_process() -> None:
     config = HFEngineConfig.model_validate({"type": "hf", "process": True})
     with pytest.raises(ConfigError, match="a module or a directory"):
         config.build(ModelSource())

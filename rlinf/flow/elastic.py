@@ -1,0 +1,311 @@
+"""When devices change hands inside a step: pure functions of a small state.
+
+A rollout begins on all devices, those of the trainer included. Towards its end few sequences run,
+and a decoding step costs almost the same for few as for many: so they are brought together on fewer
+workers, and what these leave is trained on at once. Each choice says why, what it costs and what it
+is expected to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+Action = Literal["stay", "release", "finish", "resize", "borrow"]
+
+_WORTH = 0.02
+"""Part of the remaining time below which a gain is not worth a move."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a policy decides.
+
+    Args:
+        action: ``stay``; ``release``: workers of the rollout give up their devices; ``finish``:
+            all do, as nothing runs; ``resize``: the trainer gets another number of ranks;
+            ``borrow``: the rollout begins on devices of the trainer.
+        count: Workers that give up their devices, ranks of the trainer, or devices borrowed.
+        reason: In words, with the numbers that decided.
+        cost_seconds: What carrying it out takes.
+        gain_seconds: What the step is expected to be shorter by, the cost taken off.
+        numbers: Further numbers by name.
+    """
+
+    action: Action
+    count: int
+    reason: str
+    cost_seconds: float = 0.0
+    gain_seconds: float = 0.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCost:
+    """Seconds of a decoding step: ``fixed + sequences · per_sequence``."""
+
+    fixed: float
+    per_sequence: float
+
+    def of(self, sequences: float) -> float:
+        """Seconds of one step of an engine that runs so many sequences."""
+        return self.fixed + self.per_sequence * sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutState:
+    """Where a rollout stands.
+
+    Args:
+        running: Unfinished sequences of each worker that has its device, in the order in which
+            workers would give it up.
+        total: Sequences of the step.
+        capacity: Sequences that one worker runs at once.
+        steps_left: Decoding steps until the last sequence ends; see :func:`steps_left`.
+        decode: Of one worker.
+        handover_seconds: What bringing one sequence to another worker takes.
+        train_seconds: Training of the whole step by one rank; None: not known yet.
+        global_batches: Optimizer steps of the step.
+        ready: How many of their batches could be trained on now.
+        trainer_sizes: Ranks that the trainer can have, ascending.
+        trainer_devices: Devices that it has already.
+    """
+
+    running: tuple[int, ...]
+    total: int
+    capacity: int
+    steps_left: float
+    decode: DecodeCost
+    handover_seconds: float
+    train_seconds: float | None
+    global_batches: int
+    ready: int
+    trainer_sizes: tuple[int, ...]
+    trainer_devices: int = 0
+
+
+def steps_left(running: Sequence[int], ended: Sequence[int], limit: int) -> float:
+    """Decoding steps until the last of some sequences ends, as far as can be known.
+
+    The chance h that a token is the last one is estimated from all tokens so far, those of running
+    sequences included (maximum likelihood of a geometric length that is cut off); the longest of n
+    such sequences has 1/h · (1 + 1/2 + … + 1/n) tokens to go, and none more than up to the limit.
+
+    Args:
+        running: Tokens of each sequence that runs.
+        ended: Tokens of each that has ended before the limit.
+        limit: Most tokens of a sequence.
+    """
+    if not running:
+        return 0.0
+    longest = float(limit - min(running))
+    tokens = sum(running) + sum(ended)
+    if not ended or not tokens:
+        return longest
+    expected = tokens / len(ended) * sum(1 / k for k in range(1, len(running) + 1))
+    return min(expected, longest)
+
+
+def release(state: RolloutState) -> Choice:
+    """How many workers should give their devices up now.
+
+    Tried is every number that lets the trainer have a legal size. With d devices for the trainer
+    while the rest of the rollout takes g seconds, the step ends after
+    ``g + max(W − g · d, W / batches) / all``, where W is what one rank would train for: the last
+    batch cannot be trained on before the last sequence has ended. Until W is known, half of the
+    workers stop when half of the sequences have ended.
+    """
+    live, sequences = len(state.running), sum(state.running)
+    if not sequences:
+        return Choice(action="finish", count=live, reason="no sequence runs")
+    if live == 1 or not state.ready:
+        why = "one worker is left" if live == 1 else "no global batch is complete"
+        return Choice(action="stay", count=0, reason=why)
+    if state.train_seconds is None:
+        return _by_threshold(state)
+    now = _seconds_left(state, 0)
+    options = {
+        count: _seconds_left(state, count) for count in range(1, live) if _legal(state, count)
+    }
+    best = min(options, key=lambda count: options[count], default=0)
+    gain = now - options.get(best, now)
+    numbers = {
+        "running": float(sequences), "seconds_left": now, "ready": float(state.ready),
+        "steps_left": state.steps_left,
+    }  # fmt: skip
+    if gain <= _WORTH * now:
+        why = f"{sequences} sequences run on {live} workers; moving saves {max(gain, 0.0):.3f} s"
+        return Choice(action="stay", count=0, reason=why, numbers=numbers)
+    return Choice(
+        action="release",
+        count=best,
+        reason=f"{sequences} of {state.total} sequences run; on {live - best} of {live} workers "
+        f"they and the training end {gain:.3f} s earlier",
+        cost_seconds=_handover(state, best),
+        gain_seconds=gain,
+        numbers=numbers,
+    )
+
+
+def _by_threshold(state: RolloutState) -> Choice:
+    live, sequences = len(state.running), sum(state.running)
+    count = live // 2
+    fits = sequences <= (live - count) * state.capacity
+    while count and not _legal(state, count):
+        count -= 1
+    if 2 * sequences > state.total or not fits or not count:
+        why = f"{sequences} of {state.total} sequences run, and training was not timed yet"
+        return Choice(action="stay", count=0, reason=why)
+    return Choice(
+        action="release",
+        count=count,
+        reason=f"{sequences} of {state.total} sequences run, not more than half; training was not "
+        "timed yet",
+        cost_seconds=_handover(state, count),
+        numbers={"running": float(sequences), "ready": float(state.ready)},
+    )
+
+
+def _legal(state: RolloutState, count: int) -> bool:
+    """Whether the sequences fit on the others, and the trainer gets a size that it had not."""
+    left = len(state.running) - count
+    fits = sum(state.running) <= left * state.capacity
+    before = _size(state.trainer_sizes, state.trainer_devices)
+    return fits and _size(state.trainer_sizes, state.trainer_devices + count) > before
+
+
+def _size(sizes: Iterable[int], devices: int) -> int:
+    """The largest legal number of ranks on so many devices; 0: none."""
+    return max((size for size in sizes if size <= devices), default=0)
+
+
+def _handover(state: RolloutState, count: int) -> float:
+    return state.handover_seconds * sum(state.running[:count])
+
+
+def _seconds_left(state: RolloutState, count: int) -> float:
+    """Until rollout and training have ended, where so many workers give their devices up now."""
+    assert state.train_seconds is not None
+    left = len(state.running) - count
+    each = ceil(sum(state.running) / left) if count else max(state.running)
+    rollout = state.steps_left * state.decode.of(each) + _handover(state, count)
+    trains = _size(state.trainer_sizes, state.trainer_devices + count)
+    last = state.train_seconds / state.global_batches
+    rest = max(state.train_seconds - rollout * trains, last)
+    return rollout + rest / _size(state.trainer_sizes, state.trainer_devices + len(state.running))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerState:
+    """Where a trainer stands between two optimizer steps.
+
+    Args:
+        size: Ranks that train.
+        offered: Devices that it could have.
+        sizes: Ranks that it can have, ascending.
+        batches: Optimizer steps that are left.
+        batch_seconds: One of them by one rank; None: not known yet.
+        move_seconds: What changing the number of ranks takes; None: not known yet.
+        waits: Whether the next batch is not complete, so that time is to spare.
+    """
+
+    size: int
+    offered: int
+    sizes: tuple[int, ...]
+    batches: int
+    batch_seconds: float | None
+    move_seconds: float | None
+    waits: bool = False
+
+
+def resize(state: TrainerState) -> Choice:
+    """How many ranks should take the next optimizer steps.
+
+    A larger number pays where ``batches · batch_seconds · (1/size − 1/larger)`` is more than the
+    move there and the move back at the end of the step.
+    """
+    size = _size(state.sizes, state.offered)
+    if size <= state.size or not state.batches:
+        return Choice(action="stay", count=state.size, reason="no more devices for it")
+    if state.batch_seconds is None or state.move_seconds is None:
+        why = f"{size} devices are free; moves were not timed yet"
+        return Choice(action="resize", count=size, reason=why)
+    saved = state.batches * state.batch_seconds * (1 / state.size - 1 / size)
+    # The way back is another move, unless ranks train already that would make it anyway.
+    cost = state.move_seconds * (2 if state.size == state.sizes[0] else 1)
+    numbers = {"batches": float(state.batches), "batch_seconds": state.batch_seconds}
+    if saved <= cost:
+        why = f"{size} ranks would save {saved:.3f} s, moving takes {cost:.3f} s"
+        return Choice(action="stay", count=state.size, reason=why, numbers=numbers)
+    return Choice(
+        action="resize",
+        count=size,
+        reason=f"{state.batches} batches are left: {size} ranks save {saved:.3f} s, moving takes "
+        f"{cost:.3f} s",
+        cost_seconds=cost,
+        gain_seconds=saved - cost,
+        numbers=numbers,
+    )
+
+
+def borrow(*, sequences: int, tokens: float, own: int, trainers: int, decode: DecodeCost) -> Choice:
+    """Whether a rollout should begin on the trainer's devices too.
+
+    Args:
+        sequences: Of the step.
+        tokens: Mean of a sequence, for the time in which many run.
+        own: Devices of the rollout alone.
+        trainers: Devices of the trainer.
+        decode: Of one worker.
+    """
+    alone = tokens * decode.of(sequences / own) if own else float("inf")
+    together = tokens * decode.of(sequences / (own + trainers))
+    if alone - together <= _WORTH * together:
+        why = f"{own + trainers} workers would not be faster than {own}"
+        return Choice(action="stay", count=0, reason=why)
+    gain = alone - together if own else 0.0
+    why = f"nothing can be trained on yet; {own + trainers} workers generate faster than {own}"
+    return Choice(action="borrow", count=trainers, reason=why, gain_seconds=gain)
+
+
+def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
+    """Which worker takes each group.
+
+    Workers are filled one after the other up to the mean of what will run; the last takes the rest.
+
+    Args:
+        giving: Running sequences of each group.
+        loads: What runs on each worker that can take some.
+
+    Returns:
+        Index into ``loads`` for each group.
+    """
+    mean = (sum(giving) + sum(loads)) / len(loads)
+    filled, found, target = list(loads), [], 0
+    for running in giving:
+        while target < len(loads) - 1 and filled[target] + running > mean:
+            target += 1
+        filled[target] += running
+        found.append(target)
+    return found
+
+
+def complete_batches(
+    arrived: Mapping[int, int], bounds: Mapping[int, int], size: int
+) -> list[list[int]]:
+    """The global batches whose members are known: groups by their longest answer, shortest first.
+
+    Which group is in which batch is a function of lengths alone: not of who was faster, or where it
+    was generated.
+
+    Args:
+        arrived: Longest answer of each group that is complete, by slot.
+        bounds: What the longest answer of each other group has at least, by slot.
+        size: Groups of a global batch.
+    """
+    open_from = min(((bound, slot) for slot, bound in bounds.items()), default=None)
+    order = sorted((longest, slot) for slot, longest in arrived.items())
+    known = [slot for key in order if open_from is None or key < open_from for slot in [key[1]]]
+    return [known[first : first + size] for first in range(0, len(known) - size + 1, size)]

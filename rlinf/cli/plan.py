@@ -112,17 +112,11 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
 def _show_plan(
     task: Task, config: Any, profile: Profile, shape: ClusterShape | None, words: list[str]
 ) -> None:
-    from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
-    from rlinf.flow.planning import plan as solve
+    from rlinf.runners.planned import cluster_of, find_plan
     from rlinf.runners.planning_traits import plan_overrides
 
-    traits = config.planning
-    if shape is None:
-        nodes = config.cluster.num_nodes
-        group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
-        shape = ClusterShape(groups=(group,))
-    found = solve(task.flow(config), profile, shape, traits.constraints)
-    show_table(f"plan for {shape}", *_plan_table(found))
+    found = find_plan(config, task.flow(config), profile, cluster=shape)
+    show_table(f"plan for {shape or cluster_of(config)}", *_plan_table(found))
     say(f"\npredicted step: {found.seconds:.4g} s, {found.plan.mode}: {found.shape}")
     for kind, peak in found.peak_bytes.items():
         say(f"predicted memory of a {kind}: {_mib(peak)}")
@@ -132,7 +126,7 @@ def _show_plan(
         say("\nalternatives:")
     for place, other in enumerate(found.alternatives, start=1):
         say(f"{place}. {_alternative(found, other)}")
-    command = shlex.join(["rlinf", "train", *words, *plan_overrides(traits, found.plan)])
+    command = shlex.join(["rlinf", "train", *words, *plan_overrides(config.planning, found.plan)])
     say(f"\nrun it: {command}")
 
 

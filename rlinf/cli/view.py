@@ -133,23 +133,20 @@ def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> T
 
 def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
     """What the plan should take by the profile of the run; None where nothing was measured yet."""
-    from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
     from rlinf.flow.measure import PROFILE_FILE
     from rlinf.flow.profile import Profile
     from rlinf.flow.simulation import Conditions, simulate
+    from rlinf.runners.planned import cluster_of
 
     path = run / PROFILE_FILE
     if not path.is_file():
         return None
-    nodes = config.cluster.num_nodes
-    most = 1 + max(device for part in plan.components.values() for device in part.devices)
-    group = NodeGroup(nodes=nodes, devices_per_node=max(config.devices, most) // nodes)
     try:
         return simulate(
             flow,
             plan,
             Profile.load(path),
-            ClusterShape(groups=(group,)),
+            cluster_of(config),
             config.planning.constraints,
             conditions=Conditions(steps=3, timeline=True),
         )

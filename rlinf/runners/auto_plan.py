@@ -22,20 +22,17 @@ from statistics import median
 from typing import Literal
 
 from rlinf.errors import ConfigError
-from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Planned
-from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, append_decision
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
-from rlinf.runners.planning_traits import plan_overrides
+from rlinf.runners.planned import explained, find_plan, placed_by, same_places
 from rlinf.runners.profiling import (
-    changed,
     fingerprints,
     keep_profile,
     legal_placements,
@@ -182,7 +179,7 @@ class AutoPlanner:
             self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
             return
         cost = time.perf_counter() - begin
-        same = [s for s in self._measured if _same_places(s.config.plan, config.plan)]
+        same = [s for s in self._measured if same_places(s.config.plan, config.plan)]
         if same:
             best = min([best, same[0]], key=lambda setting: setting.median)
             self._stay(best, "the plan that was found is one that was measured", cost, found)
@@ -194,12 +191,8 @@ class AutoPlanner:
 
     def _solved(self, profile: Profile) -> tuple[PlacedConfig, Planned]:
         config = self._setting.config
-        nodes = config.cluster.num_nodes
-        group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
-        traits = config.planning
-        shape = ClusterShape(groups=(group,))
-        found = solve(self._flow, profile, shape, traits.constraints, alternatives=0)
-        return changed(config, plan_overrides(traits, found.plan)), found
+        found = find_plan(config, self._flow, profile, alternatives=0)
+        return placed_by(config, found.plan), found
 
     def _try(self, config: PlacedConfig, found: Planned, best: _Setting) -> None:
         self._phase = "try"
@@ -212,7 +205,7 @@ class AutoPlanner:
             cost=self._cost,
             predicted=best.median - found.seconds,
             numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
-            plan=_explained(config.plan, found.plan),
+            plan=explained(config.plan, found.plan),
         )
 
     def _judge(self) -> None:
@@ -324,27 +317,3 @@ class AutoPlanner:
                 plan=None if plan is None else plan.model_dump(mode="json"),
             ),
         )
-
-
-def _same_places(one: Plan, other: Plan) -> bool:
-    return _places(one) == _places(other)
-
-
-def _places(plan: Plan) -> dict[str, tuple[object, ...]]:
-    return {
-        name: (part.devices, part.processes, part.residency, part.pipeline_stages)
-        for name, part in plan.components.items()
-    }
-
-
-def _explained(placed: Plan, found: Plan) -> Plan:
-    """The plan as the recipe gives it, with the planner's figures and reasons."""
-    kept = ("predicted_seconds", "predicted_bytes", "reason")
-    return Plan(
-        components={
-            name: part.model_copy(
-                update={key: getattr(found.components[name], key) for key in kept}
-            )
-            for name, part in placed.components.items()
-        }
-    )

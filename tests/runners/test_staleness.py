@@ -135,3 +135,13 @@ def test_an_engine_that_gives_its_weights_back_cannot_run_ahead(tmp_path: Path) 
     with pytest.raises(UserError, match=r"rollout\.max_staleness"):
         small_config(tmp_path, AHEAD, "cluster.residency={rollout: offload}")
     small_config(tmp_path, "cluster.residency={rollout: offload}")
+
+
+@pytest.mark.slow
+def test_with_a_critic(tmp_path: Path) -> None:
+    critic = (AHEAD, "algorithm={type: ppo}", "critic={n_minibatches: 2, optim: {lr: 1.0e-3}}")
+    whole = train(tmp_path / "whole", *critic)
+    run = train(tmp_path / "cut", *critic, stop=StopAfter(2))
+    with RunDirectory.open(run) as directory:
+        reasoning.resume(small_config(tmp_path / "cut", *critic), directory, threading.Event())
+    assert_equal_runs(whole, run)

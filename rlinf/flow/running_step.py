@@ -116,7 +116,9 @@ class RunningStep:
         """Call the hook and take its arguments."""
         begin = time.perf_counter()
         try:
-            for stage, given in self.hooks.begin().items():
+            with self.timeline.span("sync weights", category="sync", step=self.step):
+                further = self.hooks.begin()
+            for stage, given in further.items():
                 self.arguments[stage] = {**self.arguments.get(stage, {}), **given}
         finally:
             self.begin_seconds = time.perf_counter() - begin

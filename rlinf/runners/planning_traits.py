@@ -155,7 +155,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     batch = config.global_batch_size
     ranks = (1,) if one_rank else tuple(n for n in range(1, batch + 1) if batch % n == 0)
     trainer = ComponentConstraint(
-        streams=False,
+        streams=_trains_parts(config),
         even=False,
         processes=ranks,
         devices_per_process=config.actor.tensor_parallel_size,
@@ -163,6 +163,8 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     constraints = Constraints(
         items=config.rollout.sequences,
         group_size=group,
+        # Training begins with the sequences of a whole global batch.
+        granularities=(batch,) if _trains_parts(config) else (),
         components={
             name: trainer for name in config.components if name not in ("rollout", "reward")
         },
@@ -179,6 +181,13 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
         worst_case=_worst_reasoning_step(config),
         memory_knobs=_reasoning_knobs(config),
     )
+
+
+def _trains_parts(config: ReasoningConfig) -> bool:
+    """Whether a global batch is trained on as soon as its sequences are there."""
+    actor = config.actor
+    in_order = actor.update_epoch == 1 and not actor.shuffle and actor.n_minibatches > 1
+    return in_order and config.critic is None and config.algorithm.prepares_parts
 
 
 def _worst_reasoning_step(config: ReasoningConfig) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"rlinf {rlinf.__version__}\n", "")
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for verb in ("train", "resume", "eval", "list", "explain", "check", "doctor"):
+    for verb in ("train", "resume", "eval", "list", "explain", "check", "doctor", "plan", "view"):
         assert verb in out
         assert run(capsys, verb, "--help")[0] == 0
 

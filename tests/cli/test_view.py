@@ -158,3 +158,10 @@ def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.Mon
     assert report.curve is not None
     steps = sorted(line["time/step"] for line in report.curve.lines[2:10])
     assert 0.5 * steps[0] < report.predicted_seconds < 2 * steps[-1]
+
+
+def test_synchronisation_has_a_row_of_its_own(run: Path, tmp_path: Path) -> None:
+    assert main(["view", str(run), "--output", str(tmp_path / "page.html")]) == 0
+    [panel] = shown((tmp_path / "page.html").read_text())["panels"]
+    [row] = [row for row in panel["rows"] if row["label"] == "sync weights"]
+    assert {panel["kinds"][bar[2]] for bar in row["bars"]} == {"sync"}

@@ -149,3 +149,20 @@ def test_a_recipe_with_the_overrides_of_a_plan_has_that_plan(tmp_path: Path) -> 
     )  # fmt: skip
     plain = support.small_config(tmp_path, SLOTS, *plan_overrides(config.planning, config.plan))
     assert plain.plan == config.plan
+
+
+@pytest.mark.parametrize(
+    ("overrides", "streams"),
+    [
+        ((), False),
+        (("actor.shuffle=false",), True),
+        (("actor.shuffle=false", "actor.update_epoch=2"), False),
+    ],
+)
+def test_a_trainer_streams_where_it_trains_on_parts(
+    overrides: tuple[str, ...], streams: bool, tmp_path: Path
+) -> None:
+    config = reasoning_support.small_config(tmp_path, *overrides)
+    limits = config.planning.constraints
+    assert limits.of("actor").streams is streams
+    assert limits.considered() == ((8, 16) if streams else (4, 8, 16))

@@ -31,10 +31,11 @@ TWO = "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}"
 ONE = "cluster.component_placement={'rollout,reward': '0', actor: '1'}"
 
 STEPS = 3
-RELATIVE, ABSOLUTE = 2e-3, 2e-4
-"""Bound of the difference of metrics and weights. Two ranks add the same float32 numbers in another
-order; Adam divides by the root of the second moment, so that a gradient of only rounding errors
-makes a step of up to the learning rate, 1e-3, in a weight that hardly matters."""
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+"""Bound of the difference of metrics and weights: two ranks add the same float32 numbers in another
+order. Weights were seen to differ by 6e-8."""
+COUNTED = {"critic/value_clip_ratio"}
+"""Fractions of tokens that pass a bound; one may stand on either side of it."""
 
 
 def assert_close_runs(one: Path, other: Path) -> None:
@@ -43,7 +44,8 @@ def assert_close_runs(one: Path, other: Path) -> None:
     assert len(first) == len(second) > STEPS
     for left, right in zip(first, second, strict=True):
         assert left.keys() == right.keys()
-        for name, value in left.items():
+        for name in left.keys() - COUNTED:
+            value = left[name]
             assert right[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
     before, after = weights(one), weights(other)
     for name, value in before.items():

@@ -79,7 +79,7 @@ class ValueScorer(nn.Module):
     def forward(self, layout: Layout) -> Tensor:
         """Values [M], float32."""
         values: Tensor = self.head(hidden_states(self.model, layout))
-        return values.squeeze(-1).float()
+        return values.squeeze(-1).float().clone()  # FSDP wants no view
 
 
 def hidden_states(backbone: Any, layout: Layout) -> Tensor:

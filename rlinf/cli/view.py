@@ -67,6 +67,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
 
     task, _, config = read_config(str(run / CONFIG_FILE), [])
     require_training(task, str(run))
+    require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
     plans = [decision.plan for decision in decisions if decision.plan is not None]

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import did_you_mean
 
 
 class AutoPlanConfig(StrictModel):
@@ -27,4 +29,8 @@ class AutoPlanConfig(StrictModel):
 def read_plan_policy(value: Any) -> Any:
     """``auto`` as the section with its defaults, ``manual`` as none."""
     words: dict[str, Any] = {"auto": {}, "manual": None}
-    return words.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value not in words:
+        raise illegal("", f"unknown word `{value}`", hint=did_you_mean(value, words))
+    return words[value]

@@ -1,7 +1,8 @@
 """A child process that says how it ended and never outlives its parent.
 
 Both sides of it: :class:`ChildProcess` is the parent's handle, :func:`watch_parent` is what the
-child calls first. Imports the standard library alone, so that a child starts quickly.
+child calls first. Imports the standard library alone, so that a child starts quickly and may run
+under an interpreter that has few packages.
 """
 
 from __future__ import annotations
@@ -18,16 +19,29 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
+
+import rlinf
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of a child that is one of several and computes little."""
 
 _TAIL_BYTES = 4000
 _LARGEST_LOG = 16 * 2**20
 _STACK_SECONDS = 0.3
 _END_SECONDS = 1.0
+# The package is found by its place and not by a search path: the folder around an installed package
+# also holds every other package of this interpreter, which another interpreter must not see.
 _BOOTSTRAP = """\
-import importlib, json, sys
-sys.path[:] = json.loads(sys.argv[1])
-importlib.import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))
+import importlib, importlib.util, json, sys
+root, path, module = sys.argv[1:4]
+sys.path[:] = json.loads(path) or sys.path
+spec = importlib.util.spec_from_file_location(
+    "rlinf", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["rlinf"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["rlinf"])
+importlib.import_module(module).main(*map(int, sys.argv[4:]))
 """
 
 
@@ -38,18 +52,29 @@ class ChildProcess:
     file that is read when it is lost.
 
     Args:
-        module: Name of the module.
+        module: Name of the module, which is one of this package.
         descriptors: File descriptors that the child inherits, given to ``main`` by their numbers.
         environment: Variables on top of those of this process.
+        python: Interpreter, which finds other packages by itself; None: this one, with what it
+            finds.
+
+    Raises:
+        OSError: The interpreter cannot be started.
     """
 
     def __init__(
-        self, module: str, descriptors: Sequence[int], environment: Mapping[str, str]
+        self,
+        module: str,
+        descriptors: Sequence[int],
+        environment: Mapping[str, str],
+        *,
+        python: str | None = None,
     ) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         lifeline, self._lifeline = os.pipe()
         inherited = (lifeline, *descriptors)
-        command = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path), module]
+        root, path = Path(rlinf.__file__).parent, sys.path if python is None else []
+        command = [python or sys.executable, "-c", _BOOTSTRAP, str(root), json.dumps(path), module]
         try:
             self._process = subprocess.Popen(
                 [*command, *map(str, inherited)],
@@ -60,6 +85,10 @@ class ChildProcess:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+        except OSError:
+            self._log.close()
+            os.close(self._lifeline)
+            raise
         finally:
             os.close(lifeline)
 
@@ -93,10 +122,14 @@ class ChildProcess:
             how = f"it ended with exit code {code}"
         return f"{how}; the end of its output:\n{self.output_tail()}"
 
-    def stacks(self) -> str:
-        """Ask where its threads are; returns the end of its output with the answer, if any."""
+    def stacks(self, pid: int | None = None) -> str:
+        """Ask where its threads are; returns the end of its output with the answer, if any.
+
+        Args:
+            pid: Its own process id, where the interpreter is a program that starts another.
+        """
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+            os.kill(self.pid if pid is None else pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
         return self.output_tail()
 

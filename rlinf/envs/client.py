@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-import rlinf
+from rlinf.child_process import ONE_THREAD, ChildProcess
 from rlinf.envs.records import FaultReason
 from rlinf.envs.wire import Message, Op, decode_tree, encode_tree, receive, send
 from rlinf.errors import ConfigError, MissingPackageError, RLinfError, RunFailure
 
-_TAIL_BYTES = 4000
-_STACK_SECONDS = 0.3
 _CLOSE_SECONDS = 2.0
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# The package is found by its place and not by PYTHONPATH: the folder around an installed package
-# also holds every other package of this interpreter, which another interpreter must not see.
-_BOOTSTRAP = """\
-import importlib.util, sys
-root = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "rlinf", root + "/__init__.py", submodule_search_locations=[root])
-module = importlib.util.module_from_spec(spec)
-sys.modules["rlinf"] = module
-spec.loader.exec_module(module)
-from rlinf.envs.process import main
-main(sys.argv[1:])
-"""
 
 
 class ProcessLostError(Exception):
@@ -71,38 +50,22 @@ class EnvProcess:
     ) -> None:
         self._step_deadline = step_deadline
         self._start_deadline = start_deadline
-        # Open as long as the process lives: what it prints must not reach our own terminal.
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.progress: np.ndarray | None = None
         self.pending: dict[int, Message] = {}
-        ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
-        inherited = (theirs.fileno(), memory, lifeline)
-        command = [python or sys.executable, "-c", _BOOTSTRAP, str(Path(rlinf.__file__).parent)]
+        self._connection, theirs = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
-                [*command, *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                pass_fds=inherited,
-                env={**os.environ, **_ONE_THREAD},
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which ends cleanly
+            self._child = ChildProcess(
+                "rlinf.envs.process", [theirs.fileno(), memory], ONE_THREAD, python=python
             )
         except OSError as error:
-            ours.close()
-            self._errors.close()
-            os.close(self._lifeline)
-            reason = f"cannot start {command[0]}: {error.strerror}"
+            self._connection.close()
+            reason = f"cannot start {python or sys.executable}: {error.strerror}"
             raise ConfigError(reason, key="python") from error
         finally:
             theirs.close()
-            os.close(lifeline)
-        self._connection = ours
-        self._pid = self._process.pid
-        shared = sys.path if python is None else []
-        path = [entry for entry in shared if entry]
-        send(ours, Message(Op.START, payload=encode_tree({**settings, "search_path": path})))
+        self._pid = self._child.pid
+        with contextlib.suppress(OSError):  # one that has ended already is noticed later
+            send(self._connection, Message(Op.START, payload=encode_tree(dict(settings))))
 
     def started(self) -> dict[str, Any]:
         """Wait until the envs are built and return what the process says of them.
@@ -118,11 +81,11 @@ class EnvProcess:
         except TimeoutError as error:
             raise RunFailure(
                 f"an env process was not ready after {self._start_deadline:g} s "
-                f"(start_deadline); its stack and output:\n{self._stack()}"
+                f"(start_deadline); its stack and output:\n{self._child.stacks(self._pid)}"
             ) from error
         except (EOFError, OSError) as error:
             raise RunFailure(
-                f"an env process ended while it started:\n{self._obituary()}"
+                f"an env process was lost at its start: {self._child.obituary()}"
             ) from error
         self._connection.settimeout(min(max(self._step_deadline / 4, 0.02), 1.0))
         reply = self._content(message)
@@ -144,7 +107,7 @@ class EnvProcess:
         try:
             send(self._connection, message)
         except OSError as error:
-            raise ProcessLostError(FaultReason.CRASH, self._obituary()) from error
+            raise ProcessLostError(FaultReason.CRASH, self._child.obituary()) from error
 
     def collect(self) -> list[dict[str, Any]]:
         """Wait for the next answer to a command of a stage and return the faults it reports.
@@ -169,7 +132,7 @@ class EnvProcess:
         try:
             send(self._connection, message)
         except OSError as error:
-            raise ProcessLostError(FaultReason.CRASH, self._obituary()) from error
+            raise ProcessLostError(FaultReason.CRASH, self._child.obituary()) from error
         return self._content(self._next_message())
 
     def _next_message(self) -> Message:
@@ -181,10 +144,11 @@ class EnvProcess:
                 if self._ticks() != seen:
                     seen, since = self._ticks(), time.monotonic()
                 elif time.monotonic() - since >= self._step_deadline:
-                    detail = f"no step ended within {self._step_deadline:g} s\n{self._stack()}"
-                    raise ProcessLostError(FaultReason.HANG, detail) from None
+                    detail = f"no step ended within {self._step_deadline:g} s"
+                    stacks = self._child.stacks(self._pid)
+                    raise ProcessLostError(FaultReason.HANG, f"{detail}\n{stacks}") from None
             except (EOFError, OSError) as error:
-                raise ProcessLostError(FaultReason.CRASH, self._obituary()) from error
+                raise ProcessLostError(FaultReason.CRASH, self._child.obituary()) from error
 
     def _ticks(self) -> int:
         return -1 if self.progress is None else int(self.progress[1])
@@ -196,39 +160,10 @@ class EnvProcess:
             return content
         raise _error_of(content)
 
-    def _stack(self) -> str:
-        """Ask the process where it is, and return what it wrote."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGUSR1)
-        time.sleep(_STACK_SECONDS)
-        return self._output_tail()
-
-    def _obituary(self) -> str:
-        self._wait_briefly()
-        code = self._process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
-        return f"the env process ended with {how}; the end of its output:\n{self._output_tail()}"
-
-    def _wait_briefly(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_SECONDS)
-
-    def _output_tail(self) -> str:
-        size = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(size - _TAIL_BYTES, 0))
-        return self._errors.read().decode(errors="replace").strip() or "(nothing)"
-
     def kill(self) -> None:
-        """End the process and whatever it started, now."""
-        if self._lifeline < 0:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End the process and whatever it started, now; may be called again."""
+        self._child.kill()
         self._connection.close()
-        self._errors.close()
-        os.close(self._lifeline)
-        self._lifeline = -1
 
     def close(self) -> None:
         """Let the process close its envs, then end it."""
@@ -237,7 +172,7 @@ class EnvProcess:
             if not self.pending:
                 send(self._connection, Message(Op.CLOSE))
                 receive(self._connection)
-                self._wait_briefly()
+                self._child.wait(_CLOSE_SECONDS)
         self.kill()
 
 

@@ -1,23 +1,18 @@
 """An env process: builds envs, then obeys the vector env that started it.
 
-Started as ``python -m rlinf.envs.process COMMANDS MEMORY LIFELINE`` with three inherited
-descriptors: the socket of commands, the shared memory and a pipe whose closing says that the parent
-is gone. Imports the standard library, numpy, gymnasium and the simulator; nothing else.
+Imports the standard library, numpy, gymnasium and the simulator; nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import os
-import signal
 import socket
-import sys
-import threading
 import traceback
 from typing import Any
 
+from rlinf.child_process import watch_parent
 from rlinf.envs.base import SimulatorEnv
 from rlinf.envs.block import SharedBlock, block_fields
 from rlinf.envs.host import EnvHost, EpisodeRules
@@ -28,15 +23,16 @@ from rlinf.envs.wire import Message, Op, decode_tree, encode_tree, receive, send
 from rlinf.errors import ConfigError, MissingPackageError, UserError
 
 
-def main(arguments: list[str]) -> None:
-    """Serve one vector env until it says CLOSE or goes away."""
-    commands, memory, lifeline = (int(argument) for argument in arguments)
-    faulthandler.enable()
-    # The parent asks for the stacks of a process that hangs before it ends it.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(lifeline: int, commands: int, memory: int) -> None:
+    """Serve one vector env until it says CLOSE or goes away.
+
+    Args:
+        lifeline: See :func:`~rlinf.child_process.watch_parent`.
+        commands: Descriptor of the socket to the vector env.
+        memory: Descriptor of the shared memory.
+    """
+    watch_parent(lifeline)
     _yield_to_the_sender()
-    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
     with socket.socket(fileno=commands) as connection:
         try:
             _serve(connection, memory)
@@ -53,11 +49,6 @@ def _yield_to_the_sender() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _exit_with_parent(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    os._exit(0)
 
 
 def _serve(connection: socket.socket, memory: int) -> None:
@@ -127,7 +118,6 @@ class _Server:
 
     def _start(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Build the envs and say what they look like."""
-        sys.path.extend(path for path in settings["search_path"] if path not in sys.path)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, settings["affinity"])
         self._settings = settings
@@ -164,7 +154,3 @@ class _Server:
             progress=block["progress"][settings["process"]],
         )
         return b""
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -165,7 +165,7 @@ class RewardPool:
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise RunFailure(
                     f"a process of the reward pool failed to start {self._failed_starts} times in "
-                    f"a row: {detail}\n{process.log_tail()}"
+                    f"a row: {detail}\n{process.output_tail()}"
                 )
         self._replace(position)
 

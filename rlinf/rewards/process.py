@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import gc
 import os
 import resource
-import signal
 import socket
-import sys
-import threading
 
+from rlinf.child_process import watch_parent
 from rlinf.errors import ConfigError, MissingPackageError, UserError
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import RewardInput
@@ -24,29 +21,21 @@ from rlinf.rewards.scorer import Scorer
 from rlinf.rewards.wire import receive, send
 
 
-def main(commands: int, lifeline: int, progress: int) -> None:
+def main(lifeline: int, commands: int, progress: int) -> None:
     """Serve one pool until it goes away.
 
     Args:
+        lifeline: See :func:`~rlinf.child_process.watch_parent`.
         commands: Descriptor of the socket to the pool.
-        lifeline: Descriptor of a pipe whose closing says that the pool is gone.
         progress: Descriptor of a file that holds the number of the function at work, for the case
             that it never ends.
     """
-    faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the pool, which ends us
-    threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+    watch_parent(lifeline)
     with (
         socket.socket(fileno=commands) as connection,
         contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
     ):
         _serve(connection, progress)
-
-
-def _exit_with_parent(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    # The pool started us as the leader of a group: whatever we started ends with us.
-    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(connection: socket.socket, progress: int) -> None:
@@ -79,7 +68,3 @@ def _described(error: UserError) -> dict[str, object]:
     if isinstance(error, ConfigError):
         return {"reason": error.reason, "key": error.key}
     return {"reason": str(error), "key": ""}
-
-
-if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:]))

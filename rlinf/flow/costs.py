@@ -82,13 +82,27 @@ class CostModel:
         Args:
             items: Number of items, of a shape that broadcasts with ``devices``.
             devices: Number of devices.
-            stages: Sub-batches in flight. Where this number was not measured, every sub-batch
-                costs what its items cost alone: ``stages · seconds(items / stages)``.
+            stages: Sub-batches in flight. Where this number was not measured on these devices,
+                every sub-batch costs what its items cost alone: ``stages · seconds(items/stages)``.
         """
         curves = self._curves.get(stages)
         if curves is None:
             return stages * self.seconds(np.asarray(items, float) / stages, devices)
-        return self._over_devices(curves, items, devices, "seconds")
+        found = self._over_devices(curves, items, devices, "seconds")
+        if stages == 1 or 1 not in self._curves or np.isfinite(found).all():
+            return found
+        alone = stages * self.seconds(np.asarray(items, float) / stages, devices)
+        return np.where(np.isfinite(found), found, alone)
+
+    def closing_share(self, items: ArrayLike, devices: ArrayLike, stages: int = 1) -> Floats:
+        """Part of the time that the last pass of a loop takes, at the nearest measured devices."""
+        curves = self._curves.get(stages, self._curves.get(1, []))
+        n, d = np.broadcast_arrays(np.asarray(items, float), np.asarray(devices, float))
+        if not curves:
+            return np.zeros(n.shape)
+        distance = np.stack([np.abs(np.log(d / curve.devices)) for curve in curves])
+        shares = np.stack([curve.closing_share(n) for curve in curves])
+        return np.asarray(np.take_along_axis(shares, distance.argmin(0)[None], 0)[0])
 
     def peak_bytes(self, items: ArrayLike, devices: ArrayLike, stages: int = 1) -> Floats:
         """Most memory of one device; infinite where the size is not legal."""
@@ -113,6 +127,9 @@ class CostModel:
     def extensions(self, items: float, devices: int, stages: int = 1) -> tuple[str, ...]:
         """Which measured ranges an answer for this size leaves, in words."""
         curves = self._curves.get(stages, self._curves.get(1, []))
+        if stages > 1 and 1 in self._curves:
+            covered = self._over_devices(curves, items, devices, "seconds")
+            curves = curves if np.isfinite(covered).all() else self._curves[1]
         found = []
         counts = [curve.devices for curve in curves]
         inside = [c for c in curves if c.devices <= devices][-1:]
@@ -121,7 +138,7 @@ class CostModel:
             edge = curves[0] if devices < counts[0] else curves[-1]
             found.append(f"{devices} devices by scaling law from {edge.devices}")
             items, inside = items * edge.devices / devices, [edge]
-        if stages not in self._curves:
+        if curves is not self._curves.get(stages):
             found.append(f"{stages} pipeline stages from 1")
             items /= stages
         low, high = min(c.items[0] for c in inside), max(c.items[-1] for c in inside)
@@ -185,6 +202,7 @@ class _ItemCurve:
         self.devices = points[0].devices
         self.items = np.array([p.items for p in points], float)
         self._seconds = np.array([p.seconds for p in points])
+        self._closing = np.array([p.closing_seconds / p.seconds for p in points]).clip(0, 1)
         self._bytes = np.array([p.peak_bytes for p in points], float)
         if len(set(self.items)) < len(points):
             raise ConfigError(
@@ -203,6 +221,10 @@ class _ItemCurve:
         held = np.maximum(left, 0)
         growth: Any = (items / self.items[held]) ** self._slopes[held]
         return np.asarray(np.where(left < 0, self._seconds[0], self._seconds[held] * growth))
+
+    def closing_share(self, items: Floats) -> Floats:
+        """Straight line through the neighbours, constant beyond."""
+        return np.asarray(np.interp(items, self.items, self._closing))
 
     def peak_bytes(self, items: Floats) -> Floats:
         """Straight line through the neighbours; exact at a measurement."""

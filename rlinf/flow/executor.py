@@ -12,8 +12,10 @@ the others when it is waited for; a node never overtakes the same node of the st
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 from rlinf.flow.graph import Flow, Node, Stage
@@ -47,6 +49,9 @@ class Executor:
         sources: How many sub-batches the flow's items are numbered by.
         depth: Most steps that are under way at the same time.
         timeline: Whether workers record events.
+        handing_over: Components whose workers lease their devices themselves, one each, so that a
+            device can go from one to another inside a step. Their stages have an argument
+            ``shared``, a dataclass whose ``leases`` are set to the tickets.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class Executor:
         sources: int,
         depth: int = 1,
         timeline: bool = False,
+        handing_over: Collection[str] = (),
     ) -> None:
+        self._handing_over = frozenset(handing_over)
         self._flow = flow
         self._plan = plan
         self._groups = groups
@@ -160,10 +167,17 @@ class Executor:
     def _give_free(self, running: RunningStep, nodes: list[Node]) -> None:
         """Reserve the leases of some nodes, in their order, and let them begin."""
         for node in nodes:
-            ticket = self._cluster.reserve_lease(
-                f"{self._flow.name}/{node.name}/{running.step}",
-                self._plan.devices(node.components),
-            )
+            name = f"{self._flow.name}/{node.name}/{running.step}"
+            devices = self._plan.devices(node.components)
+            for component in self._handing_over.intersection(node.components):
+                # In the same order as those of nodes, so that none can wait for a later one.
+                running.leases[component] = tuple(
+                    self._cluster.reserve_lease(f"{name}/{component}/{device}", (device,))
+                    for device in self._plan.components[component].devices
+                )
+                running.tickets.extend(running.leases[component])
+                devices = ()
+            ticket = self._cluster.reserve_lease(name, devices)
             running.tickets.append(ticket)
             run = self._threads.submit(
                 self._run_node, running, node, ticket, self._last.get(node.name)
@@ -188,7 +202,7 @@ class Executor:
         for stage_reports in reports.values():
             for report in stage_reports:
                 events.extend(report.events)
-        return StepReport(reports, events, running.begin_seconds)
+        return StepReport(reports, events, running.begin_seconds, running.node_seconds)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -209,7 +223,9 @@ class Executor:
             with running.timeline.span(f"lease {node.name}", category="lease"):
                 ticket.acquire()
             self._raise_failure()
+            begin = time.perf_counter()
             reports = self._run_stages(running, node)
+            running.node_seconds[node.name] = time.perf_counter() - begin
             if first:
                 running.hooks.ended(reports)
             return reports
@@ -242,6 +258,11 @@ class Executor:
 
     def _calls(self, node: Node, stage: Stage, running: RunningStep) -> list[StageCall]:
         plan = self._plan.components[stage.component]
+        arguments = running.arguments.get(stage.label, {})
+        leases = running.leases.get(stage.component)
+        if leases is not None:
+            shared = replace(arguments["shared"], leases=leases)
+            arguments = {**arguments, "shared": shared}
         return [
             StageCall(
                 node=node.name,
@@ -249,9 +270,10 @@ class Executor:
                 step=running.step,
                 inputs=self._ports.inputs(stage, rank, running.step),
                 outputs=self._ports.outputs(stage, running.step),
-                offload=plan.residency == "offload",
+                # Who leases a device by itself also frees its memory by itself.
+                offload=plan.residency == "offload" and leases is None,
                 timeline=self._timeline,
-                arguments=running.arguments.get(stage.label, {}),
+                arguments=arguments,
             )
             for rank in range(plan.processes)
         ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from rlinf.flow.overhead import Overhead
 from rlinf.flow.profile import ComponentProfile, Profile
 
 
@@ -24,14 +25,15 @@ class Fingerprints:
     config: str
 
     def profile(
-        self, components: Mapping[str, ComponentProfile], synchronisation: float = 0.0
+        self, components: Mapping[str, ComponentProfile], overhead: Overhead | None = None
     ) -> Profile:
-        """A profile of these components."""
+        """A profile of these components, and of what steps take beside their work."""
+        beside = overhead or Overhead()
         return Profile(
             hardware=self.hardware,
             model=self.model,
             config=self.config,
-            synchronisation_seconds=synchronisation,
+            **{name: getattr(beside, name) for name in Overhead.model_fields},
             components=components,
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.flow.overhead import OverheadRecorder
 from rlinf.flow.plan import Plan
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.flow.running_step import StepReport
@@ -33,6 +34,7 @@ class ComponentSample:
         transfer: Handing over results.
         peak: Most memory.
         resident: Memory at the end.
+        closing: Part of the work that led to the last item of each source.
     """
 
     seconds: float
@@ -41,6 +43,7 @@ class ComponentSample:
     transfer: float
     peak: int
     resident: int
+    closing: float = 0.0
 
     @classmethod
     def of(cls, stages: Iterable[list[StageReport]]) -> ComponentSample:
@@ -53,6 +56,7 @@ class ComponentSample:
                 transfer=max(r.cost.transfer_seconds for r in reports),
                 peak=max(r.cost.peak_bytes for r in reports),
                 resident=max(r.cost.resident_bytes for r in reports),
+                closing=max(r.cost.closing_seconds for r in reports),
             )
             for reports in stages
         ]
@@ -63,6 +67,7 @@ class ComponentSample:
             transfer=sum(p.transfer for p in parts),
             peak=max(p.peak for p in parts),
             resident=max(p.resident for p in parts),
+            closing=sum(p.closing for p in parts),
         )
 
 
@@ -77,6 +82,7 @@ class StepRecorder:
         origin: Where the figures are from, for the profile.
         concurrent: Components that serve all items at once.
         warm_up: First steps that do not count.
+        overhead: Takes what is beside the work of components.
     """
 
     plan: Plan
@@ -86,7 +92,7 @@ class StepRecorder:
     concurrent: frozenset[str] = frozenset()
     warm_up: int = WARM_UP_STEPS
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
-    synchronisations: list[float] = field(default_factory=list)
+    overhead: OverheadRecorder | None = None
     _seen: int = 0
 
     @property
@@ -94,22 +100,18 @@ class StepRecorder:
         """Steps that count."""
         return max(0, self._seen - self.warm_up)
 
-    def observe(self, report: StepReport) -> None:
-        """Take the report of the next step."""
+    def observe(self, report: StepReport, seconds: float | None = None) -> None:
+        """Take the report of the next step, and its whole time where that is known."""
         self._seen += 1
         if self._seen <= self.warm_up:
             return
-        self.synchronisations.append(report.begin_seconds)
+        if self.overhead is not None:
+            self.overhead.observe(report, seconds)
         stages: dict[str, list[list[StageReport]]] = defaultdict(list)
         for label, reports in report.stages.items():
             stages[self.owners[label]].append(reports)
         for component, parts in stages.items():
             self.samples[component].append(ComponentSample.of(parts))
-
-    @property
-    def synchronisation_seconds(self) -> float:
-        """Median time to bring new weights to the rollout workers."""
-        return _median(self.synchronisations) if self.synchronisations else 0.0
 
     def profiles(self) -> dict[str, ComponentProfile]:
         """A profile with one measurement for each component; none before a step counts."""
@@ -128,6 +130,7 @@ class StepRecorder:
                     devices=len(plan.devices),
                     pipeline_stages=plan.pipeline_stages,
                     seconds=max(float(middle), 1e-9),
+                    closing_seconds=_median(sample.closing for sample in taken),
                     spread=float(high - low),
                     peak_bytes=per_device * max(sample.peak for sample in taken),
                     samples=len(taken),

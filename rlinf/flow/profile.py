@@ -27,6 +27,9 @@ class Measurement(StrictModel):
     """Sub-batches in flight inside a loop while it was measured."""
     seconds: float = Field(gt=0)
     """Median time of the slowest worker, without waiting for input, loading and offloading [s]."""
+    closing_seconds: float = Field(default=0.0, ge=0)
+    """Part of that time which the last pass of a loop takes; the rest is shared evenly by the
+    exchanges before it [s]."""
     spread: float = Field(default=0.0, ge=0)
     """Interquartile range of that time [s]."""
     peak_bytes: int = Field(default=0, ge=0)
@@ -90,8 +93,17 @@ class Profile(StrictModel):
     """Fingerprint of the parts of the recipe that change the costs."""
     synchronisation_seconds: float = Field(default=0.0, ge=0)
     """Time to bring the weights of the trainer to all others, between steps [s]."""
+    driver_seconds: float = Field(default=0.0, ge=0)
+    """Time of a step in which no component works, without the synchronisation [s]."""
+    exchange_seconds: Mapping[str, float] = Field(default_factory=dict)
+    """Time of one exchange of a loop in which none of its stages works, by node [s]."""
     components: Mapping[str, ComponentProfile]
     """Profiles by component name."""
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Time of a step that does not depend on its plan [s]."""
+        return self.synchronisation_seconds + self.driver_seconds
 
     def differences(self, *, hardware: str, model: str, config: str) -> tuple[str, ...]:
         """Say which fingerprints are not those of this profile; empty where all are equal."""

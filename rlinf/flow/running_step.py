@@ -30,11 +30,13 @@ class StepReport:
         stages: Reports by stage.
         events: Timeline events of driver and workers.
         begin_seconds: What :attr:`Hooks.begin` took.
+        node_seconds: Time of each node, from when it had its devices until its workers reported.
     """
 
     stages: Mapping[str, list[StageReport]]
     events: list[dict[str, Any]]
     begin_seconds: float = 0.0
+    node_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def results(self, stage: str) -> list[Any]:
         """What a stage returned, by rank."""
@@ -101,7 +103,9 @@ class RunningStep:
     finish: Callable[[RunningStep], StepReport]
     runs: dict[str, Future[Reports]] = field(default_factory=dict)
     tickets: list[LeaseTicket] = field(default_factory=list)
+    leases: dict[str, tuple[LeaseTicket, ...]] = field(default_factory=dict)
     begin_seconds: float = 0.0
+    node_seconds: dict[str, float] = field(default_factory=dict)
 
     def wait(self) -> StepReport:
         """Let the nodes begin that do not run ahead, and wait for all.

@@ -41,6 +41,8 @@ class StageCost:
         peak_bytes: Most memory that it held, where :meth:`StageWorker.watch_memory` asks for it;
             see :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
         resident_bytes: What it held when it had ended, before it was offloaded.
+        closing_seconds: Part of its work that led to the last item of each source: in a loop, what
+            its last pass takes, which can be more than the passes before it.
     """
 
     onload_seconds: float = 0.0
@@ -48,6 +50,7 @@ class StageCost:
     transfer_seconds: float = 0.0
     peak_bytes: int = 0
     resident_bytes: int = 0
+    closing_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,21 @@ class WorkerPlace:
     memory: dict[int, int]
 
 
+@dataclass
+class _Pumped:
+    """What a stage yielded.
+
+    Args:
+        items: How many.
+        handing_over: Time to hand them over [s].
+        last: Work that led to the last item of each source [s].
+    """
+
+    items: int = 0
+    handing_over: float = 0.0
+    last: dict[int, float] = field(default_factory=dict)
+
+
 class StageWorker(Worker):
     """A worker whose public generator methods can be stages of a flow."""
 
@@ -132,7 +150,7 @@ class StageWorker(Worker):
         loaded = time.perf_counter()
         streams = [InputStream(port, call.step, timeline) for port in call.inputs]
         with self._stage_span(call, timeline), self._memory_watch() as memory:
-            result, items_out, handing_over = self._pump(call, streams, timeline)
+            result, pumped = self._pump(call, streams, timeline)
             held = memory.held() if memory else Held()
         worked = time.perf_counter()
         if call.offload:
@@ -144,14 +162,15 @@ class StageWorker(Worker):
             seconds=ended - begin,
             seconds_waiting=sum(stream.seconds_waiting for stream in streams),
             items_in=sum(stream.items for stream in streams),
-            items_out=items_out,
+            items_out=pumped.items,
             events=timeline.drain(),
             cost=StageCost(
                 onload_seconds=loaded - begin,
                 offload_seconds=ended - worked,
-                transfer_seconds=handing_over,
+                transfer_seconds=pumped.handing_over,
                 peak_bytes=held.peak,
                 resident_bytes=held.resident,
+                closing_seconds=sum(pumped.last.values()),
             ),
         )
 
@@ -189,26 +208,30 @@ class StageWorker(Worker):
 
     def _pump(
         self, call: StageCall, streams: list[InputStream], timeline: Timeline
-    ) -> tuple[Any, int, float]:
-        """Drive the stage's generator; returns its result, items yielded and time to hand over."""
+    ) -> tuple[Any, _Pumped]:
+        """Drive the stage's generator; returns its result, and what it yielded."""
         ports = {port.edge: port for port in call.outputs}
         generator: Generator[Emit, None, Any] = getattr(self, call.method)(
             *streams, **call.arguments
         )
-        count, handing_over = 0, 0.0
+        pumped = _Pumped()
+        resumed, waited = time.perf_counter(), 0.0
         while True:
             try:
                 emitted = next(generator)
             except StopIteration as stop:
                 result = stop.value
                 break
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), waited
+            waited = sum(stream.seconds_waiting for stream in streams)
+            pumped.last[emitted.source] = begin - resumed - (waited - before)
             with timeline.span(f"put {emitted.edge}", category="transfer"):
                 ports[emitted.edge].put(Item(call.step, emitted.source, emitted.payload))
-            handing_over += time.perf_counter() - begin
-            count += 1
+            resumed = time.perf_counter()
+            pumped.handing_over += resumed - begin
+            pumped.items += 1
         for port in ports.values():
             port.put(Item(call.step, source=-1, end=True))
         for stream in streams:
             stream.drain()
-        return result, count, handing_over
+        return result, pumped

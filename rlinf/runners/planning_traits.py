@@ -96,6 +96,9 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     constraints = Constraints(
         items=envs,
         group_size=config.group_size,
+        # The rollout hands its trajectories over at its end.
+        granularities=(envs,),
+        staleness=config.rollout.max_staleness,
         exchanges={"rollout": config.chunk_steps},
         components={
             "env": loop,
@@ -107,6 +110,7 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     sections = _sections(config, _EMBODIED_TIMED)
     sections["env"].pop("num_envs")
     sections["rollout"].pop("pipeline_stage_num")
+    sections["rollout"].pop("max_staleness")
     return PlanningTraits(
         items=envs,
         constraints=constraints,
@@ -138,6 +142,13 @@ def _embodied_trials(envs: int, devices: int) -> Iterator[Trial]:
                 (place, f"env.num_envs={envs // parts}", "rollout.pipeline_stage_num=1"),
             )
     if devices > 1:
+        yield Trial(
+            f"{envs} environments on {devices} devices, 2 pipeline stages",
+            (
+                f"cluster.component_placement={{'env,rollout,actor': '{_first(devices)}'}}",
+                "rollout.pipeline_stage_num=2",
+            ),
+        )
         half = devices // 2
         apart = f"{{env: '{_first(half)}', rollout: '{_span(half, devices)}', actor: '0'}}"
         yield Trial(
@@ -163,14 +174,16 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     constraints = Constraints(
         items=config.rollout.sequences,
         group_size=group,
-        # Training begins with the sequences of a whole global batch.
-        granularities=(batch,) if _trains_parts(config) else (),
+        # Training begins with the sequences of a whole global batch, or with all.
+        granularities=(batch if _trains_parts(config) else config.rollout.sequences,),
+        staleness=config.rollout.max_staleness,
         components={
             name: trainer for name in config.components if name not in ("rollout", "reward")
         },
     )
     sections = _sections(config, _REASONING_TIMED)
     sections["rollout"].pop("prompts")
+    sections["rollout"].pop("max_staleness")
     return PlanningTraits(
         items=config.rollout.sequences,
         constraints=constraints,

@@ -6,6 +6,7 @@ workers, flow and executor as training, with another number of items, devices or
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -22,10 +23,13 @@ from rlinf.errors import ConfigError
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
+from rlinf.flow.overhead import OverheadRecorder, overhead
 from rlinf.flow.profile import ComponentProfile, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.placed_config import PlacedConfig
+
+log = logging.getLogger(__name__)
 
 MEASURED_STEPS = 3
 FIRST_STEPS = 8
@@ -80,7 +84,7 @@ def measure(
         ConfigError: No trial is legal.
     """
     measured: list[Mapping[str, ComponentProfile]] = []
-    synchronisations: list[float] = []
+    besides: list[OverheadRecorder] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
@@ -89,9 +93,9 @@ def measure(
                 recorder = new_recorder(trial, flow(trial), origin)
                 _observe(runner(trial, directory, threading.Event()), recorder, steps)
             measured.append(recorder.profiles())
-            synchronisations.append(recorder.synchronisation_seconds)
+            besides.append(beside(recorder))
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
-    return fingerprints(config).profile(merged(measured), max(synchronisations))
+    return fingerprints(config).profile(merged(measured), overhead(besides))
 
 
 def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
@@ -155,8 +159,10 @@ def _trial_directory(scratch: Path, number: int) -> Iterator[RunDirectory]:
 
 
 def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> None:
+    begin = time.perf_counter()
     for report in trial.rehearse(recorder.warm_up + steps):
-        recorder.observe(report)
+        recorder.observe(report, time.perf_counter() - begin)
+        begin = time.perf_counter()
 
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
@@ -168,7 +174,16 @@ def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
         items=traits.items,
         origin=origin,
         concurrent=traits.concurrent,
+        overhead=OverheadRecorder(
+            flow, config.plan, traits.constraints.exchanges, traits.constraints.staleness
+        ),
     )
+
+
+def beside(recorder: StepRecorder) -> OverheadRecorder:
+    """What a recorder of :func:`new_recorder` saw beside the work of components."""
+    assert recorder.overhead is not None
+    return recorder.overhead
 
 
 def _summary(recorder: StepRecorder) -> str:
@@ -193,15 +208,19 @@ class FirstSteps:
         self._path = directory / PROFILE_FILE
         self._recorder = new_recorder(config, flow, f"first steps of run {directory.name}")
 
-    def observe(self, report: StepReport) -> None:
-        """Take the report of the next step; the profile is written when there are enough."""
+    def observe(self, report: StepReport, seconds: float) -> None:
+        """Take the next step and its time; the profile is written when there are enough."""
         if self._recorder.count >= FIRST_STEPS:
             return
-        self._recorder.observe(report)
+        self._recorder.observe(report, seconds)
         if self._recorder.count == FIRST_STEPS:
-            seconds = self._recorder.synchronisation_seconds
-            found = fingerprints(self._config).profile(self._recorder.profiles(), seconds)
-            found.save(self._path)
+            found = fingerprints(self._config).profile(
+                self._recorder.profiles(), overhead([beside(self._recorder)])
+            )
+            try:
+                found.save(self._path)
+            except OSError as error:  # a full disk is no reason to stop training
+                log.warning("%s was not written: %s", self._path, error.strerror)
 
 
 # -- kept profiles ------------------------------------------------------------------------------
@@ -226,8 +245,12 @@ def keep_profile(profile: Profile, task: str) -> Path:
     path = _kept(task, Fingerprints(profile.hardware, profile.model, profile.config))
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():
-        together = merged([Profile.load(path).components, profile.components])
-        profile = profile.model_copy(update={"components": together})
+        known = Profile.load(path)
+        together = {
+            "components": merged([known.components, profile.components]),
+            "exchange_seconds": {**known.exchange_seconds, **profile.exchange_seconds},
+        }
+        profile = profile.model_copy(update=together)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     profile.save(temporary)
     temporary.replace(path)

@@ -166,7 +166,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
                 if planner is not None:
                     planner.after_step(self._state.step, report, seconds)
                 else:
-                    first.observe(report)
+                    first.observe(report, seconds)
             self._save(blocking=True)
             self._progress.stop()
             if not self._stop.is_set():

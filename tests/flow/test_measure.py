@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
+from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.overhead import Overhead, OverheadRecorder, overhead
 from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport
+
+FLOW = Flow("train")
+FLOW.loop("rollout", Stage("env", "act", ("b",), ("a",)), Stage("policy", "answer", ("a",), ("b",)))
+FLOW.stage("train", Stage("actor", "train"))
 
 
 def stage(
@@ -35,7 +42,10 @@ def recorder(warm_up: int = 0, **plans: ComponentPlan) -> StepRecorder:
         }
     )
     owners = {"env": "env", "inference": "actor", "actor": "actor"}
-    return StepRecorder(plan, owners, items=16, origin="a test", warm_up=warm_up)
+    return StepRecorder(
+        plan, owners, items=16, origin="a test", warm_up=warm_up,
+        overhead=OverheadRecorder(FLOW, plan, {"rollout": 4}),
+    )  # fmt: skip
 
 
 def step(env: float, inference: float, train: float, synchronise: float = 0.1) -> StepReport:
@@ -59,7 +69,8 @@ def test_the_median_of_the_slowest_worker_and_its_spread() -> None:
     assert (measured.samples, measured.items, measured.devices) == (5, 16, 1)
     assert measured.pipeline_stages == 2
     assert measured.origin == "a test"
-    assert taken.synchronisation_seconds == pytest.approx(0.1)
+    assert taken.overhead is not None
+    assert overhead([taken.overhead]).synchronisation_seconds == pytest.approx(0.1)
 
 
 def test_first_steps_warm_up_and_do_not_count() -> None:
@@ -70,7 +81,8 @@ def test_first_steps_warm_up_and_do_not_count() -> None:
     taken.observe(step(1.0, 1.0, 1.0))
     assert taken.count == 1
     assert taken.profiles()["env"].measurements[0].seconds == pytest.approx(1.0)
-    assert taken.synchronisation_seconds == pytest.approx(0.1)
+    assert taken.overhead is not None
+    assert overhead([taken.overhead]).synchronisation_seconds == pytest.approx(0.1)
 
 
 def test_stages_of_one_component_add_up_and_loading_counts_apart() -> None:
@@ -115,7 +127,7 @@ def test_fingerprints_say_what_is_different() -> None:
     taken = recorder()
     taken.observe(step(1.0, 1.0, 1.0))
     here = Fingerprints("2 cores", "mlp 1a", "cfg")
-    profile = here.profile(taken.profiles(), 0.25)
+    profile = here.profile(taken.profiles(), Overhead(synchronisation_seconds=0.25))
     assert profile.synchronisation_seconds == 0.25
     assert here.differences(profile) == ()
     [difference] = Fingerprints("4 cores", "mlp 1a", "cfg").differences(profile)
@@ -138,3 +150,29 @@ def test_the_hardware_names_what_computes() -> None:
 def test_equal_data_has_equal_digits() -> None:
     assert hashed({"a": 1, "b": [2, None]}) == hashed({"b": [2, None], "a": 1})
     assert hashed({"a": 1}) != hashed({"a": 2})
+
+
+def test_what_is_beside_the_work_of_components() -> None:
+    plan = Plan(
+        components={name: ComponentPlan(devices=(0,), processes=1) for name in ("env", "policy")}
+        | {"actor": ComponentPlan(devices=(0, 1), processes=1)}
+    )
+    taken = OverheadRecorder(FLOW, plan, {"rollout": 4})
+    stages = {"env": [stage(1.0, waiting=2.2)], "policy": [stage(2.0)], "actor": [stage(3.0)]}
+    for seconds in (6.7, 6.8, 9.0):
+        # 0.2 s of the loop's 3.2 s are nobody's work, in 4 exchanges.
+        nodes = {"rollout": 3.2, "train": 3.05}
+        taken.observe(StepReport(stages, [], 0.1, nodes), seconds)
+    found = overhead([taken])
+    assert found.exchange_seconds == pytest.approx({"rollout": 0.05})
+    assert found.driver_seconds == pytest.approx(6.8 - 0.1 - 3.2 - 3.0)
+    # Nodes that run at the same time do not show what the driver takes.
+    apart = plan.model_copy(
+        update={
+            "components": {**plan.components, "actor": ComponentPlan(devices=(1,), processes=1)}
+        }
+    )
+    beside = OverheadRecorder(FLOW, apart, {"rollout": 4})
+    beside.observe(StepReport(stages, [], 0.1, {"rollout": 3.2, "train": 3.05}), 4.0)
+    known = Profile(hardware="", model="", config="", driver_seconds=0.3, components={})
+    assert overhead([beside], known).driver_seconds == 0.3

@@ -165,4 +165,4 @@ def test_a_trainer_streams_where_it_trains_on_parts(
     config = reasoning_support.small_config(tmp_path, *overrides)
     limits = config.planning.constraints
     assert limits.of("actor").streams is streams
-    assert limits.considered() == ((8, 16) if streams else (4, 8, 16))
+    assert limits.considered() == ((8, 16) if streams else (16,))

@@ -74,6 +74,11 @@ class Constraints(StrictModel):
         """Granularities to search, ascending, always with that of a single hand-over."""
         return tuple(sorted({*(self.granularities or self.hand_overs()), self.items}))
 
+    @property
+    def handed_over(self) -> int:
+        """Items per hand-over where a plan does not say it."""
+        return min(self.granularities, default=self.items)
+
     def of(self, component: str) -> ComponentConstraint:
         """Limits of a component."""
         return self.components.get(component, ComponentConstraint())

@@ -128,7 +128,14 @@ def least_total(form: Form, stream: Stream, chunks: int) -> Floats:
 
 
 def loop_seconds(
-    seconds: list[Floats], shared: list[list[int]], *, exchanges: int, stages: int, flowing: bool
+    seconds: list[Floats],
+    shared: list[list[int]],
+    *,
+    exchanges: int,
+    stages: int,
+    flowing: bool,
+    closing: list[Floats] | None = None,
+    between: float = 0.0,
 ) -> Floats:
     """Time of a loop whose stages feed each other.
 
@@ -143,19 +150,42 @@ def loop_seconds(
     On the same devices that is ``Σ seconds_i``; with two stages on separate devices and S ≥ 2 it is
     ``max(seconds) + min(seconds) / (S · E)``.
 
+    What the stages do once, after the last exchange (a policy gives the values of everything that
+    it saw), is a further pass with times ``c_i = closing_i / S`` and the sums C and K for A and L:
+    the drain then takes ``(S − 1) · max(L, K)``, and ``C`` is added. Each exchange wakes every
+    stage, which adds ``between`` to A; where all share their devices, these wait for what of it is
+    longer than the last stage's work for the other sub-batches. The first stage of a loop sends
+    without work what the others begin with, so it is the last of a pass.
+
     Args:
         seconds: Time of each stage for the whole step [s].
         shared: Indices of stages, by the devices that they share.
         exchanges: E.
         stages: S, ``pipeline_stage_num``.
+        closing: Part of each of these times that is spent once, after the last exchange [s].
+        between: Time of an exchange of one sub-batch in which no stage works [s].
         flowing: Whether a stage serves all items at once, so that no item waits for the others:
             the exchanges then follow each other without a bound on those in flight.
     """
     units = exchanges * stages
-    per_unit = [s / units for s in seconds]
-    through = sum(per_unit[1:], per_unit[0])
-    busiest = np.max(np.stack([sum(per_unit[i] for i in block) for block in shared]), axis=0)
+    if flowing or closing is None:
+        closing = [np.zeros_like(s) for s in seconds]
+    per_unit = [(s - once) / units for s, once in zip(seconds, closing, strict=True)]
+    through, busiest = _passed(per_unit, shared)
+    through = through + between
     if flowing:
         return np.asarray((units - 1) * busiest + through)
+    if len(shared) == 1:
+        idle = np.maximum(between - (stages - 1) * per_unit[0], 0.0)
+        return np.asarray(sum(seconds[1:], seconds[0]) + exchanges * idle)
+    last, longest = _passed([once / stages for once in closing], shared)
     cycle = np.maximum(stages * busiest, through)
-    return np.asarray((exchanges - 1) * cycle + through + (stages - 1) * busiest)
+    drained = through + last + (stages - 1) * np.maximum(busiest, longest)
+    _, least = _passed(seconds, shared)
+    return np.asarray(np.maximum((exchanges - 1) * cycle + drained, least))
+
+
+def _passed(seconds: list[Floats], shared: list[list[int]]) -> tuple[Floats, Floats]:
+    """Sum over all stages, and the largest sum over stages on the same devices."""
+    blocks = [sum((seconds[i] for i in block[1:]), seconds[block[0]]) for block in shared]
+    return sum(seconds[1:], seconds[0]), np.max(np.stack(blocks), axis=0)

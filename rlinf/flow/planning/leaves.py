@@ -16,6 +16,7 @@ from rlinf.flow.planning.options import Integers, undominated
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
+    component_closing,
     component_lead,
     component_seconds,
     legal_sizes,
@@ -173,6 +174,7 @@ def _seconds(
 ) -> Floats:
     """[N] time per chunk."""
     seconds: list[Floats] = [np.zeros(0)] * len(node.stages)
+    closing = list(seconds)
     for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
         for stage in block:
             name = node.components[stage]
@@ -180,6 +182,10 @@ def _seconds(
                 problem, name, kind, sizes, items=items, stages=division.stages
             )
             seconds[stage] = np.zeros_like(time) if name == without else time
+            share = component_closing(
+                problem, name, kind, sizes, items=items, stages=division.stages
+            )
+            closing[stage] = seconds[stage] * share
     if not node.is_loop:
         return seconds[0]
     return loop_seconds(
@@ -188,6 +194,8 @@ def _seconds(
         exchanges=problem.constraints.exchanges.get(node.name, 1),
         stages=division.stages,
         flowing=any(problem.profile.components[n].concurrent for n in node.components),
+        closing=closing,
+        between=problem.profile.exchange_seconds.get(node.name, 0.0),
     )
 
 

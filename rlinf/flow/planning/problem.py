@@ -54,6 +54,11 @@ class Problem:
         """Indices of the kinds of devices that a component can run on."""
         return tuple(k for k in range(len(self.cluster.groups)) if (component, k) in self.costs)
 
+    def kind_of(self, device: int) -> int:
+        """Index of the kind of a device, numbered over the whole cluster."""
+        groups = range(len(self.cluster.groups))
+        return max(group for group in groups if self.cluster.offset(group) <= device)
+
     def alignment(self, components: Sequence[str]) -> int:
         """Multiple at which devices must begin, so that no process crosses two nodes."""
         return math.lcm(*(self.limits(name).devices_per_process for name in components))
@@ -104,6 +109,15 @@ def component_seconds(
     seconds = cost.seconds(fullest * processes, sizes, stages)
     seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
     return seconds * (items / seen) * (1 - _lead_share(problem, component))
+
+
+def component_closing(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+) -> Floats:
+    """Part of the time of a component that the last pass of its loop takes."""
+    processes = sizes // problem.limits(component).devices_per_process
+    fullest = _fullest(problem, processes, items, stages)
+    return problem.costs[component, kind].closing_share(fullest * processes, sizes, stages)
 
 
 def component_lead(

@@ -30,7 +30,7 @@ class Planned:
 
     Args:
         plan: What the executor runs.
-        seconds: Expected time of a step, synchronisation of weights included [s].
+        seconds: Expected time of a step, with what is spent outside of components [s].
         peak_bytes: Expected most memory of a device, by kind of device.
         shape: How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each
             other, ``&`` for side by side, such as ``(rollout | inference) ; train``.
@@ -64,7 +64,7 @@ def write_plan(problem: Problem, tree: Tree) -> Planned:
     writer = _Writer(problem, tree)
     return Planned(
         plan=Plan(components=dict(writer.components())),
-        seconds=writer.total + problem.profile.synchronisation_seconds,
+        seconds=writer.total + problem.profile.fixed_seconds,
         peak_bytes=writer.peak_bytes(),
         shape=describe(tree),
         extended=tuple(writer.extended()),

@@ -9,7 +9,12 @@ import numpy as np
 
 from rlinf.flow.graph import Node, Stage
 from rlinf.flow.plan import Plan
-from rlinf.flow.planning.problem import Problem, component_lead, component_seconds
+from rlinf.flow.planning.problem import (
+    Problem,
+    component_closing,
+    component_lead,
+    component_seconds,
+)
 from rlinf.flow.simulation.generation import GenerationModel
 from rlinf.flow.simulation.stations import Floats, chunk_by_chunk, pass_through, play_loop
 
@@ -57,7 +62,7 @@ class NodeModel:
         constraints = problem.constraints
         self._units = constraints.items // constraints.group_size
         granularity = plan.components[node.stages[0].component].granularity
-        self._granularity = granularity or constraints.items
+        self._granularity = granularity or constraints.handed_over
         self._sampled = next((n for n in node.components if n in generation), None)
         self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
         self._homes = [plan.components[name].devices for name in node.components]
@@ -67,12 +72,15 @@ class NodeModel:
             for name in node.components
         }
         self._seconds = {name: seconds for name, (seconds, _) in times.items()}
+        self._closing = [
+            0.0 if name in generation else self._closing_share(name) for name in node.components
+        ]
         self._leads = {name: lead for name, (_, lead) in times.items()}
 
     def _component(self, name: str) -> tuple[float, float]:
         """Measured time of a component per chunk, and before its first result [s]."""
         plan, problem = self._plan.components[name], self._problem
-        kind = kind_of(problem, plan.devices[0])
+        kind = problem.kind_of(plan.devices[0])
         size = np.array([len(plan.devices)])
         items, stages = self._granularity, plan.pipeline_stages
         found = component_seconds(problem, name, kind, size, items=items, stages=stages)
@@ -81,6 +89,13 @@ class NodeModel:
             problem.costs[name, kind].estimate(items, len(plan.devices), stages)
         lead = component_lead(problem, name, kind, size, stages=stages)
         return float(found[0]), float(lead[0])
+
+    def _closing_share(self, name: str) -> float:
+        plan, problem = self._plan.components[name], self._problem
+        kind, size = problem.kind_of(plan.devices[0]), np.array([len(plan.devices)])
+        items, stages = self._granularity, plan.pipeline_stages
+        found = component_closing(problem, name, kind, size, items=items, stages=stages)
+        return float(found[0])
 
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
@@ -121,7 +136,14 @@ class NodeModel:
             passes = np.zeros(exchanges * self._stages)
             total = float(pass_through(passes, seconds, self._homes)[-1])
         else:
-            total = play_loop(seconds, self._homes, exchanges=exchanges, stages=self._stages)
+            total = play_loop(
+                seconds,
+                self._homes,
+                exchanges=exchanges,
+                stages=self._stages,
+                closing=[t * share for t, share in zip(seconds, self._closing, strict=True)],
+                between=self._problem.profile.exchange_seconds.get(self._node.name, 0.0),
+            )
         return chunk_by_chunk(arrivals, begin, units, total)
 
     @property
@@ -148,12 +170,6 @@ class NodeModel:
         left = pass_through(ready, seconds, homes) if others else ready
         busy = {name: float(done.mean() - begin), **dict(zip(others, seconds, strict=True))}
         return Outcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
-
-
-def kind_of(problem: Problem, device: int) -> int:
-    """Index of the kind of a device."""
-    groups = range(len(problem.cluster.groups))
-    return max(group for group in groups if problem.cluster.offset(group) <= device)
 
 
 def stage_of(node: Node, component: str) -> Stage:

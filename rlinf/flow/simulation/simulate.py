@@ -141,7 +141,7 @@ class _Run:
         lag = self._conditions.staleness + 1
         for number in range(self._conditions.steps):
             before = done[number - lag].end if number >= lag else 0.0
-            begin = before + self._problem.profile.synchronisation_seconds
+            begin = before + self._problem.profile.fixed_seconds
             self._trace.synchronisation(number, before, begin)
             done.append(self._step(number, begin))
         return Simulation(

@@ -35,7 +35,13 @@ def chunk_by_chunk(arrivals: Floats, begin: float, units: int, seconds: float) -
 
 
 def play_loop(
-    seconds: Sequence[float], homes: Sequence[object], *, exchanges: int, stages: int
+    seconds: Sequence[float],
+    homes: Sequence[object],
+    *,
+    exchanges: int,
+    stages: int,
+    closing: Sequence[float] = (),
+    between: float = 0.0,
 ) -> float:
     """Time of a loop, sub-batch by sub-batch: each device serves who has waited longest [s].
 
@@ -44,20 +50,26 @@ def play_loop(
         homes: The devices of each stage; stages with equal homes take turns.
         exchanges: How often a sub-batch passes through all stages.
         stages: Sub-batches in flight.
+        closing: Part of each stage's time that is spent in a last pass, after the exchanges [s].
+        between: Time of an exchange in which no stage works [s].
     """
-    parts = [s / (exchanges * stages) for s in seconds]
-    free = dict.fromkeys(homes, 0.0)
+    # The first stage sends without work what the others begin with: it is the last of a pass.
+    seconds, homes = [*seconds[1:], seconds[0]], [*homes[1:], homes[0]]
+    once = [*closing[1:], *closing[:1]] or [0.0] * len(seconds)
+    passes = [[(s - c) / (exchanges * stages) for s, c in zip(seconds, once, strict=True)]]
+    passes = passes * exchanges + [[c / stages for c in once]]
+    free: dict[object, float] = dict.fromkeys(homes, 0.0)
     # Time of arrival, then the order of arrival, which also makes equal times deterministic.
     waiting = [(0.0, sub, 0, 0) for sub in range(stages)]
     arrived, end = stages, 0.0
     while waiting:
         ready, _, exchange, stage = heapq.heappop(waiting)
-        free[homes[stage]] = left = max(ready, free[homes[stage]]) + parts[stage]
-        end = max(end, left)
-        if stage + 1 < len(parts):
+        free[homes[stage]] = left = max(ready, free[homes[stage]]) + passes[exchange][stage]
+        end = max(end, left + between * (exchange < exchanges))
+        if stage + 1 < len(seconds):
             heapq.heappush(waiting, (left, arrived, exchange, stage + 1))
-        elif exchange + 1 < exchanges:
-            heapq.heappush(waiting, (left, arrived, exchange + 1, 0))
+        elif exchange + 1 < len(passes):
+            heapq.heappush(waiting, (left + between, arrived, exchange + 1, 0))
         arrived += 1
     return end
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.flow.planning import plan
+from rlinf.flow.planning import plan, predict
 from tests.flow.planning.brute_force import fastest
 from tests.flow.planning.random_problems import random_problem
 
@@ -38,6 +38,23 @@ def test_the_planner_finds_what_trying_everything_finds():
         rng = np.random.default_rng(seed)
         solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 4))))
     assert solved > 25
+
+
+def test_a_plan_that_was_found_is_predicted_to_take_what_it_promised():
+    compared = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, nodes=int(rng.integers(1, 4)))
+        arguments = (problem.flow, problem.profile, problem.cluster, problem.constraints)
+        try:
+            found = plan(*arguments)
+        except ConfigError:
+            continue
+        again = predict(problem.flow, found.plan, *arguments[1:])
+        # Side by side, a smaller part may be placed where it takes turns with what comes later.
+        assert again == pytest.approx(found.seconds) or "&" in found.shape
+        compared += 1
+    assert compared > 25
 
 
 @pytest.mark.slow

@@ -143,6 +143,33 @@ def test_a_loop_takes_what_its_formula_says(shared, stages):
     assert played == pytest.approx(formula[0])
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("seconds", [[3.0, 5.0], [9.0, 2.0]])
+def test_a_last_pass_and_hand_overs_are_part_of_a_loop(shared, stages, seconds):
+    blocks, homes = ([[0, 1]], [0, 0]) if shared else ([[0], [1]], [0, 1])
+    closing, between = [0.0, 0.6], 0.05
+    formula = loop_seconds(
+        [np.array([s]) for s in seconds],
+        blocks,
+        exchanges=7,
+        stages=stages,
+        flowing=False,
+        closing=[np.array([c]) for c in closing],
+        between=between,
+    )
+    played = play_loop(seconds, homes, exchanges=7, stages=stages, closing=closing, between=between)
+    # The formula knows nothing of the wait behind another sub-batch in the last pass.
+    assert played == pytest.approx(formula[0], rel=1e-9 if shared or stages == 1 else 0.02)
+    if stages == 1:
+        assert played == pytest.approx(sum(seconds) + 7 * between)
+    elif shared:
+        assert played == pytest.approx(sum(seconds))
+    else:
+        # Of the last pass only the first sub-batch's part is hidden behind the other stage.
+        assert max(seconds) < played < sum(seconds)
+
+
 def test_one_step_of_staleness_overlaps_generation_with_training():
     measured = profile(a=component(1.0), b=component(1.5), synchronisation_seconds=0.0)
     split = placed(a=((0,), None), b=((1,), None))

@@ -1,0 +1,111 @@
+"""What a training step takes beside the work of its components: hand-overs, driver.
+
+The time of a loop is longer than the work of its stages: every exchange wakes workers. The time of
+a step is longer than that of its nodes: leases, calls, reports, metrics. Both are what is left of
+a measured time when the measured work is taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf.config.base import StrictModel
+from rlinf.flow.graph import Flow, Node
+from rlinf.flow.plan import Plan
+from rlinf.flow.profile import Profile
+from rlinf.flow.running_step import StepReport
+
+
+class Overhead(StrictModel):
+    """Times that belong to no component [s]."""
+
+    synchronisation_seconds: float = 0.0
+    """To bring the weights of the trainer to all others, between steps."""
+    driver_seconds: float = 0.0
+    """Of a step in which no node runs, without the synchronisation."""
+    exchange_seconds: Mapping[str, float] = {}
+    """Of one exchange of a loop in which none of its stages works, by node."""
+
+
+@dataclass
+class OverheadRecorder:
+    """Collects what steps took beside the work of their components.
+
+    Exchanges are taken from steps in which the stages of a loop wait for each other (one sub-batch
+    in flight); the driver's time from steps whose nodes take turns.
+
+    Args:
+        flow: What happens in a step.
+        plan: Where it runs.
+        exchanges: How often the stages of a loop feed each other in a step, by node.
+        staleness: Steps that are under way besides the one that trains.
+    """
+
+    flow: Flow
+    plan: Plan
+    exchanges: Mapping[str, int]
+    staleness: int = 0
+    synchronisations: list[float] = field(default_factory=list)
+    driver: list[float] = field(default_factory=list)
+    loops: dict[str, list[float]] = field(default_factory=dict)
+
+    def observe(self, report: StepReport, seconds: float | None) -> None:
+        """Take a step.
+
+        Args:
+            report: Of the step.
+            seconds: Its whole time; None where it is not known.
+        """
+        self.synchronisations.append(report.begin_seconds)
+        if any(node.name not in report.node_seconds for node in self.flow.nodes):
+            return
+        for node in self.flow.nodes:
+            if node.is_loop and self._stages(node) == 1:
+                idle = report.node_seconds[node.name] - _work(node, report)
+                per_exchange = idle / self.exchanges.get(node.name, 1)
+                self.loops.setdefault(node.name, []).append(per_exchange)
+        if seconds is not None and self._takes_turns():
+            nodes = sum(
+                report.node_seconds[node.name] if node.is_loop else _work(node, report)
+                for node in self.flow.nodes
+            )
+            self.driver.append(seconds - report.begin_seconds - nodes)
+
+    def _stages(self, node: Node) -> int:
+        return max(self.plan.components[name].pipeline_stages for name in node.components)
+
+    def _takes_turns(self) -> bool:
+        nodes = self.flow.nodes
+        return not self.staleness and all(
+            self.plan.overlap(one.components, other.components) for one in nodes for other in nodes
+        )
+
+
+def _work(node: Node, report: StepReport) -> float:
+    """What the stages of a node did, one after the other, without waiting for input."""
+    return sum(report.seconds(stage.label) for stage in node.stages)
+
+
+def overhead(recorders: list[OverheadRecorder], known: Profile | None = None) -> Overhead:
+    """The medians over all steps; what none of them shows is as it was known, or else 0."""
+    loops: dict[str, list[float]] = {}
+    for recorder in recorders:
+        for name, found in recorder.loops.items():
+            loops.setdefault(name, []).extend(found)
+    before = known or Overhead()
+    synchronisations = [s for r in recorders for s in r.synchronisations]
+    return Overhead(
+        synchronisation_seconds=_median(synchronisations, before.synchronisation_seconds),
+        driver_seconds=_median([s for r in recorders for s in r.driver], before.driver_seconds),
+        exchange_seconds={
+            **before.exchange_seconds,
+            **{name: _median(found, 0.0) for name, found in loops.items()},
+        },
+    )
+
+
+def _median(values: list[float], otherwise: float) -> float:
+    return max(0.0, float(np.median(values))) if values else otherwise

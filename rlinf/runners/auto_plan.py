@@ -13,6 +13,7 @@ Every change, with what it cost, promised and brought, is a line of ``decisions.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Literal
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
+from rlinf.flow.overhead import overhead
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Planned
 from rlinf.flow.profile import Profile
@@ -33,12 +35,15 @@ from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
 from rlinf.runners.planned import explained, find_plan, placed_by, same_places
 from rlinf.runners.profiling import (
+    beside,
     fingerprints,
     keep_profile,
     legal_placements,
     new_recorder,
     usable_profile,
 )
+
+log = logging.getLogger(__name__)
 
 Switch = Callable[[PlacedConfig], float]
 """Goes on under another placement; returns the seconds that it took."""
@@ -122,7 +127,7 @@ class AutoPlanner:
             self._watch(seconds)
             return
         setting = self._setting
-        setting.recorder.observe(report)
+        setting.recorder.observe(report, seconds)
         if setting.recorder.count:
             setting.seconds.append(seconds)
         if len(setting.seconds) < self._policy.steps:
@@ -160,17 +165,24 @@ class AutoPlanner:
     def _known(self) -> Profile:
         """Everything that is known of the recipe's costs; what was measured last counts."""
         found = [setting.recorder.profiles() for setting in self._measured]
-        seconds = max(s.recorder.synchronisation_seconds for s in self._measured)
+        besides = overhead([beside(s.recorder) for s in self._measured], self._profile)
         kept = [] if self._profile is None else [self._profile.components]
-        return fingerprints(self._setting.config).profile(merged([*kept, *found]), seconds)
+        return fingerprints(self._setting.config).profile(merged([*kept, *found]), besides)
+
+    def _keep(self, profile: Profile) -> None:
+        """Write the profile for the page and for later runs."""
+        try:
+            profile.save(self._directory / PROFILE_FILE)
+            keep_profile(profile, self._setting.config.task)
+        except OSError as error:
+            log.warning("the profile was not written: %s", error.strerror)
 
     # -- planning -------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Solve, and try the plan where it promises enough."""
         profile = self._known()
-        profile.save(self._directory / PROFILE_FILE)
-        keep_profile(profile, self._setting.config.task)
+        self._keep(profile)
         best = min(self._measured, key=lambda setting: setting.median)
         begin = time.perf_counter()
         try:
@@ -220,8 +232,7 @@ class AutoPlanner:
         }
         promised = best.median - self._promise.seconds
         profile = self._known()
-        profile.save(self._directory / PROFILE_FILE)
-        keep_profile(profile, self._setting.config.task)
+        self._keep(profile)
         if gain >= self._policy.least_gain * best.median:
             self._decide(
                 "keep",
@@ -304,16 +315,17 @@ class AutoPlanner:
         numbers: dict[str, float] | None = None,
         plan: Plan | None = None,
     ) -> None:
-        append_decision(
-            self._directory,
-            Decision(
-                step=self._step,
-                what=what,
-                reason=reason,
-                cost_seconds=cost,
-                gain_predicted=predicted,
-                gain_measured=measured,
-                numbers=numbers or {},
-                plan=None if plan is None else plan.model_dump(mode="json"),
-            ),
+        decision = Decision(
+            step=self._step,
+            what=what,
+            reason=reason,
+            cost_seconds=cost,
+            gain_predicted=predicted,
+            gain_measured=measured,
+            numbers=numbers or {},
+            plan=None if plan is None else plan.model_dump(mode="json"),
         )
+        try:
+            append_decision(self._directory, decision)
+        except OSError as error:  # a full disk is no reason to stop training
+            log.warning("a decision was not written (%s): %s", error.strerror, decision)

@@ -88,6 +88,12 @@ class HFEngine(Engine):
         stopped = self._running.append(tokens, log_probs, self.version)
         return self._finish(stopped)
 
+    def progress(self) -> dict[int, int]:
+        """Tokens of running sequences; see :meth:`Engine.progress`."""
+        counts = self._running.active["count"].tolist()
+        requests = self._running.requests
+        return {r.request_id: n for r, n in zip(requests, counts, strict=True)}
+
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""
         chosen = set(self._unfinished.chosen(request_ids))

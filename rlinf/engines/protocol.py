@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -127,6 +127,10 @@ class Engine(ABC):
     @abstractmethod
     def unfinished(self) -> int:
         """Requests that were submitted and neither returned nor aborted."""
+
+    def progress(self) -> Mapping[int, int]:
+        """Tokens so far of unfinished requests, by number; those not known are left out."""
+        return {}
 
     @abstractmethod
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:

@@ -63,6 +63,11 @@ class PlacedConfig(StrictModel):
         """Worker groups of the run."""
 
     @property
+    def can_rescale(self) -> bool:
+        """Whether components of the task can hand devices to each other inside a step."""
+        return False
+
+    @property
     def offloading(self) -> tuple[str, ...]:
         """Components that can give their device memory back between phases."""
         return ()
@@ -190,7 +195,7 @@ class PlacedConfig(StrictModel):
                 hint="nearest: 1, or cluster.runtime: ray",
             )
         for key in ("auto_scheduler", "profiling", "net_emulation"):
-            if getattr(cluster, key):
+            if getattr(cluster, key) and not (key == "auto_scheduler" and self.can_rescale):
                 raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
         placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
         known = set(self.components)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_evaluation import Evaluator
 from rlinf.runners.reasoning_model import initial_model, prompt_sets
 from rlinf.runners.reasoning_system import ReasoningSystem, training_flow
+from rlinf.runners.rescaling import write_choices
 from rlinf.runners.training_runner import RunState, TrainingRunner
 from rlinf.workers.generation import GenerationReport
 
@@ -136,6 +137,11 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
             if trainer in report.stages:
                 metrics.update(report.results(trainer)[0])
         generated: list[GenerationReport] = report.results("rollout")
+        if self._config.cluster.auto_scheduler:
+            made: list[Any] = [choice for part in generated for choice in part.choices]
+            made += cast(Any, metrics.pop("choices"))
+            write_choices(self._directory.path, self._state.step, made)
+            metrics["rollout/moved"] = float(sum(part.moved for part in generated))
         faults = sum((Counter(found) for found in report.results("reward")), Counter())
         state, tokens = self._state, sum(part.tokens for part in generated)
         state.prompts += sum(part.begun for part in generated) + _used(generated)

@@ -26,6 +26,7 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 from rlinf.runners.planning_traits import PlanningTraits, reasoning_traits
+from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.language import registry as trainers
 from rlinf.trainers.language.config import (
     CriticTrainerConfig,
@@ -117,6 +118,11 @@ class ReasoningConfig(PlacedConfig):
         return COMPONENTS if self.critic is None else (*COMPONENTS, "critic")
 
     @property
+    def can_rescale(self) -> bool:
+        """Rollout and trainer can; `cluster.auto_scheduler` lets them."""
+        return True
+
+    @property
     def offloading(self) -> tuple[str, ...]:
         """All that hold a model."""
         return tuple(name for name in self.components if name != "reward")
@@ -182,7 +188,7 @@ class ReasoningConfig(PlacedConfig):
         self.check_cluster()
         problems = (
             *self._batch_problems(), *self._staleness_problems(), *self._algorithm_problems(),
-            *self._data_rules(),
+            *self._data_rules(), *order_problems(self), *rescaling_problems(self),
         )  # fmt: skip
         for problem in problems:
             raise problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from rlinf.flow.running_step import Arguments
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.rescaling import HANDING_OVER, step_arguments
 from rlinf.runners.weight_handover import WeightHandover
 from rlinf.runners.worker_system import WorkerSystem
+from rlinf.scheduler import Channel
 from rlinf.weight_sync.protocol import Parties
 from rlinf.workers.critic import CriticSetup, CriticWorker
 from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
@@ -107,9 +110,19 @@ class ReasoningSystem(WorkerSystem):
             self._groups["actor"].send_weights, self._groups["rollout"].receive_weights
         )
         rollout = self.config.rollout
+        rescaled = self.config.cluster.auto_scheduler
         self._training = self._new_executor(
-            training_flow(self.config), rollout.prompts, depth=rollout.max_staleness + 1
+            training_flow(self.config),
+            rollout.prompts,
+            depth=rollout.max_staleness + 1,
+            handing_over=HANDING_OVER if rescaled else (),
         )
+        if rescaled:
+            run = uuid.uuid4().hex[:8]
+            self._mailboxes = [
+                Channel.create(f"rollout-{run}/{rank}", host=f"rollout:{rank}")
+                for rank in range(self.config.world_size("rollout"))
+            ]
 
     def _meeting(self, component: str) -> tuple[str, ...]:
         """Where the ranks of a trainer find each other; nothing for others, and for one rank."""
@@ -130,6 +143,8 @@ class ReasoningSystem(WorkerSystem):
                 weight_sync=config.weight_sync,
                 parties=self._parties,
                 partial=config.rollout.partial,
+                global_batches=config.actor.n_minibatches,
+                tells_progress=config.actor.order == "length",
             )
         if component == "reward":
             return RewardSetup(reward=config.reward, model=self._model)
@@ -156,12 +171,17 @@ class ReasoningSystem(WorkerSystem):
             failure_directory=self._failures,
             weight_sync=config.weight_sync,
             parties=self._parties,
+            rescaled=config.cluster.auto_scheduler,
         )
 
     # -- what a runner does with it -------------------------------------------------------------
 
     def _arguments(self, step: int) -> Arguments:
-        return {name: {"step": step} for name in ("rollout", "critic", "actor")}
+        arguments = {name: {"step": step} for name in ("rollout", "critic", "actor")}
+        if self.config.cluster.auto_scheduler:
+            for name, more in step_arguments(self.config, self._mailboxes).items():
+                arguments[name] = {**arguments[name], **more}
+        return arguments
 
     def evaluate(
         self, prompts: Sequence[Drawn], seeds: Sequence[Sequence[int]], sampling: SamplingConfig

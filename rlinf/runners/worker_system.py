@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
@@ -161,13 +161,16 @@ class WorkerSystem(ABC):
                 self._cluster, placement_strategy=placement.get_strategy(name), name=name
             )
 
-    def _new_executor(self, flow: Flow, sources: int, depth: int = 1) -> Executor:
+    def _new_executor(
+        self, flow: Flow, sources: int, depth: int = 1, handing_over: Collection[str] = ()
+    ) -> Executor:
         """An executor of a flow.
 
         Args:
             flow: The flow.
             sources: How many sub-batches its items are numbered by.
             depth: Most steps under way.
+            handing_over: Components whose workers lease their devices themselves.
         """
         executor = Executor(
             flow,
@@ -177,6 +180,7 @@ class WorkerSystem(ABC):
             sources=sources,
             depth=depth,
             timeline=self._placed.runner.timeline,
+            handing_over=handing_over,
         )
         self._executors.append(executor)
         return executor

@@ -21,8 +21,11 @@ from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
 from rlinf.workers.group_pool import GroupPool
+from rlinf.workers.moving_rollout import MovingRollout, StepTimes
+from rlinf.workers.moving_round import Mailbox, MovingRound, SharedDevices
 from rlinf.workers.partial_config import PartialRolloutConfig
 from rlinf.workers.partial_rollout import fill_from_pool
+from rlinf.workers.rollout_leader import RolloutLeader
 
 __all__ = ["Drawn", "GenerationReport", "GenerationSetup", "GenerationWorker"]
 
@@ -41,6 +44,8 @@ class GenerationSetup:
         weight_sync: How new weights arrive.
         parties: Who sends them, and who receives.
         partial: How groups are carried from step to step; None: not at all.
+        global_batches: Optimizer steps of a training step.
+        tells_progress: Whether the trainer must know how long unfinished answers are already.
     """
 
     model: LanguageModelConfig
@@ -52,6 +57,8 @@ class GenerationSetup:
     weight_sync: WeightSyncConfig
     parties: Parties
     partial: PartialRolloutConfig | None = None
+    global_batches: int = 1
+    tells_progress: bool = False
 
 
 class GenerationWorker(StageWorker):
@@ -69,6 +76,9 @@ class GenerationWorker(StageWorker):
         self._weights: WeightReceiver[Any]
         self._released = False
         self._pool: GroupPool | None = None
+        self._mailbox: Mailbox | None = None
+        self._step_times = StepTimes()
+        self._train_seconds: float | None = None
         if setup.partial is not None:
             self._pool = GroupPool(
                 setup.partial,
@@ -124,6 +134,7 @@ class GenerationWorker(StageWorker):
         slots: int,
         prompts: Sequence[Drawn],
         spares: Sequence[Drawn] = (),
+        shared: SharedDevices | None = None,
     ) -> Generator[Emit, None, GenerationReport]:
         """Stage: one scored group for each slot; returns a :class:`GenerationReport`.
 
@@ -137,9 +148,12 @@ class GenerationWorker(StageWorker):
             prompts: Prompts to begin with, of which this worker takes its share: one for each slot,
                 or with a pool as many as it lacks.
             spares: Prompts to draw again from, likewise.
+            shared: How devices are shared with the trainer inside the step; None: they are not.
         """
         waiting = list(spares)[self._rank :: self._world_size]
-        if self._pool is None:
+        if self._setup.tells_progress:
+            report = yield from self._fill_moving(scored, prompts, shared)
+        elif self._pool is None:
             report = yield from self._fill_slots(scored, prompts, waiting)
         else:
             mine = [prompts[place] for place in self._slots(len(prompts))]
@@ -154,6 +168,40 @@ class GenerationWorker(StageWorker):
                 worth=self._worth,
             )
         report.engine_restarts = self._engine.restarts
+        return report
+
+    def _fill_moving(
+        self, scored: InputStream, prompts: Sequence[Drawn], shared: SharedDevices | None
+    ) -> Generator[Emit, None, GenerationReport]:
+        """As :meth:`_fill_slots`, by workers of which some may leave their groups to others."""
+        setup, leader = self._setup, None
+        if shared is not None and self._mailbox is None:
+            self._mailbox = Mailbox(shared.mailboxes[self._rank])
+        if shared is not None and self._rank == self._world_size - 1:
+            leader = RolloutLeader(
+                shared,
+                slots=len(prompts),
+                group_size=setup.group_size,
+                global_batches=setup.global_batches,
+                limit=setup.sampling.max_new_tokens,
+                train_seconds=self._train_seconds,
+                handover_seconds=self._step_times.cost().of(1),
+            )
+        rollout = MovingRollout(
+            self._engine,
+            MovingRound(setup.group_size, setup.sampling),
+            scored,
+            rank=self._rank,
+            devices=shared,
+            mailbox=self._mailbox,
+            times=self._step_times,
+            leader=leader,
+            release=self.offload,
+        )
+        mine = [(s, prompts[s], self._seeds(prompts[s])) for s in self._slots(len(prompts))]
+        report = yield from rollout.fill(mine)
+        if leader is not None:
+            self._train_seconds = leader.train_seconds
         return report
 
     def _fill_slots(

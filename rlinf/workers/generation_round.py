@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class GenerationReport:
         regenerated: Groups that were forgotten for their age and begun anew.
         dropped_tokens: Tokens of these.
         engine_restarts: How often the engine's process was started anew in the run so far.
+        moved: Completions that went on at another worker.
+        choices: What was decided about devices, as plain data.
         groups: The scored groups in the order of their slots, where they were asked for.
     """
 
@@ -44,6 +47,8 @@ class GenerationReport:
     regenerated: int = 0
     dropped_tokens: int = 0
     engine_restarts: int = 0
+    moved: int = 0
+    choices: list[dict[str, Any]] = field(default_factory=list)
     groups: list[PromptGroup] = field(default_factory=list)
 
 

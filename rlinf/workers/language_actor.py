@@ -19,6 +19,14 @@ from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
+from rlinf.workers.rescaled_training import (
+    GroupsByLength,
+    Phase,
+    SharedTrainer,
+    Timings,
+    choices_as_data,
+    rescalable,
+)
 from rlinf.workers.training_ranks import (
     TrainingWorker,
     in_slot_order,
@@ -45,6 +53,7 @@ class LanguageActorSetup:
         slots: Groups of a phase.
         max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
             all count.
+        rescaled: Whether the number of ranks changes inside a step; between steps rank 0 has all.
     """
 
     model: LanguageModelConfig
@@ -58,6 +67,7 @@ class LanguageActorSetup:
     parties: Parties
     slots: int
     max_token_staleness: int | None = None
+    rescaled: bool = False
 
 
 class LanguageActorWorker(TrainingWorker):
@@ -69,6 +79,7 @@ class LanguageActorWorker(TrainingWorker):
         self._algorithm = setup.algorithm.build()
         self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
+        self._timings = Timings()
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
@@ -83,12 +94,14 @@ class LanguageActorWorker(TrainingWorker):
         self._trainer = setup.actor.build(
             model,
             self._algorithm,
-            ranks=self._meet(rendezvous),
+            ranks=self._meet_company(rendezvous) if setup.rescaled else self._meet(rendezvous),
             total_steps=setup.total_steps,
             seed=setup.seed,
             temperature=setup.temperature,
-            failure_directory=setup.failure_directory,
+            failure_directory=None if setup.rescaled and self._rank else setup.failure_directory,
         )
+        if setup.rescaled:
+            rescalable(self._trainer).make_movable(keep=self._rank == 0)
         if self._rank == 0:
             self._weights = setup.weight_sync.build_sender(self, setup.parties)
         return {"parameters": parameters}
@@ -104,14 +117,19 @@ class LanguageActorWorker(TrainingWorker):
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
 
-    def train(self, groups: InputStream, *, step: int) -> Generator[Emit, None, dict[str, float]]:
+    def train(
+        self, groups: InputStream, *, step: int, shared: SharedTrainer | None = None
+    ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
         Args:
             groups: The same stream, or one batch that a critic gave its advantages.
             step: Number of the training phase.
+            shared: How devices are shared with the rollout inside the step; None: they are not.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
+        if self._setup.actor.order == "length":
+            return self._train_by_length(groups, step, shared)
         if self._trains_parts:
             return self._train_parts(groups, step)
         batch = self._read(groups)
@@ -122,6 +140,36 @@ class LanguageActorWorker(TrainingWorker):
         metrics["time/prepare"] = prepared - begin
         metrics["time/update"] = time.perf_counter() - prepared
         return metrics
+
+    def _train_by_length(
+        self, stream: InputStream, step: int, shared: SharedTrainer | None
+    ) -> dict[str, Any]:
+        """Train on each global batch as soon as it is known which groups are in it."""
+        pad_id, version = self._tokenizer.pad_token_id, self._trainer.version
+        count, slots = self._setup.actor.n_minibatches, self._setup.slots
+        groups = GroupsByLength(stream, slots=slots, size=slots // count)
+
+        def prepare(found: list[PromptGroup]) -> TokenBatch:
+            # The version of this rank is old where it has only joined.
+            batch = token_batch(found, pad_id, self._trainer.version)
+            return self._prepare(self._with_log_probs(batch))[0]
+
+        if shared is None or self._company is None:
+            begin = time.perf_counter()
+            batches = (prepare(groups.batch(number)) for number in range(count))
+            metrics: dict[str, Any] = self._trainer.train_stream(batches, step)
+            metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
+        else:
+            phase = Phase(
+                self._company, self._trainer, shared, groups, count, step, prepare, self._timings
+            )
+            if self._rank > 0:
+                phase.help()
+                return {}
+            metrics = phase.lead()
+            metrics["choices"] = choices_as_data(phase.choices)
+        whole = token_batch([groups.groups[slot] for slot in range(slots)], pad_id, version)
+        return {**self._prepare(whole)[1], **metrics}
 
     @property
     def _trains_parts(self) -> bool:
@@ -178,6 +226,8 @@ class LanguageActorWorker(TrainingWorker):
 
     def send_weights(self) -> int:
         """Send the weights from rank 0 to every generation worker; returns their version."""
+        if not self._has_model:
+            return self._trainer.version
         weights = dict(self._trainer.weights())  # every rank takes part in gathering them
         if self._weights is not None:
             self._weights.send(weights, self._trainer.version)
@@ -185,34 +235,44 @@ class LanguageActorWorker(TrainingWorker):
 
     def save_model(self, directory: Path) -> None:
         """Write model and tokenizer in the format of transformers."""
+        if not self._has_model:
+            return
         self._trainer.save_pretrained(directory)
         if self._rank == 0:
             self._tokenizer.save_pretrained(directory)
 
     def onload(self) -> None:
         """Bring to the device what :meth:`offload` took from it."""
-        self._trainer.onload()
+        if self._has_model:
+            self._trainer.onload()
 
     def offload(self) -> None:
         """Free the device until the next training phase."""
-        self._trainer.offload()
+        if self._has_model:
+            self._trainer.offload()
+
+    @property
+    def _has_model(self) -> bool:
+        """False on a rank that idles between the steps of a run whose ranks change."""
+        return self._company is None or self._rank == 0
 
     def state(self) -> dict[str, Any] | None:
         """Everything that training needs to continue; rank 0 gives it."""
-        trainer = self._trainer.state_dict()
+        trainer = self._trainer.state_dict() if self._has_model else {}
         if self._rank > 0:
             return None
         return {"trainer": trainer, "algorithm": self._algorithm.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._trainer.load_state_dict(state["trainer"])
+        if self._has_model:
+            self._trainer.load_state_dict(state["trainer"])
         self._algorithm.load_state_dict(state["algorithm"])
 
     def close(self) -> None:
         """Give the memory back, and leave the other ranks."""
         if self._weights is not None:
             self._weights.close()
-        if hasattr(self, "_trainer"):
+        if hasattr(self, "_trainer") and self._has_model:
             self._trainer.close()
         self._leave()

@@ -14,6 +14,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.process import require_process
+from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.parallel import Ranks
 
 
@@ -23,6 +24,7 @@ class TrainingWorker(StageWorker):
     def __init__(self) -> None:
         super().__init__()
         self._ranks: Ranks | None = None
+        self._company: Company | None = None
 
     def meeting(self) -> str:
         """URL at which the ranks of the group can meet, on the node of this one."""
@@ -34,20 +36,41 @@ class TrainingWorker(StageWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and self._world_size > 1:
-            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         self._ranks = Ranks(
             self._rank,
             self._world_size,
-            device=device,
+            device=self._device(),
             init_method=rendezvous,
             timeout_s=require_process().deadline_seconds,
         )
         return self._ranks
 
+    def _meet_company(self, rendezvous: str | None) -> Ranks:
+        """Join other ranks of which some train; each begins alone.
+
+        Args:
+            rendezvous: :meth:`meeting` of rank 0.
+        """
+        if rendezvous is None:
+            raise ValueError("one rank has no others to change with")
+        self._company = Company(
+            self._rank,
+            self._world_size,
+            rendezvous=rendezvous,
+            device=self._device(),
+            timeout_s=require_process().deadline_seconds,
+        )
+        return Ranks(device=self._device())
+
+    def _device(self) -> str:
+        if not torch.cuda.is_available():
+            return "cpu"
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self._world_size > 1 else "cuda"
+
     def _leave(self) -> None:
         """End the process group."""
+        if self._company is not None:
+            self._company.close()
         if self._ranks is not None:
             self._ranks.close()
 

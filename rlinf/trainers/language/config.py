@@ -117,6 +117,20 @@ class PhaseConfig(ComputeConfig):
     """Passes over the sequences of a rollout."""
     shuffle: bool = True
     """Draw the order of the sequences anew for each pass."""
+    order: Literal["slot", "length"] = "slot"
+    """Without `shuffle`, which groups form a global batch: those whose prompts were drawn one after
+    another, or those whose longest answers are of similar length, shortest first, so that training
+    can begin while the longest are generated."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.order == "length" and (self.shuffle or self.update_epoch > 1):
+            raise illegal(
+                "order",
+                "is by length, but the sequences are shuffled or passed over more than once",
+                hint="nearest: shuffle false and update_epoch 1",
+            )
+        return self
 
     def global_batch_size(self, sequences: int) -> int:
         """Sequences of one optimizer step.

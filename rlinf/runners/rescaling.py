@@ -1,0 +1,128 @@
+"""Rollout and trainer that share devices inside a step: rules, arguments, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticCustomError
+
+from rlinf.config.component import illegal
+from rlinf.monitor.decisions import Decision, append_decision
+
+if TYPE_CHECKING:
+    from rlinf.flow.running_step import Arguments
+    from rlinf.runners.reasoning_config import ReasoningConfig
+    from rlinf.scheduler import Channel
+
+HANDING_OVER = ("rollout", "actor")
+"""Components whose workers lease their devices themselves."""
+
+_KEY = "cluster.auto_scheduler"
+
+
+def trainer_sizes(config: ReasoningConfig) -> tuple[int, ...]:
+    """Ranks that the actor can have inside a step: those that divide its global batch."""
+    batch = config.global_batch_size
+    return tuple(n for n in range(1, config.world_size("actor") + 1) if batch % n == 0)
+
+
+def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
+    """What stands against handing devices over, where the recipe asks for it."""
+    if not config.cluster.auto_scheduler:
+        return
+    rollout, actor = (config.plan.components[name] for name in HANDING_OVER)
+    if config.cluster.runtime != "ray":
+        yield illegal(_KEY, "needs a process for each rank", hint="cluster.runtime: ray")
+    shared = rollout.devices == actor.devices and len(actor.devices) > 1
+    if not shared or not rollout.processes == actor.processes == len(actor.devices):
+        yield illegal(
+            _KEY,
+            "hands devices over between a rollout worker and an actor rank on each of them",
+            hint="place rollout and actor on the same devices, two or more, a process on each",
+        )
+    if actor.processes and config.actor.order != "length":
+        yield illegal(
+            "actor.order",
+            f"is {config.actor.order}, so that training could not begin before the longest answers",
+            hint="order: length and shuffle: false",
+        )
+    if config.actor.tensor_parallel_size > 1:
+        yield illegal("actor.tensor_parallel_size", "does not change in a step", hint="nearest: 1")
+    if config.critic is not None:
+        yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
+    if config.rollout.max_staleness or config.rollout.partial is not None:
+        yield illegal(
+            _KEY,
+            "cannot be where rollouts run ahead or answers are carried on",
+            hint="max_staleness: 0 and no section partial, or leave it out",
+        )
+
+
+def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
+    """What stands against global batches by length."""
+    if config.actor.order != "length":
+        return
+    if config.algorithm.dynamic_sampling:
+        yield illegal(
+            "actor.order",
+            "needs lengths that are final, but groups are drawn again",
+            hint="order: slot, or no dynamic_sampling",
+        )
+    if config.rollout.partial is not None:
+        yield illegal(
+            "actor.order",
+            "needs all answers of a step, but some are carried on",
+            hint="order: slot",
+        )
+    if config.critic is not None:
+        yield illegal("actor.order", "has no effect with a critic", hint="order: slot")
+
+
+def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arguments:
+    """Arguments of the stages of a step in which devices are handed over.
+
+    Args:
+        config: The recipe.
+        mailboxes: Of each rollout worker.
+    """
+    from rlinf.workers.moving_round import SharedDevices
+    from rlinf.workers.rescaled_training import SharedTrainer
+
+    sizes = trainer_sizes(config)
+    capacity = getattr(config.rollout.engine, "max_running_requests", None)
+    rollout = SharedDevices(
+        leases=(),
+        mailboxes=tuple(mailboxes),
+        trainer_sizes=sizes,
+        capacity=capacity or config.rollout.sequences,
+        offload=config.plan.components["rollout"].residency == "offload",
+    )
+    actor = SharedTrainer(
+        leases=(),
+        leader=mailboxes[-1],
+        sizes=sizes,
+        offload=config.plan.components["actor"].residency == "offload",
+    )
+    return {"rollout": {"shared": rollout}, "actor": {"shared": actor}}
+
+
+def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
+    """Append what was decided inside a step to the decisions of the run.
+
+    Args:
+        directory: Of the run.
+        step: Training steps that were done before.
+        choices: :class:`~rlinf.flow.elastic.Choice` as plain data.
+    """
+    for choice in choices:
+        decision = Decision(
+            step=step,
+            what="rescale",
+            reason=f"{choice['action']} {choice['count']}: {choice['reason']}",
+            cost_seconds=choice["cost_seconds"],
+            gain_predicted=choice["gain_seconds"],
+            numbers=choice["numbers"],
+        )
+        append_decision(directory, decision)

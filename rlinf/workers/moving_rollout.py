@@ -1,0 +1,245 @@
+"""Fills the slots of a step while devices come and go.
+
+Each worker generates its own slots. The last worker decides: it knows from the others what runs
+where, and lets the first ones give their devices up when that makes the step shorter. Unfinished
+groups go with their partial tokens to other workers, under the same weights; scores come back to
+the worker whose slot it is, so that no group is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from rlinf.data.sequences import PromptGroup
+from rlinf.engines.protocol import Engine, GenerationRequest
+from rlinf.flow.elastic import DecodeCost, shares
+from rlinf.flow.stream import Emit, InputStream
+from rlinf.workers.generation_round import Drawn, GenerationReport
+from rlinf.workers.moving_round import (
+    Guests,
+    Leave,
+    Mailbox,
+    MovingRound,
+    Over,
+    Progress,
+    SharedDevices,
+    Standing,
+    Trained,
+)
+from rlinf.workers.rollout_leader import RolloutLeader
+
+_STEPS = 8
+"""Decoding steps between two reports of progress."""
+
+
+class StepTimes:
+    """Seconds of decoding steps against the number of sequences, over steps of training."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, float]] = []
+
+    def note(self, sequences: int, seconds: float) -> None:
+        """Remember one step."""
+        self._seen.append((sequences, seconds))
+        if len(self._seen) > 4096:
+            del self._seen[:2048]
+
+    def cost(self) -> DecodeCost:
+        """Least squares through what was seen, neither part below 0."""
+        if not self._seen:
+            return DecodeCost(fixed=0.0, per_sequence=0.0)
+        sequences, seconds = np.array(self._seen).T
+        spread = float(np.var(sequences))
+        slope = float(np.cov(sequences, seconds, bias=True)[0, 1]) / spread if spread else 0.0
+        slope = min(max(slope, 0.0), float(seconds.mean() / max(sequences.mean(), 1.0)))
+        fixed = max(float(seconds.mean() - slope * sequences.mean()), 0.0)
+        return DecodeCost(fixed=fixed, per_sequence=slope)
+
+
+class MovingRollout:
+    """One worker's part of one step.
+
+    Args:
+        engine: Generates.
+        round_: The groups.
+        scored: Stream of scored groups.
+        rank: Of this worker.
+        devices: How devices are shared; None: they stay where they are.
+        mailbox: This worker's own; None likewise.
+        times: Of decoding steps.
+        train_seconds: What the last training phase took, if known.
+        leader: Decides, on the last worker; None on the others, and without shared devices.
+        release: Frees the device.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        round_: MovingRound,
+        scored: InputStream,
+        *,
+        rank: int,
+        devices: SharedDevices | None,
+        mailbox: Mailbox | None,
+        times: StepTimes,
+        leader: RolloutLeader | None,
+        release: Callable[[], None],
+    ) -> None:
+        self._engine, self._round, self._scored, self._rank = engine, round_, scored, rank
+        self._devices, self._mailbox, self._times = devices, mailbox, times
+        self._leader, self._release = leader, release
+        self._has_device = True
+        self._over = devices is None
+        self._ended: list[int] = []
+        self._complete: dict[int, int] = {}
+        self._steps = 0
+
+    def fill(
+        self, prompts: Iterable[tuple[int, Drawn, list[int]]]
+    ) -> Generator[Emit, None, GenerationReport]:
+        """Generate groups until every own slot has a scored one, and no guest is left.
+
+        Args:
+            prompts: Slot, prompt and seeds of each group.
+        """
+        if self._devices is not None:
+            self._devices.leases[self._rank].acquire()
+        for slot, drawn, seeds in prompts:
+            self._submit(self._round.begin(slot, drawn, seeds))
+            self._round.report.begun += 1
+        while self._round.open or not self._over:
+            yield from self._generate()
+            yield from self._take_scores()
+            yield from self._talk()
+        self._give_device_up()
+        if self._leader is not None:
+            self._round.report.choices = [asdict(choice) for choice in self._leader.choices]
+        return self._round.report
+
+    def _submit(self, requests: Iterable[GenerationRequest]) -> None:
+        for request in requests:
+            self._engine.submit(request)
+
+    def _generate(self) -> Generator[Emit, None, None]:
+        running = self._engine.unfinished
+        if not running:
+            return
+        begin = time.perf_counter()
+        ended = self._engine.step()
+        self._times.note(running, time.perf_counter() - begin)
+        self._steps += 1
+        self._ended += [len(i.completion) for i in ended if i.completion.stop_reason == "stop"]
+        for group, slot in self._round.take(ended):
+            self._complete[slot] = self._round.complete[slot]
+            yield Emit("completions", slot, group)
+
+    def _take_scores(self) -> Generator[Emit, None, None]:
+        idle = not self._engine.unfinished
+        # Without shared devices there is nothing else to wait for.
+        while self._round.open and (self._scored.ready() or (idle and self._devices is None)):
+            item = next(self._scored)
+            group: PromptGroup = item.payload
+            self._round.close(item.source)
+            yield Emit("groups", item.source, group)
+        if idle and self._devices is not None:
+            time.sleep(0.001)
+
+    def _talk(self) -> Generator[Emit, None, None]:
+        """Tell how far the groups are; hear and carry out what was decided."""
+        due = self._steps % _STEPS == 0 or bool(self._complete)
+        if due and self._engine.unfinished:
+            bounds = self._round.bounds(self._engine)
+            if bounds:
+                yield Emit("groups", min(bounds), Progress(bounds))
+        if self._devices is None or self._mailbox is None:
+            self._complete.clear()
+            return
+        if due or not self._engine.unfinished:
+            self._tell()
+        for message in self._mailbox.read():
+            yield from self._hear(message)
+        if self._leader is not None and not self._over:
+            for rank, message in self._leader.decide(self._times.cost()):
+                if rank == self._rank:
+                    yield from self._hear(message)
+                else:
+                    self._devices.mailboxes[rank].post(message)
+
+    def _tell(self) -> None:
+        assert self._devices is not None
+        if self._engine.unfinished == 0 and not (self._complete or self._ended):
+            return
+        progress = self._engine.progress()
+        known = tuple(progress.values())
+        waiting = self._engine.unfinished - len(known)
+        standing = Standing(
+            rank=self._rank,
+            running=known + (0,) * waiting,
+            ended=tuple(self._ended),
+            bounds=self._round.bounds(self._engine),
+            complete=dict(self._complete),
+            left=not self._has_device,
+        )
+        self._ended.clear()
+        self._complete.clear()
+        self._say_to_leader(standing)
+
+    def _say_to_leader(self, standing: Standing) -> None:
+        assert self._devices is not None
+        if self._leader is not None:
+            self._leader.hear(standing)
+        else:
+            self._devices.mailboxes[-1].post(standing)
+
+    def _hear(self, message: Any) -> Generator[Emit, None, None]:
+        if isinstance(message, Standing | Trained):
+            assert self._leader is not None
+            self._leader.hear(message)
+        elif isinstance(message, Guests):
+            for group in message.groups:
+                self._submit(self._round.adopt(group))
+            bounds = self._round.bounds(self._engine)
+            if bounds:
+                yield Emit("groups", min(bounds), Progress(bounds))
+        elif isinstance(message, Leave):
+            self._leave(message)
+        elif isinstance(message, Over):
+            self._over = True
+            self._give_device_up()
+
+    def _leave(self, message: Leave) -> None:
+        """Bring everything that runs to others, then give the device up."""
+        assert self._devices is not None
+        groups = self._round.give(self._engine.abort())
+        self._round.report.moved += sum(group.unfinished for group in groups)
+        ranks = list(message.loads)
+        targets = shares([group.unfinished for group in groups], list(message.loads.values()))
+        for number, rank in enumerate(ranks):
+            mine = tuple(g for g, t in zip(groups, targets, strict=True) if t == number)
+            if mine:
+                self._devices.mailboxes[rank].post(Guests(mine))
+        self._give_device_up()
+        standing = Standing(
+            rank=self._rank,
+            running=(),
+            ended=tuple(self._ended),
+            bounds={},
+            complete=dict(self._complete),
+            left=True,
+        )
+        self._ended.clear()
+        self._complete.clear()
+        self._say_to_leader(standing)
+
+    def _give_device_up(self) -> None:
+        if self._devices is None or not self._has_device:
+            return
+        self._has_device = False
+        if self._devices.offload:
+            self._release()
+        self._devices.leases[self._rank].release()

@@ -1,0 +1,267 @@
+"""Training on global batches as they become known, by a number of ranks that changes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlinf.data.sequences import PromptGroup
+from rlinf.flow.elastic import Choice, TrainerState, complete_batches, resize
+from rlinf.flow.stream import InputStream
+from rlinf.scheduler import Channel
+from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.trainers.language.company import Command, Company, MoveFailed
+from rlinf.trainers.language.protocol import LanguageTrainer
+from rlinf.trainers.language.rescale import Rescalable
+from rlinf.workers.moving_round import Progress, Trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTrainer:
+    """How trainer and rollout share devices inside a step; rank r of either has device r.
+
+    Args:
+        leases: Of each trainer rank's device.
+        leader: Mailbox of the rollout worker that decides.
+        sizes: Ranks that the trainer can have, ascending.
+        offload: Whether a rank frees its device when the phase is over.
+    """
+
+    leases: tuple[LeaseTicket, ...]
+    leader: Channel
+    sizes: tuple[int, ...]
+    offload: bool
+
+
+class GroupsByLength:
+    """Scored groups as global batches, those with the shortest longest answers first.
+
+    Args:
+        stream: Groups, the source of each its slot, and :class:`Progress` of those to come.
+        slots: Groups of the step.
+        size: Groups of a global batch.
+    """
+
+    def __init__(self, stream: InputStream, *, slots: int, size: int) -> None:
+        self._stream, self._size = stream, size
+        self._bounds = dict.fromkeys(range(slots), 0)
+        self._longest: dict[int, int] = {}
+        self.groups: dict[int, PromptGroup] = {}
+
+    def _take(self, item: Any) -> None:
+        if isinstance(item.payload, Progress):
+            for slot, bound in item.payload.bounds.items():
+                if slot in self._bounds:
+                    self._bounds[slot] = max(self._bounds[slot], bound)
+            return
+        self.groups[item.source] = item.payload
+        self._longest[item.source] = max(len(c) for c in item.payload.completions)
+        self._bounds.pop(item.source)
+
+    def known(self) -> int:
+        """How many batches are complete now."""
+        while self._stream.ready():
+            self._take(next(self._stream))
+        return len(complete_batches(self._longest, self._bounds, self._size))
+
+    def batch(self, number: int) -> list[PromptGroup]:
+        """A global batch, once its members are known."""
+        while True:
+            found = complete_batches(self._longest, self._bounds, self._size)
+            if len(found) > number:
+                return [self.groups[slot] for slot in found[number]]
+            self._take(next(self._stream))
+
+
+@dataclass
+class Timings:
+    """What updates and moves took, over training steps; None where none was seen.
+
+    Args:
+        batch_seconds: A global batch, by one rank.
+        move_seconds: A change of the number of ranks.
+    """
+
+    batch_seconds: float | None = None
+    move_seconds: float | None = None
+
+    def note_batch(self, seconds: float) -> None:
+        """Average over the last ones."""
+        self.batch_seconds = _average(self.batch_seconds, seconds)
+
+    def note_move(self, seconds: float) -> None:
+        """Average over the last ones."""
+        self.move_seconds = _average(self.move_seconds, seconds)
+
+
+def _average(before: float | None, now: float) -> float:
+    return now if before is None else 0.5 * (before + now)
+
+
+@dataclass
+class Phase:
+    """One training phase on one rank of a company.
+
+    Args:
+        company: All ranks of the trainer.
+        trainer: This rank's.
+        shared: How devices are shared.
+        groups: Batches as they become known.
+        count: Global batches of the phase.
+        step: Its number.
+        prepare: From groups to a batch with everything that the loss needs.
+        timings: Of phases so far.
+    """
+
+    company: Company
+    trainer: Any
+    shared: SharedTrainer
+    groups: GroupsByLength
+    count: int
+    step: int
+    prepare: Callable[[list[PromptGroup]], Any]
+    timings: Timings
+    choices: list[Choice] = field(default_factory=list)
+
+    # -- rank 0 ---------------------------------------------------------------------------------
+
+    def lead(self) -> dict[str, Any]:
+        """Train, as rank 0; returns the metrics of the phase and what was decided."""
+        self.groups.batch(0)  # before it the device is of no use
+        with self.shared.leases[0]:
+            if self.shared.offload:
+                self.trainer.onload()
+            begin = time.perf_counter()
+            metrics: dict[str, Any] = self.trainer.train_stream(self._batches(), self.step)
+            metrics["time/update"] = time.perf_counter() - begin - self._waited
+            self._move(self.shared.sizes[0])
+            self.company.say(self._command("end", self.count))
+            if self.shared.offload:
+                self.trainer.offload()
+        if self.timings.batch_seconds is not None:
+            self.shared.leader.post(Trained(self.count * self.timings.batch_seconds))
+        metrics["actor/ranks_most"] = float(self._most)
+        return metrics
+
+    _waited = 0.0
+    _most = 1
+
+    def _batches(self) -> Iterator[Any]:
+        for number in range(self.count):
+            begin = time.perf_counter()
+            groups = self.groups.batch(number)
+            self._waited += time.perf_counter() - begin
+            self._decide(number)
+            self.company.say(self._command("go", number))
+            self._most = max(self._most, self.company.size)
+            begin = time.perf_counter()
+            yield self.prepare(groups)
+            self.timings.note_batch((time.perf_counter() - begin) * self.company.size)
+
+    def _decide(self, done: int) -> None:
+        choice = resize(
+            TrainerState(
+                size=self.company.size,
+                offered=self.company.offered(self.step),
+                sizes=self.shared.sizes,
+                batches=self.count - done,
+                batch_seconds=self.timings.batch_seconds,
+                move_seconds=self.timings.move_seconds,
+            )
+        )
+        if choice.action == "resize":
+            self.choices.append(choice)
+            self._move(choice.count, done)
+
+    def _move(self, size: int, done: int | None = None) -> None:
+        before = self.company.size
+        if size == before:
+            return
+        done = self.count if done is None else done
+        self.company.say(Command("move", size, before, done))
+        try:
+            report = self.company.move(self.trainer, before, size)
+        except MoveFailed as error:
+            reason = f"the move to {size} ranks failed and was undone: {error}"
+            self.choices.append(Choice(action="stay", count=before, reason=reason))
+            if size < before:
+                raise  # the rest of the run counts on rank 0 having everything
+            return
+        self.timings.note_move(report.seconds)
+
+    def _command(self, kind: Any, done: int) -> Command:
+        return Command(kind, self.company.size, self.company.size, done)
+
+    # -- other ranks ----------------------------------------------------------------------------
+
+    def help(self) -> None:
+        """Train when rank 0 asks for it, as any other rank, until the phase is over."""
+        self._offered = False
+        self._got = threading.Event()
+        self._error: BaseException | None = None
+        lease = self.shared.leases[self.company.rank]
+        threading.Thread(target=self._get_device, args=(lease,), daemon=True).start()
+        self._over = False
+        while not self._over:
+            self._obey(self._listen())
+            if self.trainer.has_part:
+                self.trainer.train_stream(self._given(), self.step)
+        # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
+        lease.cancel()
+
+    def _get_device(self, lease: LeaseTicket) -> None:
+        try:
+            lease.acquire()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that can tell it
+            self._error = error
+        self._got.set()
+
+    def _listen(self) -> Command:
+        command = self.company.listen(self._meanwhile)
+        self._over = command.kind == "end"
+        return command
+
+    def _meanwhile(self) -> None:
+        """Offer the device once it is there; notice that the step was aborted."""
+        self.groups.known()
+        if self._got.is_set() and not self._offered and not self._over:
+            if self._error is not None:
+                raise self._error
+            self._offered = True
+            self.company.offer(self.step)
+
+    def _obey(self, command: Command) -> None:
+        if command.kind != "move":
+            return
+        try:
+            self.company.move(self.trainer, command.before, command.size)
+        except MoveFailed:
+            return  # rank 0 says so
+
+    def _given(self) -> Iterator[Any]:
+        """Batches that this rank takes part in, from joining to leaving."""
+        while self.trainer.has_part and not self._over:
+            command = self._listen()
+            if command.kind == "go":
+                yield self.prepare(self.groups.batch(command.done))
+            else:
+                self._obey(command)
+
+
+def choices_as_data(choices: list[Choice]) -> list[dict[str, Any]]:
+    """For a report that travels."""
+    return [asdict(choice) for choice in choices]
+
+
+def rescalable(trainer: LanguageTrainer) -> Rescalable:
+    """The trainer, if its ranks can change.
+
+    Raises:
+        TypeError: They cannot.
+    """
+    if not isinstance(trainer, Rescalable):
+        raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
+    return trainer

@@ -1,0 +1,111 @@
+"""The rollout worker that decides when others give their devices up."""
+
+from __future__ import annotations
+
+from rlinf.flow.elastic import (
+    Choice,
+    DecodeCost,
+    RolloutState,
+    complete_batches,
+    release,
+    steps_left,
+)
+from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
+
+
+class RolloutLeader:
+    """What is known of all workers in one step, and what follows from it.
+
+    Args:
+        devices: How devices are shared.
+        slots: Groups of the step.
+        group_size: Sequences of a group.
+        global_batches: Optimizer steps of the step.
+        limit: Most tokens of a sequence.
+        train_seconds: What the last training phase took by one rank; None: not known.
+        handover_seconds: What bringing one sequence elsewhere takes.
+    """
+
+    def __init__(
+        self,
+        devices: SharedDevices,
+        *,
+        slots: int,
+        group_size: int,
+        global_batches: int,
+        limit: int,
+        train_seconds: float | None,
+        handover_seconds: float,
+    ) -> None:
+        self._devices, self._slots, self._size = devices, slots, group_size
+        self._batches, self._limit = global_batches, limit
+        self._handover_seconds = handover_seconds
+        self.train_seconds = train_seconds
+        self._standing: dict[int, Standing] = {}
+        self._ended: list[int] = []
+        self._complete: dict[int, int] = {}
+        self._leaving: set[int] = set()
+        self._news = False
+        self._over = False
+        self.choices: list[Choice] = []
+
+    def hear(self, message: Standing | Trained) -> None:
+        """Take in what a worker tells, or the trainer."""
+        if isinstance(message, Trained):
+            self.train_seconds = message.seconds
+            return
+        self._standing[message.rank] = message
+        self._ended += message.ended
+        self._complete.update(message.complete)
+        self._news = True
+
+    def decide(self, decode: DecodeCost) -> list[tuple[int, Leave | Over]]:
+        """Messages to workers, by rank; mostly none.
+
+        Args:
+            decode: What a decoding step takes.
+        """
+        if not self._news or self._over:
+            return []
+        self._news = False
+        workers = len(self._devices.mailboxes)
+        if len(self._complete) == self._slots:
+            self._over = True
+            return [(rank, Over()) for rank in range(workers)]
+        gone = [rank for rank in self._leaving if not self._has_left(rank)]
+        if gone or len(self._standing) < workers:
+            return []  # what runs where is not known
+        live = [rank for rank in range(workers) if rank not in self._leaving]
+        choice = release(self._state(live, decode))
+        if choice.action != "release":
+            return []
+        self.choices.append(choice)
+        leaving, staying = live[: choice.count], live[choice.count :]
+        self._leaving.update(leaving)
+        loads = {rank: len(self._standing[rank].running) for rank in staying}
+        return [(rank, Leave(loads)) for rank in leaving]
+
+    def _has_left(self, rank: int) -> bool:
+        return rank in self._standing and self._standing[rank].left
+
+    def _state(self, live: list[int], decode: DecodeCost) -> RolloutState:
+        running = [token for rank in live for token in self._standing[rank].running]
+        bounds: dict[int, int] = dict.fromkeys(range(self._slots), 0)
+        for standing in self._standing.values():
+            bounds.update(standing.bounds)
+        for slot in self._complete:
+            bounds.pop(slot, None)
+        size = self._slots // self._batches
+        return RolloutState(
+            running=tuple(len(self._standing[rank].running) for rank in live),
+            total=self._slots * self._size,
+            capacity=self._devices.capacity,
+            steps_left=steps_left(running, self._ended, self._limit),
+            decode=decode,
+            handover_seconds=self._handover_seconds,
+            train_seconds=self.train_seconds,
+            global_batches=self._batches,
+            ready=len(complete_batches(self._complete, bounds, size)),
+            trainer_sizes=self._devices.trainer_sizes,
+            trainer_devices=len(self._leaving),
+        )

@@ -1,0 +1,91 @@
+"""Rollout and trainer hand devices to each other inside a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("ray")
+
+from rlinf.errors import ConfigError
+from rlinf.monitor.decisions import read_decisions
+
+from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
+from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
+from .test_reasoning import PLACEMENTS, needs_two_cores
+
+BY_LENGTH = (
+    "actor={type: fsdp, n_minibatches: 4, shuffle: false, order: length, optim: {lr: 1.0e-3}}",
+    "rollout.sampling={max_new_tokens: 120}",
+    "rollout.prompts=8",
+    "model.architecture.max_position_embeddings=160",
+    "warm_start=null",
+    f"runner.total_steps={STEPS}",
+)
+SHARED = (
+    "cluster.runtime=ray",
+    "cluster.cpu_devices_per_node=2",
+    "cluster.component_placement={'rollout,actor': '0-1', reward: '1'}",
+    "cluster.auto_scheduler=true",
+)
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("static"), *BY_LENGTH)
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_placements_by_length_give_the_same_bits(static: Path, tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        *BY_LENGTH,
+        "cluster.cpu_devices_per_node=2",
+        f"cluster.component_placement={PLACEMENTS['disaggregated']}",
+    )
+    assert_equal_runs(static, run)
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_path: Path) -> None:
+    run = train(tmp_path, *BY_LENGTH, *SHARED)
+    first, second = untimed(static), untimed(run)
+    assert len(first) == len(second) > STEPS
+    for left, right in zip(first, second, strict=True):
+        assert right.keys() - left.keys() <= {"rollout/moved", "actor/ranks_most"}
+        for name, value in left.items():
+            assert right[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
+    before, after = weights(static), weights(run)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
+    kinds = [decision.reason.split()[0] for decision in read_decisions(run)]
+    assert kinds.count("release") >= 1
+    assert kinds.count("resize") >= 1
+    assert sum(line.get("rollout/moved", 0) for line in second) > 0
+    assert max(line.get("actor/ranks_most", 0) for line in second) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("cluster.runtime=local",), "cluster.runtime: ray"),
+        (("cluster.component_placement={'rollout,actor': '0'}",), "same devices"),
+        (("actor.order=slot",), "actor.order"),
+        (("algorithm={type: ppo}", "critic={}"), "critic"),
+        (("rollout.max_staleness=1",), "run ahead"),
+        (("actor.shuffle=true",), "shuffled"),
+        (("algorithm={type: dapo}",), "drawn again"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, ...], why: str
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    assert small_config(tmp_path, *BY_LENGTH, *SHARED).cluster.auto_scheduler
+    with pytest.raises(ConfigError, match=why):
+        small_config(tmp_path, *BY_LENGTH, *SHARED, *change)

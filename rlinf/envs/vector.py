@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,12 +12,18 @@ from rlinf.envs.block import Status
 from rlinf.envs.config import EnvConfig, usable_cores
 from rlinf.envs.faults import FaultWatch
 from rlinf.envs.pool import EnvPool
+from rlinf.envs.process_settings import (
+    check_division,
+    in_a_round_from,
+    listed,
+    process_settings,
+    rows_of_processes,
+)
 from rlinf.envs.records import EnvFault, EpisodeRecord, FaultReason, read_record
 from rlinf.envs.results import Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.state import read_state, write_state
 from rlinf.envs.wire import Message, Op
-from rlinf.errors import ConfigError
 
 
 class SupervisedVectorEnv:
@@ -62,7 +67,7 @@ class SupervisedVectorEnv:
         max_chunk: int = 64,
     ) -> None:
         config.check()
-        _check_division(num_envs, stages, config.group_size)
+        check_division(num_envs, stages, config.group_size)
         self.config = config
         self.num_envs = num_envs
         self.first_env = first_env
@@ -75,7 +80,8 @@ class SupervisedVectorEnv:
         self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
         cores = list(affinity or usable_cores())
         processes = config.process_count(num_envs // stages, len(cores))
-        settings = _process_settings(config, seed, purpose, total_envs or num_envs, episode_seeds)
+        own_cores = in_a_round_from(cores, first_env // num_envs * processes)
+        settings = process_settings(config, seed, purpose, total_envs or num_envs, episode_seeds)
         self._pool = EnvPool(
             {
                 **settings,
@@ -83,8 +89,8 @@ class SupervisedVectorEnv:
                 "num_envs": num_envs,
                 "max_chunk": max_chunk,
             },
-            _rows_of_processes(num_envs, stages, processes),
-            config.cores_of_processes(processes, _from(cores, first_env // num_envs * processes)),
+            rows_of_processes(num_envs, stages, processes),
+            config.cores_of_processes(processes, own_cores),
             python=config.python,
             step_deadline=config.step_deadline,
             start_deadline=config.start_deadline,
@@ -124,7 +130,7 @@ class SupervisedVectorEnv:
         The processes stay, so that evaluating again costs no start.
         """
         self._refuse_in_flight(*range(self.stages))
-        self._pool.schedule(_listed(episode_seeds))
+        self._pool.schedule(listed(episode_seeds))
 
     def reset(self, stage: int = 0) -> Observations:
         """Start a new epoch in the envs of ``stage`` and return their observations [n, ...].
@@ -320,57 +326,3 @@ class SupervisedVectorEnv:
         rows = part.start + np.flatnonzero(self._block["recorded"][part])
         records = self._block["records"]
         return tuple(read_record(self.first_env + int(row), records[row]) for row in rows)
-
-
-def _check_division(num_envs: int, stages: int, group_size: int) -> None:
-    if num_envs < 1 or num_envs % stages:
-        raise ConfigError(f"{num_envs} envs do not divide into {stages} stages")
-    if (num_envs // stages) % group_size:
-        raise ConfigError(
-            f"{num_envs // stages} envs per stage do not divide into groups of {group_size}; "
-            f"nearest: {max(num_envs // stages // group_size, 1) * group_size}"
-        )
-
-
-def _process_settings(
-    config: EnvConfig,
-    seed: int,
-    purpose: str,
-    total_envs: int,
-    episodes: Sequence[tuple[int, int]] | None,
-) -> dict[str, Any]:
-    return {
-        "type": config.type,
-        "options": dataclasses.asdict(config.adapter_options),
-        "rules": {
-            "max_episode_steps": config.max_episode_steps,
-            "auto_reset": config.auto_reset,
-            "ignore_terminations": config.ignore_terminations,
-            "reward_scale": config.reward_scale,
-        },
-        "schedule": {
-            "run_seed": seed,
-            "purpose": purpose,
-            "group_size": config.group_size,
-            "fixed": config.use_fixed_reset_states,
-            "episodes": None if episodes is None else _listed(episodes),
-            "total_envs": total_envs,
-        },
-    }
-
-
-def _listed(episodes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    return [[int(number), int(seed)] for number, seed in episodes]
-
-
-def _from(cores: list[int], first: int) -> list[int]:
-    """The cores in a round from the ``first`` on, so that workers begin at different ones."""
-    first %= len(cores)
-    return cores[first:] + cores[:first]
-
-
-def _rows_of_processes(num_envs: int, stages: int, processes: int) -> list[list[list[int]]]:
-    """Return the rows by process and stage: each stage is spread over all processes."""
-    slices = np.arange(num_envs).reshape(stages, -1)
-    parts = [np.array_split(rows, processes) for rows in slices]
-    return [[part[process].tolist() for part in parts] for process in range(processes)]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.tokens.config import ImportanceLevel, ImportanceMode, TokenAlgorithmConfig
+from rlinf.algorithms.tokens.base_config import (
+    ImportanceLevel,
+    ImportanceMode,
+    TokenAlgorithmConfig,
+)
 from rlinf.algorithms.tokens.protocol import TokenBatch
 
 _LOG_WEIGHT_BOUND = 20.0

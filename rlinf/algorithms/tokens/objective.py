@@ -13,7 +13,7 @@ from rlinf.algorithms.kl import kl_estimate
 from rlinf.algorithms.losses import aggregate, aggregation_normalizer, clipped_policy_loss
 from rlinf.algorithms.objective import RATIO_STATISTICS, bounded_log_ratio, ratio_statistics
 from rlinf.algorithms.tokens.advantages import whiten
-from rlinf.algorithms.tokens.config import ClippedTokenConfig, TokenAlgorithmConfig
+from rlinf.algorithms.tokens.base_config import ClippedTokenConfig, TokenAlgorithmConfig
 from rlinf.algorithms.tokens.importance import importance_weights, proximal_log_probs
 from rlinf.algorithms.tokens.metrics import equal_groups, rollout_metrics
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.tokens.base_config import TokenAlgorithmConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
 """Which token algorithms exist: a literal table, and entry points of packages outside.
 
 A package adds an algorithm by an entry point in the group ``rlinf.token_algorithms`` that names its
-config class, a subclass of :class:`~rlinf.algorithms.tokens.config.TokenAlgorithmConfig`.
+config class, a subclass of :class:`~rlinf.algorithms.tokens.base_config.TokenAlgorithmConfig`.
 """
 
 from __future__ import annotations
 
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.tokens.base_config import TokenAlgorithmConfig
 from rlinf.config.registry import Registry
 
 __all__ = ["REGISTRY", "TOKEN_ALGORITHMS", "TokenAlgorithmConfig"]

@@ -73,4 +73,5 @@ class ActorConfig(StrictModel):
     first_update_ratio_bound: float = Field(default=1e-3, gt=0)
     """Largest distance of a probability ratio from 1 there."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Optimizer steps that may be skipped in one phase for a gradient that is not finite."""
+    """Optimizer steps that may be skipped for a gradient that is not finite, in one phase and in a
+    row over phases."""

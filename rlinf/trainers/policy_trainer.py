@@ -74,6 +74,7 @@ class PolicyTrainer:
         self._world_size = world_size
         self._all_reduce = all_reduce
         self._first_kl: float | None = None
+        self._skipped_in_a_row = 0
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
         self._optimizer = VectorAdamW(self._flat.vectors, config.optim)
@@ -144,16 +145,28 @@ class PolicyTrainer:
         for global_batch in shuffled.split(self._config.global_batch_size):
             update = self._update(global_batch, first=not updates)
             updates.append(update)
-            skipped = sum(not u.applied for u in updates)
-            if skipped > self._config.max_skipped_updates:
-                raise RunFailure(
-                    f"{skipped} updates of training phase {step} had a loss or gradient that is "
-                    "not finite; lower actor.optim.lr or actor.optim.max_grad_norm"
-                )
+            self._check_skipped(updates, step)
             target = self._config.target_kl
             if target is not None and update.metrics["actor/approx_kl"] > target:
                 return False
         return True
+
+    def _check_skipped(self, updates: list[UpdateResult], step: int) -> None:
+        """Stop the run after too many updates without a finite gradient.
+
+        Weights that are spoilt themselves skip every update from then on, few of them in each
+        phase: so the bound also holds for updates in a row, over phases.
+        """
+        if updates[-1].applied:
+            self._skipped_in_a_row = 0
+            return
+        self._skipped_in_a_row += 1
+        skipped = max(self._skipped_in_a_row, sum(not u.applied for u in updates))
+        if skipped > self._config.max_skipped_updates:
+            raise RunFailure(
+                f"{skipped} updates, up to training phase {step}, had a loss or gradient that is "
+                "not finite; lower actor.optim.lr or actor.optim.max_grad_norm"
+            )
 
     def _order(self, available: int, step: int, epoch: int) -> torch.Tensor:
         """The samples of one epoch, shuffled; a surplus from a topped-up rollout is left out."""
@@ -233,6 +246,7 @@ class PolicyTrainer:
             "optimizer": self._optimizer.state_dict(),
             "algorithm": self._algorithm.state_dict(),
             "reference": None if self._reference is None else self._reference.state_dict(),
+            "skipped_in_a_row": self._skipped_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -247,6 +261,7 @@ class PolicyTrainer:
         self._algorithm.load_state_dict(state["algorithm"])
         if self._reference is not None:
             self._reference.load_state_dict(state["reference"])
+        self._skipped_in_a_row = state["skipped_in_a_row"]
 
 
 def _mean_metrics(updates: list[UpdateResult]) -> dict[str, float]:

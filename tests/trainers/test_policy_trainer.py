@@ -116,6 +116,20 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(
     assert torch.equal(weights(policy), before)
 
 
+def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
+    make_policy, make_algorithm, rollout
+):
+    policy, options = make_policy(), {"global_batch_size": SAMPLES, "update_epoch": 1}
+    spoilt = rollout(policy)
+    spoilt.rewards[3, 1] = float("nan")
+    first = trainer_of(policy, make_algorithm(), max_skipped_updates=1, **options)
+    assert first.train(spoilt, 0)["actor/skipped_updates"] == 1
+    second = trainer_of(make_policy(), make_algorithm(), max_skipped_updates=1, **options)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(RunFailure, match="2 updates, up to training phase 1,"):
+        second.train(spoilt, 1)
+
+
 def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):
     policy = make_policy()
     _, metrics = train(

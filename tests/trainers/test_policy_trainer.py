@@ -120,14 +120,18 @@ def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
     make_policy, make_algorithm, rollout
 ):
     policy, options = make_policy(), {"global_batch_size": SAMPLES, "update_epoch": 1}
-    spoilt = rollout(policy)
-    spoilt.rewards[3, 1] = float("nan")
+
+    def spoilt():
+        trajectory = rollout(policy)
+        trajectory.rewards[3, 1] = float("nan")
+        return trajectory
+
     first = trainer_of(policy, make_algorithm(), max_skipped_updates=1, **options)
-    assert first.train(spoilt, 0)["actor/skipped_updates"] == 1
+    assert first.train(spoilt(), 0)["actor/skipped_updates"] == 1
     second = trainer_of(make_policy(), make_algorithm(), max_skipped_updates=1, **options)
     second.load_state_dict(first.state_dict())
     with pytest.raises(RunFailure, match="2 updates, up to training phase 1,"):
-        second.train(spoilt, 1)
+        second.train(spoilt(), 1)
 
 
 def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):

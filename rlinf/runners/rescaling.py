@@ -50,6 +50,12 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
         )
     if config.actor.tensor_parallel_size > 1:
         yield illegal("actor.tensor_parallel_size", "does not change in a step", hint="nearest: 1")
+    if config.runner.plan is not None:
+        yield illegal(
+            "runner.plan",
+            f"cannot change a placement inside which {_KEY} hands devices over",
+            hint="one of the two",
+        )
     if config.critic is not None:
         yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
     if config.rollout.max_staleness or config.rollout.partial is not None:

@@ -80,6 +80,7 @@ def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_p
         (("rollout.max_staleness=1",), "run ahead"),
         (("actor.shuffle=true",), "shuffled"),
         (("algorithm={type: dapo}",), "drawn again"),
+        (("runner.plan=auto",), "runner.plan"),
     ],
 )
 def test_what_cannot_be_is_refused(

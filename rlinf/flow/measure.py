@@ -1,7 +1,7 @@
 """From the reports of steps to a profile: what each component took, step by step.
 
 Steps are measured where they run: with the items, devices and pipeline stages of the run. The first
-ones warm up (allocators, caches, compilation) and are left out.
+ones warm up (allocators, caches, compilation): of these only the memory counts.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class StepRecorder:
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     overhead: OverheadRecorder | None = None
     _seen: int = 0
+    _held: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -103,15 +104,20 @@ class StepRecorder:
     def observe(self, report: StepReport, seconds: float | None = None) -> None:
         """Take the report of the next step, and its whole time where that is known."""
         self._seen += 1
-        if self._seen <= self.warm_up:
-            return
-        if self.overhead is not None:
-            self.overhead.observe(report, seconds)
         stages: dict[str, list[list[StageReport]]] = defaultdict(list)
         for label, reports in report.stages.items():
             stages[self.owners[label]].append(reports)
         for component, parts in stages.items():
-            self.samples[component].append(ComponentSample.of(parts))
+            self._note(component, ComponentSample.of(parts))
+        if self._seen > self.warm_up and self.overhead is not None:
+            self.overhead.observe(report, seconds)
+
+    def _note(self, component: str, sample: ComponentSample) -> None:
+        """Take what a component did in a step; while it warms up only its memory counts."""
+        held = self._held.setdefault(component, [0, 0])
+        held[:] = max(held[0], sample.peak), max(held[1], sample.resident)
+        if self._seen > self.warm_up:
+            self.samples[component].append(sample)
 
     def profiles(self) -> dict[str, ComponentProfile]:
         """A profile with one measurement for each component; none before a step counts."""
@@ -132,14 +138,14 @@ class StepRecorder:
                     seconds=max(float(middle), 1e-9),
                     closing_seconds=_median(sample.closing for sample in taken),
                     spread=float(high - low),
-                    peak_bytes=per_device * max(sample.peak for sample in taken),
+                    peak_bytes=per_device * self._held[name][0],
                     samples=len(taken),
                     origin=self.origin,
                 ),
             ),
             onload_seconds=_median(sample.onload for sample in taken),
             offload_seconds=_median(sample.offload for sample in taken),
-            resident_bytes=per_device * max(sample.resident for sample in taken),
+            resident_bytes=per_device * self._held[name][1],
             # Every process hands over its share.
             transfer_seconds_per_item=_median(s.transfer for s in taken)
             * plan.processes

@@ -40,7 +40,7 @@ class Rehearsing(Protocol):
     """A runner, as far as trials are concerned."""
 
     def rehearse(self, steps: int) -> Iterator[StepReport]:
-        """Train some steps of which nothing is kept; reports say how much memory was held."""
+        """Train some steps of which nothing is kept; the first reports speak of memory."""
 
 
 RunnerClass = Callable[[Any, RunDirectory, threading.Event], Rehearsing]

@@ -16,6 +16,7 @@ from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
+from rlinf.flow.measure import WARM_UP_STEPS
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
@@ -298,10 +299,16 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     # -- without a run ---------------------------------------------------------------------------
 
     def rehearse(self, steps: int) -> Iterator[StepReport]:
-        """Train some steps of which nothing is kept; reports say how much memory was held."""
+        """Train some steps of which nothing is kept.
+
+        The reports of the first say how much memory was held; those of the others do not, as to
+        watch it takes time.
+        """
         with self._new_system() as self._system:
             self._system.watch_memory(True)
-            for _ in range(steps):
+            for number in range(steps):
+                if number == WARM_UP_STEPS:
+                    self._system.watch_memory(False)
                 self._start_steps()
                 report = self._under_way.popleft().wait()
                 self._metrics(report)

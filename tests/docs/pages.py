@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def commands() -> Iterator[tuple[Path, str]]:
         yield from ((page, code) for code in inline_code(page) if code.startswith("rlinf "))
 
 
-def titled(title: str) -> list[Block]:
-    """Blocks that are marked with the name of a file."""
-    return [block for block in blocks() if f'title="{title}"' in block.info]
+def files_of(block: Block) -> dict[str, str]:
+    """Recipes that the page shows before: blocks marked with a file name without a folder."""
+    found = {}
+    for other in blocks():
+        title = re.search(r'title="([\w.-]+\.yaml)"', other.info)
+        if other.page == block.page and title:
+            found[title[1]] = other.text
+    return found
+
+
+def trainings(recipes: Iterable[str]) -> list[tuple[Block, str]]:
+    """Shell lines that train by a ready recipe, or by one that their page shows."""
+    found = []
+    for block in blocks():
+        for line in block.text.splitlines() if block.info == "bash" else ():
+            words = shlex.split(line, comments=True)
+            known = {*recipes, *files_of(block)}
+            if (
+                words[:2] == ["rlinf", "train"]
+                and known & {*words[2:3]}
+                and "DIRECTORY" not in line
+            ):
+                found.append((block, line))
+    return found

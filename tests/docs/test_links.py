@@ -10,17 +10,31 @@ import sys
 
 import pytest
 import typer
+import yaml
 
 from rlinf.cli.main import app, main
 from rlinf.cli.tasks import TASKS
+from rlinf.config.load import recipe_names
 from rlinf.config.schema import walk
 
 from ..extending.conftest import PACKAGE
-from .pages import PAGES, ROOT, Block, blocks, commands, inline_code, prose
+from .pages import (
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    commands,
+    files_of,
+    inline_code,
+    prose,
+    trainings,
+)
 
 KEYS = {name for task in TASKS.values() for name, _, _ in walk(task.config_class())}
 SECTIONS = {key.partition(".")[0] for key in KEYS}
 OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks them itself
+OWN_KEYS = ("cluster.component_placement.", "cluster.residency.", "reward.functions.", *OPTION_KEYS)
+VERBS = typer.main.get_command(app).commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -40,17 +54,45 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_commands_exist():
-    group = typer.main.get_command(app)
-    verbs = {name: set(command.commands) if hasattr(command, "commands") else set()
-             for name, command in group.commands.items()}  # fmt: skip
+def test_commands_and_their_options_exist():
     for page, line in commands():
-        words = [word for word in line.split()[1:] if not word.startswith("-")]
+        words = line.partition(" #")[0].split()[1:]
         if not words or not re.fullmatch(r"[a-z]+", words[0]):
             continue  # `rlinf --help`, `rlinf …`
-        assert words[0] in verbs, f"{page.name}: `{line}`"
-        if verbs[words[0]] and len(words) > 1:
-            assert words[1] in verbs[words[0]], f"{page.name}: `{line}`"
+        assert words[0] in VERBS, f"{page.name}: `{line}`"
+        command = VERBS[words.pop(0)]
+        if hasattr(command, "commands") and words:
+            assert words[0] in command.commands, f"{page.name}: `{line}`"
+            command = command.commands[words.pop(0)]
+        options = {flag for option in command.params for flag in option.opts}
+        for word in words:
+            assert not word.startswith("--") or word in options, f"{page.name}: `{line}`"
+
+
+def test_every_command_and_page_is_named_where_one_looks_for_it():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in VERBS if not re.search(rf"\| `rlinf {name}[ `]", readme)] == []
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
+    assert [name for name in sorted(pages) if f"({name})" not in index] == []
+    recipes = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    names = [name.removeprefix("evaluation/") for name in recipe_names()]
+    assert [name for name in names if name not in recipes] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page):
+    for code in inline_code(page):
+        for path in re.findall(
+            r"(?<![\w./])(?:rlinf|tests|benchmarks|recipes|docs)/[\w./-]+", code
+        ):
+            assert "NAME" in path or (ROOT / path).exists(), f"`{code}`: there is no {path}"
+
+
+def test_programs_named_in_blocks_exist():
+    for block in blocks():
+        for path in re.findall(r"python (benchmarks/\S+\.py)", block.text):
+            assert (ROOT / path).exists(), f"{block}: there is no {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -63,12 +105,45 @@ def test_keys_exist(page):
             assert known or (ROOT / key).exists(), f"`{code}` is no key"
 
 
+# The others show a mistake, or keys of a package outside.
+SECTIONS_SHOWN = [
+    block
+    for block in blocks()
+    if block.info.startswith("yaml") and not re.search(r"typo|example_package", block.info)
+]
+
+
+@pytest.mark.parametrize("block", SECTIONS_SHOWN, ids=str)
+def test_keys_of_shown_sections_exist(block: Block):
+    for key in _keys(yaml.safe_load(block.text)):
+        if key.partition(".")[0] in SECTIONS:
+            assert key in KEYS or key.startswith(OWN_KEYS), f"{key} is no key"
+
+
+def _keys(content: object, above: str = "") -> list[str]:
+    if not isinstance(content, dict):
+        return []
+    found = []
+    for name, value in content.items():
+        found += [f"{above}{name}", *_keys(value, f"{above}{name}.")]
+    return found
+
+
+@pytest.mark.parametrize(("block", "line"), trainings(recipe_names()))
+def test_shown_trainings_are_accepted(block: Block, line: str, capsys, monkeypatch, tmp_path):
+    for name, text in files_of(block).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != "--dry-run"]
+    assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "block", [block for block in blocks() if block.info == "console checked"], ids=str
 )
 def test_printed_output_is_real(block: Block, capsys, monkeypatch, tmp_path):
     """A block ``console checked`` holds commands and what they print; ``…`` stands for lines."""
-    for name, text in _files_of(block).items():
+    for name, text in files_of(block).items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     for command, expected in _transcript(block.text):
@@ -78,16 +153,6 @@ def test_printed_output_is_real(block: Block, capsys, monkeypatch, tmp_path):
         printed = capsys.readouterr()
         lines = [line.rstrip() for line in (printed.out + printed.err).strip().splitlines()]
         _assert_shown(expected, lines)
-
-
-def _files_of(block: Block) -> dict[str, str]:
-    """Recipes that the page shows before: blocks marked with a file name without a folder."""
-    found = {}
-    for other in blocks():
-        title = re.search(r'title="([\w.-]+\.yaml)"', other.info)
-        if other.page == block.page and title:
-            found[title[1]] = other.text
-    return found
 
 
 def _transcript(text: str) -> list[tuple[str, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,9 @@ def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tupl
 def first_sentence(text: str) -> str:
     """Return the first sentence of a docstring or comment, in one line."""
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
-    sentence, dot, _ = paragraph.partition(". ")
-    return sentence + dot.strip()
+    # "et al. 2015" goes on.
+    found = re.match(r".*?\.(?= \D)", paragraph)
+    return found[0] if found else paragraph
 
 
 def _settings(

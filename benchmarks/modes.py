@@ -12,8 +12,12 @@ The machine's cores are divided into two slots, which act as devices. Workloads:
 Every mode is a run of `rlinf train` with another placement; rounds are interleaved, so that what
 else the machine does hits all modes alike. Printed: the median seconds of a step, its ratio to the
 sequential mode (one slot at work at a time), and whether the training metrics of the modes agree
-to the bit. `auto` is a run with ``plan: auto`` that measures, plans and settles by itself; counted
-are its steps after it has settled.
+to the bit. `auto` is a run with ``plan: auto`` that plans and settles by itself; counted are its
+steps after it has settled.
+
+In every round the components are measured first (`rlinf plan --measure`), and what simulator and
+planner predict from that profile is printed beside what each mode took, with the error; at the end
+the median absolute error of temporal plans (nodes take turns) and of the others.
 
 One thread per process (``OMP_NUM_THREADS=1``) is set unless given.
 """
@@ -32,14 +36,24 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from predictions import Prediction, kept_profile, measure_profile, prediction, summary
+
+from rlinf.monitor.decisions import read_decisions
 
 SLOTS = 2
+SLOTS_KEY = "cluster.cpu_devices_per_node"
 SEQUENTIAL = "sequential"
+AUTO = "auto"
+AHEAD = {"rollout.max_staleness": 1}
+# What `auto` takes at most, with a profile, before it has settled: two placements of 2 + 4 steps,
+# and a step under the one that it returns to.
+SETTLING = 13
 
 MLP: dict[str, Any] = {
     "base": "quickstart",
@@ -51,7 +65,7 @@ MLP: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run, and the modes it is run in: overrides by name."""
+    """What is run, and the modes it is run in: overrides by name, those of `auto` last."""
 
     recipe: dict[str, Any]
     modes: dict[str, dict[str, Any]]
@@ -60,7 +74,7 @@ class Workload:
 def placed(placement: dict[str, str], **overrides: Any) -> dict[str, Any]:
     """Overrides of a placement on the two slots."""
     return {
-        "cluster.cpu_devices_per_node": SLOTS,
+        SLOTS_KEY: SLOTS,
         "cluster.component_placement": placement,
         **overrides,
     }
@@ -72,6 +86,7 @@ def embodied_modes(block: int) -> dict[str, dict[str, Any]]:
     apart = {"env": "0", "rollout,actor": "1"}
     both = {"env": "0", "rollout": "1", "actor": "0-1"}
     same = {"env,rollout,actor": "0-1"}
+    trainer = {"env,rollout": "0", "actor": "1"}
     two = {"rollout.pipeline_stage_num": 2}
     return {
         SEQUENTIAL: placed(apart, **exact),
@@ -80,6 +95,9 @@ def embodied_modes(block: int) -> dict[str, dict[str, Any]]:
         "hybrid, 2 stages": placed(both, **exact, **two),
         "collocated": placed(same, **exact),
         "collocated, 2 stages": placed(same, **exact, **two),
+        "trainer apart": placed(trainer, **exact),
+        "trainer apart, staleness 1": placed(trainer, **exact, **AHEAD),
+        AUTO: {SLOTS_KEY: SLOTS, **exact, "runner.plan": "auto"},
     }
 
 
@@ -148,7 +166,8 @@ def reasoning() -> Workload:
             "disaggregated": placed(apart),
             "hybrid": placed({"rollout,reward": "0-1", "actor": "1"}),
             "collocated": placed(same, **{"cluster.runtime": "ray"}),
-            "disaggregated, staleness 1": placed(apart, **{"rollout.max_staleness": 1}),
+            "disaggregated, staleness 1": placed(apart, **AHEAD),
+            AUTO: {SLOTS_KEY: SLOTS, "runner.plan": "auto"},
         },
     )
 
@@ -165,10 +184,15 @@ def length(recipe: dict[str, Any], steps: int) -> dict[str, int]:
     return {"runner.total_env_steps": steps * size}
 
 
+def words(overrides: dict[str, Any]) -> list[str]:
+    """Overrides as on the command line."""
+    return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+
+
 def run(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[Any]:
     """Metrics of each step of a run in a process of its own."""
-    arguments = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    command = [str(Path(sys.executable).with_name("rlinf")), "train", str(recipe), *arguments]
+    program = str(Path(sys.executable).with_name("rlinf"))
+    command = [program, "train", str(recipe), *words(overrides)]
     done = subprocess.run(
         [*command, "--run-dir", str(directory)], capture_output=True, text=True, check=False
     )
@@ -176,6 +200,13 @@ def run(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[Any]:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if "time/step" in row]
+
+
+def settled(directory: Path) -> int:
+    """Steps of a run that were done when it had settled on a placement, and one under it."""
+    ends = [d for d in read_decisions(directory) if d.what in ("keep", "return", "stay")]
+    print(f"  auto: {ends[-1].what}, {ends[-1].reason}")
+    return ends[-1].step + 1
 
 
 def training_metrics(rows: list[Any]) -> list[dict[str, float]]:
@@ -186,37 +217,118 @@ def training_metrics(rows: list[Any]) -> list[dict[str, float]]:
     ]
 
 
+@dataclass
+class Found:
+    """What the rounds of a workload showed, by mode."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    predictions: dict[str, list[Prediction]] = field(default_factory=lambda: defaultdict(list))
+
+
 def measure(name: str, steps: int, rounds: int) -> dict[str, Any]:
     """Run every mode of a workload several times and print what came of it."""
-    workload = WORKLOADS[name]()
-    seconds: dict[str, list[float]] = {mode: [] for mode in workload.modes}
-    metrics: dict[str, list[dict[str, float]]] = {}
+    workload, found = WORKLOADS[name](), Found()
     with tempfile.TemporaryDirectory() as temporary:
         recipe = Path(temporary) / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump(workload.recipe, sort_keys=False))
         for number in range(rounds):
-            for place, (mode, overrides) in enumerate(workload.modes.items()):
-                ending = length(workload.recipe, steps + 1)
-                rows = run(recipe, overrides | ending, Path(temporary) / f"{place}-{number}")
-                seconds[mode] += [row["time/step"] for row in rows[1:]]
-                metrics.setdefault(mode, training_metrics(rows))
-    return report(name, seconds, metrics)
+            print(f"{name}, round {number + 1}")
+            one_round(workload, recipe, steps, Path(temporary) / f"{number}", found)
+    return report(name, workload, found)
 
 
-def report(
-    name: str, seconds: dict[str, list[float]], metrics: dict[str, list[dict[str, float]]]
-) -> dict[str, Any]:
+def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, found: Found) -> None:
+    """Measure the components, then run every mode once."""
+    os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
+    for place, (mode, overrides) in enumerate(workload.modes.items()):
+        given = words({key: value for key, value in overrides.items() if key != "runner.plan"})
+        if kept_profile(recipe, given) is None:
+            measure_profile(recipe, given)
+        profile = kept_profile(recipe, given)
+        if mode != AUTO and profile is not None:
+            found.predictions[mode].append(prediction(recipe, given, profile))
+        ending = length(workload.recipe, steps + (SETTLING if mode == AUTO else 1))
+        rows = run(recipe, overrides | ending, directory / f"{place}")
+        first = settled(directory / f"{place}") if mode == AUTO else 1
+        found.seconds[mode] += [row["time/step"] for row in rows[first:]]
+        found.metrics.setdefault(mode, training_metrics(rows))
+
+
+# -- printing -----------------------------------------------------------------------------------
+
+
+def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     """Print one table; returns its rows."""
-    base = statistics.median(seconds[SEQUENTIAL])
-    print(f"\n{name}: median seconds of a step, speed relative to {SEQUENTIAL}, metrics equal")
-    rows = {}
-    for mode, found in seconds.items():
-        median = statistics.median(found)
-        equal = metrics[mode] == metrics[SEQUENTIAL]
-        rows[mode] = {"seconds": median, "speed": base / median, "equal": equal}
-        print(f"  {mode:28s} {median:8.3f} s  {base / median:6.2f} x  {'yes' if equal else 'no'}")
+    base = statistics.median(found.seconds[SEQUENTIAL])
+    print(f"\n{name}: median seconds of a step and interquartile range, speed relative to ")
+    print(
+        f"{SEQUENTIAL}, whether metrics are equal, simulated and planned seconds with their error"
+    )
+    rows: dict[str, Any] = {}
+    for mode, seconds in found.seconds.items():
+        median, spread = statistics.median(seconds), interquartile(seconds)
+        own, others = found.metrics[mode], found.metrics[SEQUENTIAL]
+        common = min(len(own), len(others))
+        row = {
+            "seconds": median,
+            "spread": spread,
+            "speed": base / median,
+            "equal": own[:common] == others[:common],
+            **predicted(found.predictions[mode], median),
+        }
+        rows[mode] = row
+        print(
+            f"  {mode:28s} {median:8.3f} s ± {spread:5.3f} {row['speed']:6.2f} x  "
+            f"{'yes' if row['equal'] else 'no ':3s} {in_words(row)}"
+        )
+    for what, error in summary(rows).items():
+        print(f"  median absolute error, {what}: {100 * error:.1f} %")
+    best = min(alternatives(workload), key=lambda mode: rows[mode]["seconds"])
+    against = rows[AUTO]["seconds"] / rows[best]["seconds"] - 1
+    print(f"  {AUTO} against the best that it may choose, {best}: {100 * against:+.1f} %")
     sys.stdout.flush()
-    return rows
+    return {"modes": rows, "errors": summary(rows), "auto_against_best": against}
+
+
+def predicted(found: list[Prediction], measured: float) -> dict[str, Any]:
+    """Medians of what was predicted in the rounds, and how far they are off."""
+    if not found:
+        return {}
+    typical = Prediction(
+        simulated=statistics.median(p.simulated for p in found),
+        planned=statistics.median(p.planned for p in found),
+        temporal=found[0].temporal,
+    )
+    errors = dict(zip(("simulated_error", "planned_error"), typical.errors(measured), strict=True))
+    return {**asdict(typical), **errors}
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """The predictions of a row."""
+    if "temporal" not in row:
+        return ""
+    parts = [
+        f"{source} {row[source]:7.3f} s {100 * row[f'{source}_error']:+6.1f} %"
+        for source in ("simulated", "planned")
+    ]
+    return f"  {'temporal' if row['temporal'] else 'spatial '}  {'  '.join(parts)}"
+
+
+def interquartile(values: list[float]) -> float:
+    """Range of the middle half."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def alternatives(workload: Workload) -> list[str]:
+    """Modes that differ from `auto` in what it decides alone."""
+    decided = {"cluster.component_placement", "rollout.pipeline_stage_num", "runner.plan"}
+    rest = {
+        mode: {key: value for key, value in overrides.items() if key not in decided}
+        for mode, overrides in workload.modes.items()
+    }
+    return [mode for mode, other in rest.items() if mode != AUTO and other == rest[AUTO]]
 
 
 def main() -> None:

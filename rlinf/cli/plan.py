@@ -116,10 +116,14 @@ def _show_plan(
     from rlinf.runners.planning_traits import plan_overrides
 
     found = find_plan(config, task.flow(config), profile, cluster=shape)
-    show_table(f"plan for {shape or cluster_of(config)}", *_plan_table(found))
+    unit = _unit(config) if shape is None else "device"
+    wanted = shape or cluster_of(config)
+    show_table(f"plan for {_machine(wanted, unit)}", *_plan_table(found))
+    beside = profile.fixed_seconds
     say(f"\npredicted step: {found.seconds:.4g} s, {found.plan.mode}: {found.shape}")
-    for kind, peak in found.peak_bytes.items():
-        say(f"predicted memory of a {kind}: {_mib(peak)}")
+    say(f"of this, weights and driver: {beside:.3g} s")
+    for group, peak in zip(wanted.groups, found.peak_bytes.values(), strict=True):
+        say(f"predicted memory of one {group.kind or unit}: {_measured_mib(peak)}")
     for words_of in found.extended:
         say(f"not measured: {words_of}")
     if found.alternatives:
@@ -128,6 +132,30 @@ def _show_plan(
         say(f"{place}. {_alternative(found, other)}")
     command = shlex.join(["rlinf", "train", *words, *plan_overrides(config.planning, found.plan)])
     say(f"\nrun it: {command}")
+
+
+def _unit(config: Any) -> str:
+    """What a device of a recipe's cluster is."""
+    if config.cluster.cpu_devices_per_node:
+        return "CPU slot"
+    return "accelerator" if config.on_accelerators else "device"
+
+
+def _machine(shape: ClusterShape, unit: str) -> str:
+    """A cluster as a person would say it: ``1 node × 2 CPU slots``."""
+    return " + ".join(
+        f"{_count(group.nodes, 'node')} × "
+        + (
+            f"{group.devices_per_node} {group.kind}"
+            if group.kind
+            else _count(group.devices_per_node, unit)
+        )
+        for group in shape.groups
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -146,7 +174,7 @@ def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
             "all" if part.granularity is None else str(part.granularity),
             str(part.pipeline_stages),
             f"{part.predicted_seconds or 0:.3g}",
-            _mib(part.predicted_bytes or 0),
+            _measured_mib(part.predicted_bytes),
             part.reason,
         )
         for name, part in found.plan.components.items()
@@ -198,5 +226,10 @@ def _show_memory(task: Task, config: Any, limit: int | None) -> None:
     )
 
 
+def _measured_mib(count: float | None) -> str:
+    """Memory that a profile may say nothing of."""
+    return _mib(count) if count else "not measured"
+
+
 def _mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
+    return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:,.0f} KiB"

@@ -126,8 +126,12 @@ def release(state: RolloutState) -> Choice:
     if state.train_seconds is None:
         return _by_threshold(state)
     now = _seconds_left(state, 0)
+    # More than a legal size of the trainer needs would only be missed by the rollout.
+    counts = {size - state.trainer_devices for size in state.trainer_sizes}
     options = {
-        count: _seconds_left(state, count) for count in range(1, live) if _legal(state, count)
+        count: _seconds_left(state, count)
+        for count in sorted(counts)
+        if 0 < count < live and _legal(state, count)
     }
     best = min(options, key=lambda count: options[count], default=0)
     gain = now - options.get(best, now)

@@ -15,7 +15,7 @@ import numpy as np
 from rlinf.config.base import StrictModel
 from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
-from rlinf.flow.profile import Profile
+from rlinf.flow.profile import Exchange, Profile
 from rlinf.flow.running_step import StepReport
 
 
@@ -26,8 +26,12 @@ class Overhead(StrictModel):
     """To bring the weights of the trainer to all others, between steps."""
     driver_seconds: float = 0.0
     """Of a step in which no node runs, without the synchronisation."""
-    exchange_seconds: Mapping[str, float] = {}
-    """Of one exchange of a loop in which none of its stages works, by node."""
+    exchanges: tuple[Exchange, ...] = ()
+    """Of the exchanges of loops."""
+
+
+_Kind = tuple[str, bool, int]
+"""A loop, whether its stages are on different devices, and on how many."""
 
 
 @dataclass
@@ -50,7 +54,7 @@ class OverheadRecorder:
     staleness: int = 0
     synchronisations: list[float] = field(default_factory=list)
     driver: list[float] = field(default_factory=list)
-    loops: dict[str, list[float]] = field(default_factory=dict)
+    loops: dict[_Kind, list[float]] = field(default_factory=dict)
 
     def observe(self, report: StepReport, seconds: float | None) -> None:
         """Take a step.
@@ -66,13 +70,17 @@ class OverheadRecorder:
             if node.is_loop and self._stages(node) == 1:
                 idle = report.node_seconds[node.name] - _work(node, report)
                 per_exchange = idle / self.exchanges.get(node.name, 1)
-                self.loops.setdefault(node.name, []).append(per_exchange)
+                self.loops.setdefault(self._kind(node), []).append(per_exchange)
         if seconds is not None and self._takes_turns():
             nodes = sum(
                 report.node_seconds[node.name] if node.is_loop else _work(node, report)
                 for node in self.flow.nodes
             )
             self.driver.append(seconds - report.begin_seconds - nodes)
+
+    def _kind(self, node: Node) -> _Kind:
+        homes = {self.plan.components[name].devices for name in node.components}
+        return node.name, len(homes) > 1, len(self.plan.devices(node.components))
 
     def _stages(self, node: Node) -> int:
         return max(self.plan.components[name].pipeline_stages for name in node.components)
@@ -91,20 +99,29 @@ def _work(node: Node, report: StepReport) -> float:
 
 def overhead(recorders: list[OverheadRecorder], known: Profile | None = None) -> Overhead:
     """The medians over all steps; what none of them shows is as it was known, or else 0."""
-    loops: dict[str, list[float]] = {}
+    loops: dict[_Kind, list[float]] = {}
     for recorder in recorders:
-        for name, found in recorder.loops.items():
-            loops.setdefault(name, []).extend(found)
+        for kind, found in recorder.loops.items():
+            loops.setdefault(kind, []).extend(found)
     before = known or Overhead()
     synchronisations = [s for r in recorders for s in r.synchronisations]
     return Overhead(
         synchronisation_seconds=_median(synchronisations, before.synchronisation_seconds),
         driver_seconds=_median([s for r in recorders for s in r.driver], before.driver_seconds),
-        exchange_seconds={
-            **before.exchange_seconds,
-            **{name: _median(found, 0.0) for name, found in loops.items()},
-        },
+        exchanges=joined(
+            before.exchanges,
+            tuple(
+                Exchange(node=n, apart=apart, devices=d, seconds=_median(found, 0.0))
+                for (n, apart, d), found in loops.items()
+            ),
+        ),
     )
+
+
+def joined(known: tuple[Exchange, ...], new: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
+    """What was measured earlier and now; of equal settings the new one."""
+    by_setting = {(e.node, e.apart, e.devices): e for e in (*known, *new)}
+    return tuple(by_setting.values())
 
 
 def _median(values: list[float], otherwise: float) -> float:

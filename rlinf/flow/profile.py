@@ -82,6 +82,19 @@ class ComponentProfile(StrictModel):
     """Law for numbers of devices outside of the measured range; None: they are not legal."""
 
 
+class Exchange(StrictModel):
+    """Time in which a loop waits for its own hand-overs: to wake a worker is not free."""
+
+    node: str
+    """The loop."""
+    apart: bool
+    """Whether its stages ran on different devices."""
+    devices: int = Field(ge=1)
+    """Devices of all stages."""
+    seconds: float = Field(ge=0)
+    """Median time per exchange in which none of its stages worked [s]."""
+
+
 class Profile(StrictModel):
     """Measurements of all components, with fingerprints of what they are valid for."""
 
@@ -95,10 +108,20 @@ class Profile(StrictModel):
     """Time to bring the weights of the trainer to all others, between steps [s]."""
     driver_seconds: float = Field(default=0.0, ge=0)
     """Time of a step in which no component works, without the synchronisation [s]."""
-    exchange_seconds: Mapping[str, float] = Field(default_factory=dict)
-    """Time of one exchange of a loop in which none of its stages works, by node [s]."""
+    exchanges: tuple[Exchange, ...] = ()
+    """What handing over inside of loops takes."""
+    overlap_factor: float = Field(default=1.0, ge=1)
+    """How much longer than the slower one alone two parts of a flow take that work on different
+    steps at the same time: they share caches, memory and, as threads, an interpreter."""
     components: Mapping[str, ComponentProfile]
     """Profiles by component name."""
+
+    def exchange_seconds(self, node: str, devices: int, *, apart: bool) -> float:
+        """Time of an exchange of a loop as measured on the nearest number of devices [s]."""
+        known = [e for e in self.exchanges if e.node == node]
+        known = [e for e in known if e.apart == apart] or known
+        nearest = min(known, key=lambda e: abs(e.devices - devices), default=None)
+        return 0.0 if nearest is None else nearest.seconds
 
     @property
     def fixed_seconds(self) -> float:

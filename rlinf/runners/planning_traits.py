@@ -150,10 +150,23 @@ def _embodied_trials(envs: int, devices: int) -> Iterator[Trial]:
             ),
         )
         half = devices // 2
+        yield Trial(
+            f"{envs} environments, actor apart, one step ahead",
+            (
+                "cluster.component_placement="
+                f"{{'env,rollout': '{_first(half)}', actor: '{_span(half, devices)}'}}",
+                "rollout.pipeline_stage_num=1",
+                "rollout.max_staleness=1",
+            ),
+        )
         apart = f"{{env: '{_first(half)}', rollout: '{_span(half, devices)}', actor: '0'}}"
         yield Trial(
             f"{envs} environments, env and rollout apart, 2 pipeline stages",
             (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=2"),
+        )
+        yield Trial(
+            f"{envs} environments, env and rollout apart",
+            (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=1"),
         )
 
 
@@ -237,6 +250,14 @@ def _reasoning_trials(config: ReasoningConfig, devices: int) -> Iterator[Trial]:
                 f"{prompts * config.rollout.group_size} sequences on {count} devices",
                 (f"cluster.component_placement={place}", f"rollout.prompts={prompts}"),
             )
+    if devices > 1:
+        half = devices // 2
+        ranks = f"{half}" if config.cluster.runtime == "local" else _span(half, devices)
+        place = f"{{'rollout,reward': '{_first(half)}', '{','.join(trainers)}': '{ranks}'}}"
+        yield Trial(
+            "trainers apart, one step ahead",
+            (f"cluster.component_placement={place}", "rollout.max_staleness=1"),
+        )
     if config.on_accelerators:
         place = f"{{'{','.join(config.components)}': '{_first(devices)}'}}"
         away = f"{{'{','.join(config.offloading)}': offload}}"

@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from rlinf.config.dump import to_data
 from rlinf.config.load import with_overrides
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
+from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
-from rlinf.flow.overhead import OverheadRecorder, overhead
+from rlinf.flow.overhead import OverheadRecorder, joined, overhead
 from rlinf.flow.profile import ComponentProfile, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
@@ -84,6 +86,7 @@ def measure(
         ConfigError: No trial is legal.
     """
     measured: list[Mapping[str, ComponentProfile]] = []
+    ahead: list[tuple[PlacedConfig, float]] = []
     besides: list[OverheadRecorder] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
@@ -91,11 +94,30 @@ def measure(
             with _trial_directory(Path(scratch), number) as directory:
                 origin = f"{label}, {time.strftime('%Y-%m-%d')}"
                 recorder = new_recorder(trial, flow(trial), origin)
-                _observe(runner(trial, directory, threading.Event()), recorder, steps)
-            measured.append(recorder.profiles())
-            besides.append(beside(recorder))
+                taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
+            if trial.planning.constraints.staleness:
+                # Components that work at the same time say nothing of each alone.
+                ahead.append((trial, taken))
+            else:
+                measured.append(recorder.profiles())
+                besides.append(beside(recorder))
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
-    return fingerprints(config).profile(merged(measured), overhead(besides))
+    if not measured:  # the recipe and all its trials run ahead
+        raise ConfigError("no setting without staleness could be measured")
+    profile = fingerprints(config).profile(merged(measured), overhead(besides))
+    factors = [_overlap_factor(trial, flow(trial), profile, taken) for trial, taken in ahead]
+    return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
+
+
+def _overlap_factor(config: PlacedConfig, flow: Flow, profile: Profile, taken: float) -> float:
+    """How much longer than predicted without it a step took whose parts overlapped."""
+    from rlinf.flow.planning import predict
+
+    nodes = config.cluster.num_nodes
+    group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
+    shape, fixed = ClusterShape(groups=(group,)), profile.fixed_seconds
+    alone = predict(flow, config.plan, profile, shape, config.planning.constraints)
+    return (taken - fixed) / (alone - fixed)
 
 
 def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
@@ -113,7 +135,12 @@ def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
 
 
 def _same_setting(one: PlacedConfig, other: PlacedConfig) -> bool:
-    return one.plan == other.plan and one.planning.items == other.planning.items
+    traits = (one.planning, other.planning)
+    return (
+        one.plan == other.plan
+        and traits[0].items == traits[1].items
+        and traits[0].constraints.staleness == traits[1].constraints.staleness
+    )
 
 
 def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
@@ -123,7 +150,10 @@ def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]
             found = changed(config, trial.overrides)
         except ConfigError:
             continue
-        if found.planning.items == config.planning.items and found.plan != config.plan:
+        one, other = found.planning, config.planning
+        same = one.items == other.items
+        same = same and one.constraints.staleness == other.constraints.staleness
+        if same and found.plan != config.plan:
             yield trial.label, found
 
 
@@ -158,11 +188,15 @@ def _trial_directory(scratch: Path, number: int) -> Iterator[RunDirectory]:
         yield directory
 
 
-def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> None:
+def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> float:
+    """Rehearse; returns the median time of the steps that count."""
+    taken: list[float] = []
     begin = time.perf_counter()
     for report in trial.rehearse(recorder.warm_up + steps):
-        recorder.observe(report, time.perf_counter() - begin)
+        taken.append(time.perf_counter() - begin)
+        recorder.observe(report, taken[-1])
         begin = time.perf_counter()
+    return median(taken[recorder.warm_up :])
 
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
@@ -248,7 +282,8 @@ def keep_profile(profile: Profile, task: str) -> Path:
         known = Profile.load(path)
         together = {
             "components": merged([known.components, profile.components]),
-            "exchange_seconds": {**known.exchange_seconds, **profile.exchange_seconds},
+            "exchanges": joined(known.exchanges, profile.exchanges),
+            "overlap_factor": max(known.overlap_factor, profile.overlap_factor),
         }
         profile = profile.model_copy(update=together)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

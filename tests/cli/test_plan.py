@@ -79,10 +79,12 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     profiling.keep_profile(profile_of(tmp_path), "embodied")
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS]) == 0
-    assert "plan for 1x2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "plan for 1 node × 2 CPU slots" in out
+    assert "predicted memory of one CPU slot: not measured" in out
     assert main(["plan", recipe, SLOTS, "--cluster", "1x1"]) == 0
     out = capsys.readouterr().out
-    assert "plan for 1x1" in out
+    assert "plan for 1 node × 1 device" in out
     assert "predicted step: 6" in out
 
 

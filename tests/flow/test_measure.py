@@ -164,7 +164,9 @@ def test_what_is_beside_the_work_of_components() -> None:
         nodes = {"rollout": 3.2, "train": 3.05}
         taken.observe(StepReport(stages, [], 0.1, nodes), seconds)
     found = overhead([taken])
-    assert found.exchange_seconds == pytest.approx({"rollout": 0.05})
+    [exchange] = found.exchanges
+    assert (exchange.node, exchange.apart, exchange.devices) == ("rollout", False, 1)
+    assert exchange.seconds == pytest.approx(0.05)
     assert found.driver_seconds == pytest.approx(6.8 - 0.1 - 3.2 - 3.0)
     # Nodes that run at the same time do not show what the driver takes.
     apart = plan.model_copy(
@@ -174,5 +176,13 @@ def test_what_is_beside_the_work_of_components() -> None:
     )
     beside = OverheadRecorder(FLOW, apart, {"rollout": 4})
     beside.observe(StepReport(stages, [], 0.1, {"rollout": 3.2, "train": 3.05}), 4.0)
-    known = Profile(hardware="", model="", config="", driver_seconds=0.3, components={})
-    assert overhead([beside], known).driver_seconds == 0.3
+    other = exchange.model_copy(update={"apart": True, "seconds": 0.5})
+    known = Profile(
+        hardware="", model="", config="", driver_seconds=0.3, exchanges=(other,), components={}
+    )
+    together = known.model_copy(update=dict(overhead([beside], known)))
+    assert together.driver_seconds == 0.3
+    # An exchange is taken from the setting that is most alike.
+    assert together.exchange_seconds("rollout", 4, apart=False) == pytest.approx(0.05)
+    assert together.exchange_seconds("rollout", 4, apart=True) == pytest.approx(0.5)
+    assert together.exchange_seconds("another", 4, apart=True) == 0

@@ -135,7 +135,7 @@ def loop_seconds(
     stages: int,
     flowing: bool,
     closing: list[Floats] | None = None,
-    between: float = 0.0,
+    between: Floats | float = 0.0,
 ) -> Floats:
     """Time of a loop whose stages feed each other.
 

@@ -195,8 +195,19 @@ def _seconds(
         stages=division.stages,
         flowing=any(problem.profile.components[n].concurrent for n in node.components),
         closing=closing,
-        between=problem.profile.exchange_seconds.get(node.name, 0.0),
+        between=_between(problem, node, grid),
     )
+
+
+def _between(problem: Problem, node: Node, grid: Sequence[Integers]) -> Floats:
+    """[N] time of an exchange of a loop in which none of its stages works."""
+    found = np.zeros(len(grid[0]))
+    if problem.profile.exchanges:
+        devices, apart = np.sum(np.stack(grid), axis=0), len(grid) > 1
+        for size in np.unique(devices).tolist():
+            seconds = problem.profile.exchange_seconds(node.name, size, apart=apart)
+            found[devices == size] = seconds
+    return found
 
 
 def _lead(

@@ -8,7 +8,7 @@ remembers where it came from, so that the tree of the best one can be read back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,6 +83,11 @@ class Options:
             self.right[indices],
             self.sources,
         )
+
+    def slowed(self, factor: float) -> Options:
+        """The options with longer times."""
+        first, head, tail, single = self.stream
+        return replace(self, stream=Stream(factor * first, factor * head, factor * tail, single))
 
     def undominated(self) -> Options:
         """The options that no other one equals or beats in every respect; the first of equals."""

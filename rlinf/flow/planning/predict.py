@@ -44,7 +44,7 @@ def predict(
         return price(problem, nodes[choice.node], choice, items)
 
     trees = _Trees(problem, plan).of(flow.order(), "closed", constraints.items)
-    found = min(value(tree, pricing, constraints.items) for tree in trees)
+    found = min(value(tree, pricing, constraints.items, overlap=problem.overlap) for tree in trees)
     if found == float("inf"):
         raise ConfigError("the plan needs a number of devices that was not measured")
     return found + profile.fixed_seconds

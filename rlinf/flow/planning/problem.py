@@ -42,6 +42,11 @@ class Problem:
         """What a component can do."""
         return self.constraints.of(component)
 
+    @property
+    def overlap(self) -> float:
+        """Factor on the time of a flow whose parts work on different steps."""
+        return self.profile.overlap_factor if self.constraints.staleness else 1.0
+
     def memory(self) -> Floats:
         """[K] memory of a device of each kind [bytes], infinite where it is not limited."""
         return np.array([g.memory_bytes or math.inf for g in self.cluster.groups], float)

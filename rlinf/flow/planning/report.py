@@ -179,7 +179,8 @@ class _Writer:
         def pricing(choice: Choice, items: int) -> tuple[float, float]:
             return price(self._problem, self._nodes[choice.node], choice, items, without=without)
 
-        return value(tree, pricing, self._problem.constraints.items)
+        items, overlap = self._problem.constraints.items, self._problem.overlap
+        return value(tree, pricing, items, overlap=overlap)
 
     def peak_bytes(self) -> dict[str, float]:
         """Most memory of a device of each kind."""

@@ -55,6 +55,7 @@ class Search:
         self._problem = problem
         self._others = others
         self.order = problem.flow.order()
+        self._whole = (1 << len(self.order)) - 1
         self._edges = _edges(problem, self.order)
         self._granularities = problem.constraints.considered()
         self._tables: dict[tuple[int, int], NodeTable | None] = {}
@@ -66,7 +67,7 @@ class Search:
 
     def root(self) -> Options | None:
         """Options for the whole flow, also those that others dominate; None: nothing fits."""
-        whole = (1 << len(self.order)) - 1
+        whole = self._whole
         if len(self.order) == 1:
             return self._options(whole, "closed", self._items)
         found = self._composed(whole, "closed", self._items)
@@ -124,7 +125,11 @@ class Search:
         chunks = self._items // granularity
         junction = Junction(cut.kind, form, granularity, chunks, alignment)
         found = junction.combine(parts[0], parts[1], self._limits)
-        return None if found is None else found.undominated()
+        if found is None:
+            return None
+        if cut.kind == "parallel" and cut.left | cut.right == self._whole:
+            found = found.slowed(self._problem.overlap)
+        return found.undominated()
 
     def _leaf(self, part: int, form: Form, granularity: int) -> Options | None:
         position = part.bit_length() - 1
@@ -167,7 +172,7 @@ class Search:
             yield Cut(left, right, "temporal")
         if self._crosses(left, right):
             yield Cut(left, right, "spatial")
-            whole = left | right == (1 << len(self.order)) - 1
+            whole = left | right == self._whole
             if whole and self._problem.constraints.staleness:
                 # Each part is busy with another step, so that neither waits for the other.
                 yield Cut(left, right, "parallel")

@@ -72,9 +72,13 @@ def leaves(tree: Tree) -> Iterator[LeafTree]:
         yield from leaves(tree.right)
 
 
-def value(tree: Tree, pricing: Pricing, items: int) -> float:
-    """Time of a step by the formulas of :mod:`rlinf.flow.planning.formulas` [s]."""
-    return float(_value(tree, pricing, items, "closed").first[0])
+def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> float:
+    """Time of a step by the formulas of :mod:`rlinf.flow.planning.formulas` [s].
+
+    ``overlap`` is :attr:`~rlinf.flow.planning.problem.Problem.overlap`.
+    """
+    factor = overlap if isinstance(tree, JoinTree) and tree.kind == "parallel" else 1.0
+    return factor * float(_value(tree, pricing, items, "closed").first[0])
 
 
 def _value(tree: Tree, pricing: Pricing, items: int, form: Form) -> Stream:

@@ -142,9 +142,14 @@ class NodeModel:
                 exchanges=exchanges,
                 stages=self._stages,
                 closing=[t * share for t, share in zip(seconds, self._closing, strict=True)],
-                between=self._problem.profile.exchange_seconds.get(self._node.name, 0.0),
+                between=self._between(),
             )
         return chunk_by_chunk(arrivals, begin, units, total)
+
+    def _between(self) -> float:
+        devices = len(self._plan.devices(self._node.components))
+        profile, apart = self._problem.profile, len(set(self._homes)) > 1
+        return profile.exchange_seconds(self._node.name, devices, apart=apart)
 
     @property
     def _stages(self) -> int:

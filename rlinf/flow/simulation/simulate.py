@@ -132,6 +132,8 @@ class _Run:
         }
         self._devices = {node.name: np.array(plan.devices(node.components)) for node in self._order}
         self._sources = _sources(problem.flow)
+        first, *others = (set(devices.tolist()) for devices in self._devices.values())
+        self._overlaps = any(not first & other for other in others)
         self._free = np.zeros(problem.cluster.devices)
         self._trace = Trace(plan, enabled=conditions.timeline)
 
@@ -204,14 +206,16 @@ class _Run:
 
     def _factor(self, rng: np.random.Generator, node: Node) -> float:
         """How much longer than its median a node takes in a step."""
+        ahead = self._conditions.staleness > 0 and self._overlaps
+        slowed = self._problem.profile.overlap_factor if ahead else 1.0
         if not self._conditions.deviations:
-            return 1.0
+            return slowed
         spreads = [
             m.spread / m.seconds
             for name in node.components
             for m in self._problem.profile.components[name].measurements
         ]
-        return float(max(0.1, 1 + rng.standard_normal() * np.median(spreads) / IQR))
+        return slowed * float(max(0.1, 1 + rng.standard_normal() * np.median(spreads) / IQR))
 
 
 def _sources(flow: Flow) -> dict[str, list[str]]:

@@ -1,9 +1,16 @@
 """Live rescaling: what a move of the trainer takes, what a run gains by it, and at scale.
 
     python benchmarks/rescale.py move       # 50 M parameters between 1 and 2 ranks
+    python benchmarks/rescale.py modes      # whole steps beside static placements, 2 CPU slots
+    python benchmarks/rescale.py simulate   # 64 and 128 devices, published lengths
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
-within a process. One thread per process (``OMP_NUM_THREADS=1``) is set unless given.
+within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
+``cluster.auto_scheduler``: the heavy-tailed lengths of ``benchmarks/reasoning.py`` (geometric, mean
+64 tokens, cut at 256), global batches by length. The modes take turns, several times.
+``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
+placement beside it is the best of all divisions, simulated on the same lengths. One thread per
+process (``OMP_NUM_THREADS=1``) is set unless given.
 """
 
 from __future__ import annotations
@@ -19,12 +26,22 @@ import json
 import multiprocessing
 import socket
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from reasoning import CACHE, LONGEST, write_model, write_prompts
 
 from rlinf.algorithms.tokens.registry import REGISTRY
+from rlinf.data.prompts.loader import PromptLoader
+from rlinf.flow.elastic_simulation import Setting, best_static, play
+from rlinf.flow.simulation.scenario_data import find_scenario
+from rlinf.models.language import load_tokenizer
+from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.reasoning_system import ReasoningSystem
 from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
@@ -107,6 +124,178 @@ def move(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+PLACED = {
+    "collocated": {"rollout,actor": "0-1", "reward": "1"},
+    "disaggregated": {"rollout": "0", "actor": "1", "reward": "1"},
+    "rollout on both": {"rollout": "0-1", "actor": "1", "reward": "1"},
+    "rescaled": {"rollout,actor": "0-1", "reward": "1"},
+}
+
+
+def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace) -> ReasoningConfig:
+    data = {
+        "task": "reasoning",
+        "runner": {"total_steps": 1000},
+        "data": {"files": {"train": [str(prompts)]}},
+        "model": {"path": str(model.path)},
+        "rollout": {
+            "prompts": arguments.prompts,
+            "group_size": arguments.group,
+            "sampling": {"max_new_tokens": LONGEST},
+            "engine": {"type": "hf"},
+        },
+        "reward": {
+            "processes": 1,
+            "functions": {
+                "length": {"type": "length", "max_length": LONGEST, "cache_length": CACHE}
+            },
+        },
+        "algorithm": {"type": "grpo"},
+        "actor": {
+            "type": "fsdp",
+            "optim": {"lr": 1e-6},
+            "n_minibatches": arguments.batches,
+            "shuffle": False,
+            "order": "length",
+            "max_tokens_per_micro_batch": 2048,
+        },
+        "cluster": {
+            "runtime": "ray",
+            "cpu_devices_per_node": 2,
+            "component_placement": PLACED[mode],
+            "auto_scheduler": mode == "rescaled",
+        },
+    }
+    return ReasoningConfig.model_validate(data)
+
+
+def _steps(config: ReasoningConfig, count: int) -> dict[str, Any]:
+    """Seconds and metrics of each step after the first two, and what was decided."""
+    tokenizer = load_tokenizer(config.model)
+    loader = PromptLoader(config.data.build(tokenizer).train)
+    seconds, metrics, choices = [], [], []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
+    ):
+        for step in range(count + 2):
+            wanted = config.rollout.prompts
+            drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
+            begin = time.perf_counter()
+            report = system.start_step(
+                step, synchronise=True, draw=lambda drawn=drawn: drawn
+            ).wait()
+            found = dict(report.results("actor")[0])
+            made = found.pop("choices", [])
+            generated = report.results("rollout")
+            made = [choice for part in generated for choice in part.choices] + made
+            found["tokens"] = sum(part.tokens for part in generated)
+            found["rollout"] = report.seconds("rollout")
+            if step > 1:
+                seconds.append(time.perf_counter() - begin)
+                metrics.append(found)
+                choices.append(made)
+    return {"seconds": seconds, "metrics": metrics, "choices": choices}
+
+
+def modes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians of a step under every mode."""
+    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in PLACED}
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
+        prompts = Path(directory) / "prompts.jsonl"
+        write_prompts(prompts, 512)
+        for number in range(arguments.rounds):
+            # What the machine does beside it should not meet the same mode every time.
+            order = list(PLACED)[number % 2 :: 1] + list(PLACED)[: number % 2]
+            for mode in [mode for mode in order if mode in arguments.modes]:
+                config = _recipe(model, prompts, mode, arguments)
+                found[mode].append(_steps(config, arguments.steps))
+    medians = {
+        mode: statistics.median(s for part in parts for s in part["seconds"])
+        for mode, parts in found.items()
+        if parts
+    }
+    static = min((mode for mode in medians if mode != "rescaled"), key=lambda mode: medians[mode])
+    for mode, seconds in medians.items():
+        rollout = statistics.median(m["rollout"] for p in found[mode] for m in p["metrics"])
+        update = statistics.median(m["time/update"] for p in found[mode] for m in p["metrics"])
+        print(
+            f"{mode:16} {seconds:7.3f} s per step (rollout {rollout:.3f}, update {update:.3f})",
+            flush=True,
+        )
+    saved = 1 - medians["rescaled"] / medians[static]
+    print(f"rescaled is {100 * saved:.1f} % below {static}, the best static placement")
+    print(f"largest relative difference of metrics: {_difference(found):.1e}")
+    made = [c for part in found["rescaled"] for step in part["choices"] for c in step]
+    for action in ("release", "resize"):
+        of = [c for c in made if c["action"] == action]
+        print(f"{action}: {len(of)} times; {of[-1]['reason'] if of else ''}")
+    return {"medians": medians, "saved": saved, "choices": made[-8:]}
+
+
+def _difference(found: dict[str, list[dict[str, Any]]]) -> float:
+    """Between the first steps of rescaled and collocated, where neither has rounding to add up."""
+    names = ("actor/loss", "actor/grad_norm", "rollout/rewards", "tokens")
+    pairs = zip(found["rescaled"][0]["metrics"], found["collocated"][0]["metrics"], strict=True)
+    return max(
+        abs(one[name] - other[name]) / max(abs(other[name]), 1e-3)
+        for one, other in pairs
+        for name in names
+        if name in one
+    )
+
+
+def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Simulated steps of the published lengths at several sizes."""
+    scenario = find_scenario("math-1.5b")
+    parts = scenario.components
+    trained = [parts[name] for name in ("inference", "actor")]
+    # Device-seconds of a sequence, as published for 8 devices and 512 sequences.
+    per_sequence = sum(p.seconds * p.devices / p.items for p in trained)
+    model = scenario.generation()["rollout"]
+    model = model.model_copy(
+        update={"lengths": model.lengths.model_copy(update={"sigma": arguments.sigma})}
+    )
+    found = {}
+    for devices in arguments.devices:
+        for sequences in arguments.sequences:
+            setting = Setting(
+                generation=model,
+                devices=devices,
+                groups=sequences // scenario.group_size,
+                group_size=scenario.group_size,
+                batches=arguments.batches,
+                train_seconds=per_sequence * sequences,
+                trainer_sizes=tuple(2**n for n in range(1, devices.bit_length())),
+                move_seconds=arguments.move,
+            )
+            ratios, places, slowest, most = [], [], 0.0, []
+            for seed in range(arguments.seeds):
+                drawn = model.lengths.draw(
+                    np.random.default_rng(seed), setting.groups, setting.group_size
+                )
+                played = play(setting, drawn, trainer=None)
+                place, static = best_static(setting, drawn)
+                turns = play(setting, drawn, trainer=0)
+                ratios.append((static.seconds / played.seconds, turns.seconds / played.seconds))
+                places.append(place)
+                most.append(turns.seconds / turns.rollout_seconds)
+                slowest = max(slowest, played.decision_seconds)
+            best, turn = (statistics.mean(column) for column in zip(*ratios, strict=True))
+            where = statistics.mode(places)
+            name = f"{where} of them train" if where else "taking turns"
+            print(
+                f"{devices} devices, {sequences} sequences: rescaled {played.seconds:.0f} s, "
+                f"{best:.2f} x the best static placement ({name}), {turn:.2f} x taking turns, "
+                f"at most {statistics.mean(most):.2f} x if all training were hidden; "
+                f"slowest choice {1000 * slowest:.1f} ms",
+                flush=True,
+            )
+            found[f"{devices}/{sequences}"] = {"best": best, "turns": turn, "static": name}
+    return found
+
+
 def main() -> None:
     """Measure and print; with ``--json`` the figures are also written."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -117,6 +306,24 @@ def main() -> None:
     moving.add_argument("--layers", type=int, default=11)
     moving.add_argument("--repeats", type=int, default=5)
     moving.set_defaults(run=move)
+    whole = commands.add_parser("modes", help="whole steps beside static placements")
+    whole.add_argument("--hidden", type=int, default=192)
+    whole.add_argument("--layers", type=int, default=4)
+    whole.add_argument("--prompts", type=int, default=16)
+    whole.add_argument("--group", type=int, default=4)
+    whole.add_argument("--batches", type=int, default=8)
+    whole.add_argument("--steps", type=int, default=6, help="measured steps of a mode in a round")
+    whole.add_argument("--rounds", type=int, default=2)
+    whole.add_argument("--modes", nargs="+", default=list(PLACED), choices=list(PLACED))
+    whole.set_defaults(run=modes)
+    at_scale = commands.add_parser("simulate", help="64 and 128 devices")
+    at_scale.add_argument("--devices", type=int, nargs="+", default=[64, 128])
+    at_scale.add_argument("--sequences", type=int, nargs="+", default=[2048, 4096, 8192])
+    at_scale.add_argument("--batches", type=int, default=4, help="optimizer steps of a step")
+    at_scale.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of lengths")
+    at_scale.add_argument("--move", type=float, default=1.0, help="seconds of a trainer's move")
+    at_scale.add_argument("--seeds", type=int, default=3)
+    at_scale.set_defaults(run=simulate)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = arguments.run(arguments)

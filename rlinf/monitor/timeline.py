@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 logger = logging.getLogger(__name__)
@@ -97,12 +96,7 @@ class _Span:
     def __enter__(self) -> None:
         self._begin = time.time_ns()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         failed = {} if kind is None else {"failed": kind.__name__}
         self._timeline.record(
             self._name,

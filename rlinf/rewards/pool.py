@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rlinf.errors import RunFailure
@@ -56,12 +55,7 @@ class RewardPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,16 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def train_without_a_simulator(recipe: Path, run: Path, options: Sequence[str]) -> None:
+    """Train to the end; on the way the first env process is killed."""
+    process = start("train", str(recipe), *options, "--run-dir", str(run))
+    with ended(process):
+        assert wait_for_lines(process, run, 2)
+        psutil.Process(process.pid).children()[0].kill()
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
 
 
 def kill_and_resume(

@@ -6,14 +6,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rlinf.config.dump import to_yaml
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import embodied
 
-from .killing import Task, ended, kill_and_resume, start, wait_for_lines
+from .killing import Task, kill_and_resume, train_without_a_simulator
 from .support import assert_equal_runs, metrics, small_config, write_recipe
 from .test_equality import PLACEMENTS, needs_two_cores, train
 from .test_reasoning import StopAfter
@@ -90,14 +89,9 @@ def test_killed_at_random_moments(tmp_path: Path, task: Task, runtime: str) -> N
 
 @pytest.mark.slow
 def test_a_killed_simulator_is_rebuilt_while_training_goes_on(tmp_path: Path) -> None:
-    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    run = tmp_path / "run"
     options = ["runner.total_env_steps=3840", "rollout.max_staleness=1"]
-    process = start("train", recipe, *options, "--run-dir", str(run))
-    with ended(process):
-        assert wait_for_lines(process, run, 2)
-        psutil.Process(process.pid).children()[0].kill()
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
+    train_without_a_simulator(write_recipe(tmp_path), run, options)
     lines = metrics(run)
     assert len(lines) == 30
     assert sum(line.get("env/faults/crash", 0) for line in lines) >= 1

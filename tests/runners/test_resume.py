@@ -11,23 +11,15 @@ from . import reasoning_support, support
 from .killing import Task, ended, kill_and_resume, start, wait_for_lines
 from .support import metrics, write_recipe
 
+KEPT = ["checkpoint.keep_last=3", "checkpoint.keep_best=0"]
+
 
 def overrides(runtime: str, steps: int) -> list[str]:
-    return [
-        f"cluster.runtime={runtime}",
-        f"runner.total_env_steps={steps * 128}",
-        "checkpoint.keep_last=3",
-        "checkpoint.keep_best=0",
-    ]
+    return [f"cluster.runtime={runtime}", f"runner.total_env_steps={steps * 128}", *KEPT]
 
 
 def reasoning_overrides(runtime: str, steps: int) -> list[str]:
-    return [
-        f"cluster.runtime={runtime}",
-        f"runner.total_steps={steps}",
-        "checkpoint.keep_last=3",
-        "checkpoint.keep_best=0",
-    ]
+    return [f"cluster.runtime={runtime}", f"runner.total_steps={steps}", *KEPT]
 
 
 EMBODIED = Task(

@@ -7,7 +7,6 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from rlinf.trainers.language.company import Company, MoveFailed
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
+from tests.trainers.language.processes import results_of_two
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -165,20 +165,7 @@ def run(function: str, directory: Path) -> list[Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [
-        Popen(
-            [sys.executable, "-m", __name__, function, str(rank), str(port), str(directory)],
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        for rank in range(2)
-    ]
-    results = []
-    for process in processes:
-        output, errors = process.communicate(timeout=90)
-        assert process.returncode == 0, errors.decode()[-3000:]
-        results.append(pickle.loads(output))
-    return results
+    return results_of_two(__name__, lambda rank: (function, rank, port, directory), seconds=90)
 
 
 if __name__ == "__main__":

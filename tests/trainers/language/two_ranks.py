@@ -8,33 +8,20 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 import torch
 
 from rlinf.trainers.language.parallel import Ranks
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
+from tests.trainers.language.processes import results_of_two
 
 STEPS = 2
 
 
 def run(function: Callable[[Ranks, Path], Any], directory: Path) -> list[Any]:
     """What ``function`` returns in each of two processes."""
-    processes = [
-        Popen(
-            [sys.executable, "-m", __name__, function.__name__, str(rank), str(directory)],
-            stdout=PIPE,
-            stderr=PIPE,
-        )
-        for rank in range(2)
-    ]
-    results = []
-    for process in processes:
-        output, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors.decode()[-3000:]
-        results.append(pickle.loads(output))
-    return results
+    return results_of_two(__name__, lambda rank: (function.__name__, rank, directory), seconds=240)
 
 
 def rollout(name: str = "grpo", *, on_policy: Any = None) -> Any:

@@ -1,0 +1,149 @@
+"""Groups that change their worker while they are generated, and come back."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from rlinf.data.prompts.dataset import Prompt
+from rlinf.data.sequences import PromptGroup
+from rlinf.engines.config import HFEngineConfig, SamplingConfig
+from rlinf.engines.protocol import Engine, ModelSource
+from rlinf.workers.generation_round import completion_seed
+from rlinf.workers.moving_rollout import StepTimes
+from rlinf.workers.moving_round import MovingRound
+
+GROUP, SLOTS, LIMIT = 4, 5, 40
+SAMPLING = SamplingConfig(max_new_tokens=LIMIT)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.set_num_threads(1)
+    config = transformers.Qwen2Config(
+        vocab_size=37,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def engine(model: Any, **keys: Any) -> Engine:
+    keys = {"deterministic": True, "block_size": 4, "max_running_requests": 16} | keys
+    return HFEngineConfig(**keys).build(ModelSource(module=model))
+
+
+def begin(round_: MovingRound, on: Engine) -> None:
+    rng = np.random.default_rng(0)
+    for slot in range(SLOTS):
+        tokens = rng.integers(2, 37, 6)
+        prompt = Prompt(prompt_id=slot, text="", tokens=tokens, answer=None)
+        seeds = [completion_seed(7, slot, place) for place in range(GROUP)]
+        for request in round_.begin(slot, (slot, prompt), seeds):
+            on.submit(request)
+
+
+def generate(round_: MovingRound, on: Engine, steps: int) -> dict[int, PromptGroup]:
+    found: dict[int, PromptGroup] = {}
+    for _ in range(steps):
+        for group, slot in round_.take(on.step()):
+            assert slot not in found
+            found[slot] = group
+    return found
+
+
+def hand_over(giver: MovingRound, off: Engine, taker: MovingRound, on: Engine) -> int:
+    moved = pickle.loads(pickle.dumps(giver.give(off.abort())))
+    assert off.unfinished == 0
+    for group in moved:
+        requests = taker.adopt(group)
+        assert len(requests) == group.unfinished
+        for request in requests:
+            on.submit(request)
+    return sum(group.unfinished for group in moved)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_groups_are_the_same_after_leaving_and_coming_back(model: Any, deterministic: bool) -> None:
+    alone = MovingRound(GROUP, SAMPLING)
+    with engine(model, deterministic=deterministic) as only:
+        begin(alone, only)
+        expected = generate(alone, only, 120)
+    assert len(expected) == SLOTS
+    first, second = MovingRound(GROUP, SAMPLING), MovingRound(GROUP, SAMPLING)
+    with (
+        engine(model, deterministic=deterministic) as one,
+        engine(model, deterministic=deterministic) as other,
+    ):
+        begin(first, one)
+        found = generate(first, one, 7)
+        moved = hand_over(first, one, second, other)
+        assert moved > SLOTS
+        found |= generate(second, other, 9)
+        back = hand_over(second, other, first, one)
+        assert 0 < back <= moved
+        found |= generate(first, one, 120)
+        assert one.unfinished == other.unfinished == 0
+    assert found.keys() == expected.keys()
+    for slot, group in expected.items():
+        for mine, theirs in zip(found[slot].completions, group.completions, strict=True):
+            assert np.array_equal(mine.tokens, theirs.tokens)
+            assert mine.stop_reason == theirs.stop_reason
+            assert mine.seed == theirs.seed
+            if deterministic:
+                assert np.array_equal(mine.log_probs, theirs.log_probs)
+            else:
+                np.testing.assert_allclose(mine.log_probs, theirs.log_probs, atol=1e-5)
+    counted = [first.report, second.report]
+    sampled = sum(len(c) for group in expected.values() for c in group.completions)
+    assert sum(report.tokens for report in counted) == sampled
+    assert sum(report.completions for report in counted) == SLOTS * GROUP
+    assert first.open  # scores come to the worker whose slots they are
+    assert not second.open
+    for slot in range(SLOTS):
+        first.close(slot)
+    assert not first.open
+
+
+def test_bounds_are_below_what_groups_become(model: Any) -> None:
+    round_ = MovingRound(GROUP, SAMPLING)
+    with engine(model, max_running_requests=6) as only:
+        begin(round_, only)
+        seen: list[dict[int, int]] = []
+        while only.unfinished:
+            seen.append(round_.bounds(only))
+            round_.take(only.step())
+    assert set(seen[0]) == set(range(SLOTS))
+    for before, after in pairwise(seen):
+        assert all(before[slot] <= after[slot] for slot in after)
+    for bounds in seen:
+        assert all(bound <= round_.complete[slot] for slot, bound in bounds.items())
+    assert max(max(bounds.values()) for bounds in seen) >= LIMIT - 1
+
+
+def test_times_of_steps_give_a_line() -> None:
+    times = StepTimes()
+    assert times.cost().of(8) == 0
+    for sequences in (1, 4, 16, 64):
+        times.note(sequences, 0.01 + 0.002 * sequences)
+    cost = times.cost()
+    assert cost.fixed == pytest.approx(0.01, rel=1e-6)
+    assert cost.per_sequence == pytest.approx(0.002, rel=1e-6)

@@ -7,7 +7,7 @@ ones warm up (allocators, caches, compilation): of these only the memory counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class ComponentSample:
         peak: Most memory.
         resident: Memory at the end.
         closing: Part of the work that led to the last item of each source.
+        handed_over: When each source was handed over, in their order.
     """
 
     seconds: float
@@ -44,6 +45,7 @@ class ComponentSample:
     peak: int
     resident: int
     closing: float = 0.0
+    handed_over: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, stages: Iterable[list[StageReport]]) -> ComponentSample:
@@ -57,6 +59,7 @@ class ComponentSample:
                 peak=max(r.cost.peak_bytes for r in reports),
                 resident=max(r.cost.resident_bytes for r in reports),
                 closing=max(r.cost.closing_seconds for r in reports),
+                handed_over=tuple(t for r in reports for t in r.cost.handed_over),
             )
             for reports in stages
         ]
@@ -68,6 +71,7 @@ class ComponentSample:
             peak=max(p.peak for p in parts),
             resident=max(p.resident for p in parts),
             closing=sum(p.closing for p in parts),
+            handed_over=parts[0].handed_over,
         )
 
 
@@ -81,6 +85,7 @@ class StepRecorder:
         items: Items of a step: environments or sequences.
         origin: Where the figures are from, for the profile.
         concurrent: Components that serve all items at once.
+        chunks: Pieces in which a step is handed on, in the order of the sources.
         warm_up: First steps that do not count.
         overhead: Takes what is beside the work of components.
     """
@@ -90,6 +95,7 @@ class StepRecorder:
     items: int
     origin: str
     concurrent: frozenset[str] = frozenset()
+    chunks: int = 1
     warm_up: int = WARM_UP_STEPS
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     overhead: OverheadRecorder | None = None
@@ -151,27 +157,54 @@ class StepRecorder:
             * plan.processes
             / self.items,
             concurrent=name in self.concurrent,
+            first_result_share=_median(
+                first_result_share(s.handed_over, self.chunks) for s in taken
+            )
+            if name in self.concurrent
+            else 0.0,
         )
+
+
+def first_result_share(handed_over: Sequence[float], chunks: int) -> float:
+    """Part of a step that passes before chunks begin to come evenly.
+
+    A chunk is complete with the last of its sources, and those before it; a few long sequences make
+    all chunks late. With that part s, K chunks would come at ``s + (1 − s) · k / K`` of the time;
+    s is such that their mean is the measured one.
+
+    Args:
+        handed_over: When each source was handed over, in their order [s].
+        chunks: K.
+    """
+    if chunks < 2 or len(handed_over) < chunks:
+        return 0.0
+    complete = np.maximum.accumulate(np.asarray(handed_over))
+    last = np.arange(1, chunks + 1) * len(complete) // chunks - 1
+    mean, even = complete[last].mean() / complete[-1], (chunks + 1) / (2 * chunks)
+    return float(np.clip((mean - even) / (1 - even), 0.0, 0.999))
 
 
 def _median(values: Iterable[float]) -> float:
     return max(0.0, float(np.median(list(values))))
 
 
-def merged(profiles: Iterable[Mapping[str, ComponentProfile]]) -> dict[str, ComponentProfile]:
+def merged(
+    profiles: Iterable[Mapping[str, ComponentProfile]], *, pooled: bool = False
+) -> dict[str, ComponentProfile]:
     """The measurements of several trials as one profile by component.
 
-    Of two measurements of one size the one over more steps is kept, of equal ones the later. Times
-    to load are the largest that were measured, that to hand over is their median.
+    Of two measurements of one size the one over more steps is kept, of equal ones the later; or,
+    ``pooled``, their mean by steps, for trials that were measured one after the other. Times to
+    load are the largest that were measured, that to hand over is their median.
     """
     found: dict[str, list[ComponentProfile]] = defaultdict(list)
     for profile in profiles:
         for name, part in profile.items():
             found[name].append(part)
-    return {name: _merged(parts) for name, parts in found.items()}
+    return {name: _merged(parts, pooled) for name, parts in found.items()}
 
 
-def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
+def _merged(parts: list[ComponentProfile], pooled: bool) -> ComponentProfile:
     by_size: dict[tuple[Any, ...], Measurement] = {}
     for measurement in (m for part in parts for m in part.measurements):
         size = (
@@ -185,6 +218,7 @@ def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
             by_size[size] = measurement
             continue
         better = measurement if measurement.samples >= known.samples else known
+        better = _pooled(known, measurement) if pooled else better
         # Memory is not watched in every run.
         peak = max(known.peak_bytes, measurement.peak_bytes)
         by_size[size] = better.model_copy(update={"peak_bytes": peak})
@@ -196,5 +230,17 @@ def _merged(parts: list[ComponentProfile]) -> ComponentProfile:
         resident_bytes=max(part.resident_bytes for part in parts),
         transfer_seconds_per_item=_median(part.transfer_seconds_per_item for part in parts),
         concurrent=last.concurrent,
+        first_result_share=_median(part.first_result_share for part in parts),
         scaling=last.scaling,
     )
+
+
+def _pooled(one: Measurement, other: Measurement) -> Measurement:
+    """Two measurements of one size as one over all their steps."""
+    samples = one.samples + other.samples
+    mean = {
+        name: (one.samples * getattr(one, name) + other.samples * getattr(other, name)) / samples
+        for name in ("seconds", "closing_seconds", "spread")
+    }
+    origin = one.origin if one.origin == other.origin else f"{one.origin}; {other.origin}"
+    return other.model_copy(update={**mean, "samples": samples, "origin": origin})

@@ -43,6 +43,8 @@ class StageCost:
         resident_bytes: What it held when it had ended, before it was offloaded.
         closing_seconds: Part of its work that led to the last item of each source: in a loop, what
             its last pass takes, which can be more than the passes before it.
+        handed_over: When the last item of each source was handed over, from the beginning of the
+            stage, in the order of the sources.
     """
 
     onload_seconds: float = 0.0
@@ -51,6 +53,7 @@ class StageCost:
     peak_bytes: int = 0
     resident_bytes: int = 0
     closing_seconds: float = 0.0
+    handed_over: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,13 @@ class _Pumped:
         items: How many.
         handing_over: Time to hand them over [s].
         last: Work that led to the last item of each source [s].
+        when: When that item was handed over [s].
     """
 
     items: int = 0
     handing_over: float = 0.0
     last: dict[int, float] = field(default_factory=dict)
+    when: dict[int, float] = field(default_factory=dict)
 
 
 class StageWorker(Worker):
@@ -171,6 +176,7 @@ class StageWorker(Worker):
                 peak_bytes=held.peak,
                 resident_bytes=held.resident,
                 closing_seconds=sum(pumped.last.values()),
+                handed_over=tuple(pumped.when[source] - loaded for source in sorted(pumped.when)),
             ),
         )
 
@@ -227,7 +233,7 @@ class StageWorker(Worker):
             pumped.last[emitted.source] = begin - resumed - (waited - before)
             with timeline.span(f"put {emitted.edge}", category="transfer"):
                 ports[emitted.edge].put(Item(call.step, emitted.source, emitted.payload))
-            resumed = time.perf_counter()
+            pumped.when[emitted.source] = resumed = time.perf_counter()
             pumped.handing_over += resumed - begin
             pumped.items += 1
         for port in ports.values():

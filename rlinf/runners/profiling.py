@@ -33,7 +33,7 @@ from rlinf.runners.placed_config import PlacedConfig
 
 log = logging.getLogger(__name__)
 
-MEASURED_STEPS = 3
+MEASURED_STEPS = 5
 FIRST_STEPS = 8
 _CREATED_MODEL = "initial_model"
 
@@ -104,7 +104,7 @@ def measure(
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
     if not measured:  # the recipe and all its trials run ahead
         raise ConfigError("no setting without staleness could be measured")
-    profile = fingerprints(config).profile(merged(measured), overhead(besides))
+    profile = fingerprints(config).profile(merged(measured, pooled=True), overhead(besides))
     factors = [_overlap_factor(trial, flow(trial), profile, taken) for trial, taken in ahead]
     return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
 
@@ -208,6 +208,7 @@ def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
         items=traits.items,
         origin=origin,
         concurrent=traits.concurrent,
+        chunks=traits.items // traits.constraints.handed_over,
         overhead=OverheadRecorder(
             flow, config.plan, traits.constraints.exchanges, traits.constraints.staleness
         ),

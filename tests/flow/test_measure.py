@@ -7,7 +7,7 @@ import pytest
 
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow, Stage
-from rlinf.flow.measure import StepRecorder, merged
+from rlinf.flow.measure import StepRecorder, first_result_share, merged
 from rlinf.flow.overhead import Overhead, OverheadRecorder, overhead
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.profile import Profile
@@ -121,6 +121,31 @@ def test_trials_are_merged_by_size_and_the_better_founded_figure_is_kept() -> No
         assert [(m.items, m.seconds) for m in found.measurements] == [
             (8, pytest.approx(1.0)), (16, pytest.approx(2.0)),
         ]  # fmt: skip
+
+
+def test_trials_that_follow_each_other_are_pooled() -> None:
+    few, many = recorder(), recorder()
+    few.observe(step(5.0, 1.0, 1.0))
+    for _ in range(3):
+        many.observe(step(2.0, 1.0, 1.0))
+    found = merged([few.profiles(), many.profiles()], pooled=True)["env"]
+    [measured] = found.measurements
+    assert (measured.samples, measured.seconds) == (4, pytest.approx((5 + 3 * 2) / 4))
+
+
+@pytest.mark.parametrize(
+    ("handed_over", "chunks", "share"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], 4, 0.0),
+        ([4.0, 1.0, 1.0, 1.0], 4, 0.999),  # the first source holds all others up
+        ([2.5, 3.0, 3.5, 4.0], 4, 0.5),
+        ([4.0, 1.0, 1.0, 1.0], 1, 0.0),
+    ],
+)
+def test_late_results_are_a_part_of_the_time(
+    handed_over: list[float], chunks: int, share: float
+) -> None:
+    assert first_result_share(handed_over, chunks) == pytest.approx(share)
 
 
 def test_fingerprints_say_what_is_different() -> None:

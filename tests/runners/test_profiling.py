@@ -51,7 +51,7 @@ def test_every_part_of_a_recipe_is_measured_where_it_runs(
     )
     assert 0 < total < seconds
     assert all(
-        m.samples == 2 and m.origin
+        m.samples >= 2 and m.origin
         for part in profile.components.values()
         for m in part.measurements
     )

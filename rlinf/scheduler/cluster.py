@@ -8,18 +8,18 @@ import os
 import socket
 import warnings
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError, SchedulerUsageError
+from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError
 from rlinf.scheduler.node import NodeGroupInfo, NodeInfo
 from rlinf.scheduler.node_table import build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.profiling import profiled_command
 from rlinf.scheduler.services.driver import DriverServices
+from rlinf.scheduler.settings import ClusterEnvVar, deadline_seconds, read_config
 from rlinf.scheduler.worker.launch import merge_path_variables
 
 if TYPE_CHECKING:
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
     from rlinf.scheduler.services.registry import GroupRecord
     from rlinf.scheduler.worker.launch import Launch
 
+__all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
+
 _DEFAULT_TRACE_FILE = "trace/trace_events.jsonl"
-
-
-class ClusterEnvVar(StrEnum):
-    """Settings that come from the environment, as ``RLINF_<NAME>``."""
-
-    CATCH_FAILURE = "CATCH_FAILURE"
-    LOG_LEVEL = "LOG_LEVEL"
-    TIMEOUT = "TIMEOUT"
-    NODE_RANK = "NODE_RANK"
-    COMM_NET_DEVICES = "COMM_NET_DEVICES"
-    EXT_MODULE = "EXT_MODULE"
-    NET_EMULATION = "NET_EMULATION"
-    PATH_ENV_MERGE_MODE = "PATH_ENV_MERGE_MODE"
-    CODE_WORKING_DIR = "CODE_WORKING_DIR"
 
 
 class Cluster:
@@ -112,7 +100,7 @@ class Cluster:
         if num_nodes is None and cluster_cfg is None:
             self._attach()
         else:
-            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
+            self._create(read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
@@ -325,42 +313,3 @@ def _stop_ray_from_starting_itself() -> None:
     Ray reads this when it is imported.
     """
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-
-
-def _read_config(
-    num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
-) -> ClusterConfig:
-    if given is None:
-        return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
-    if isinstance(given, ClusterConfig):
-        config = given
-    else:
-        required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
-        config = ClusterConfig.from_dict_cfg({**required, **dict(given)})
-    if num_nodes is not None and num_nodes != config.num_nodes:
-        raise ClusterConfigValueError(
-            f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "
-            "of them, or the same number."
-        )
-    return config
-
-
-def deadline_seconds(config: ClusterConfig) -> float:
-    """How long a wait may take: by the config, or else by ``RLINF_TIMEOUT``, or else its default.
-
-    Raises:
-        SchedulerUsageError: The variable holds no number of minutes.
-    """
-    text = os.environ.get("RLINF_TIMEOUT")
-    if text is None or "timeout_minutes" in config.model_fields_set:
-        return config.timeout_minutes * 60
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if minutes <= 0:
-        raise SchedulerUsageError(
-            f"RLINF_TIMEOUT is the number of minutes that a wait may take, got {text!r}; for "
-            "example RLINF_TIMEOUT=30"
-        )
-    return minutes * 60

@@ -7,6 +7,7 @@ parts in the order of the senders.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import lcm
 from typing import Any
 
@@ -48,24 +49,16 @@ def build_send_plan(  # noqa: PLR0917 - the published signature
         RoutingError: The batch is not divisible by both world sizes, or there is no such rank.
     """
     total = lcm(src_world_size, dst_world_size) if batch_size is None else batch_size
-    entries = [
-        RouteEntry(
-            peer,
-            None if batch_size is None else size,
-            build_route_channel_key(src_group_name, dst_group_name, src_rank, peer, tag, route_key),
-        )
-        for peer, size in CommMapper.get_dst_ranks(total, src_world_size, dst_world_size, src_rank)
-    ]
-    return RoutePlan(
+    return _plan(
+        CommMapper.get_dst_ranks(total, src_world_size, dst_world_size, src_rank),
         src_group_name=src_group_name,
         dst_group_name=dst_group_name,
         src_rank=src_rank,
-        dst_rank=None,
         src_world_size=src_world_size,
         dst_world_size=dst_world_size,
-        tag=tag or ROUTING_DEFAULT_TAG,
+        tag=tag,
         route_key=route_key,
-        entries=entries,
+        batch_size=batch_size,
     )
 
 
@@ -87,18 +80,44 @@ def build_recv_plan(  # noqa: PLR0917 - the published signature
         RoutingError: The batch is not divisible by both world sizes, or there is no such rank.
     """
     total = lcm(src_world_size, dst_world_size) if batch_size is None else batch_size
-    entries = [
-        RouteEntry(
-            peer,
-            None if batch_size is None else size,
-            build_route_channel_key(src_group_name, dst_group_name, peer, dst_rank, tag, route_key),
+    return _plan(
+        CommMapper.get_src_ranks(total, src_world_size, dst_world_size, dst_rank),
+        src_group_name=src_group_name,
+        dst_group_name=dst_group_name,
+        dst_rank=dst_rank,
+        src_world_size=src_world_size,
+        dst_world_size=dst_world_size,
+        tag=tag,
+        route_key=route_key,
+        batch_size=batch_size,
+    )
+
+
+def _plan(
+    parts: Sequence[tuple[int, int]],
+    *,
+    src_group_name: str,
+    dst_group_name: str,
+    src_rank: int | None = None,
+    dst_rank: int | None = None,
+    src_world_size: int,
+    dst_world_size: int,
+    tag: str | None,
+    route_key: Any,
+    batch_size: int | None,
+) -> RoutePlan:
+    """The plan of the one rank that is given, with ``parts``: (peer, samples) of the other side."""
+    entries = []
+    for peer, size in parts:
+        source, target = (peer, dst_rank) if src_rank is None else (src_rank, peer)
+        key = build_route_channel_key(
+            src_group_name, dst_group_name, source, target, tag, route_key
         )
-        for peer, size in CommMapper.get_src_ranks(total, src_world_size, dst_world_size, dst_rank)
-    ]
+        entries.append(RouteEntry(peer, None if batch_size is None else size, key))
     return RoutePlan(
         src_group_name=src_group_name,
         dst_group_name=dst_group_name,
-        src_rank=None,
+        src_rank=src_rank,
         dst_rank=dst_rank,
         src_world_size=src_world_size,
         dst_world_size=dst_world_size,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rlinf.flow.stage_worker import StageReport
 
 PROFILE_FILE = "profile.json"
 WARM_UP_STEPS = 2
+Equal = Literal["longer", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -189,22 +190,25 @@ def _median(values: Iterable[float]) -> float:
 
 
 def merged(
-    profiles: Iterable[Mapping[str, ComponentProfile]], *, pooled: bool = False
+    profiles: Iterable[Mapping[str, ComponentProfile]], *, equal: Equal = "longer"
 ) -> dict[str, ComponentProfile]:
     """The measurements of several trials as one profile by component.
 
-    Of two measurements of one size the one over more steps is kept, of equal ones the later; or,
-    ``pooled``, their mean by steps, for trials that were measured one after the other. Times to
-    load are the largest that were measured, that to hand over is their median.
+    Times to load are the largest that were measured, that to hand over is their median.
+
+    Args:
+        profiles: Of the trials, in their order.
+        equal: What is kept of two measurements of one size: the one over more steps, of equally
+            many the later (``longer``), or their mean by steps (``pooled``).
     """
     found: dict[str, list[ComponentProfile]] = defaultdict(list)
     for profile in profiles:
         for name, part in profile.items():
             found[name].append(part)
-    return {name: _merged(parts, pooled) for name, parts in found.items()}
+    return {name: _merged(parts, equal) for name, parts in found.items()}
 
 
-def _merged(parts: list[ComponentProfile], pooled: bool) -> ComponentProfile:
+def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
     by_size: dict[tuple[Any, ...], Measurement] = {}
     for measurement in (m for part in parts for m in part.measurements):
         size = (
@@ -217,8 +221,10 @@ def _merged(parts: list[ComponentProfile], pooled: bool) -> ComponentProfile:
         if known is None:
             by_size[size] = measurement
             continue
-        better = measurement if measurement.samples >= known.samples else known
-        better = _pooled(known, measurement) if pooled else better
+        if equal == "pooled":
+            better = _pooled(known, measurement)
+        else:
+            better = measurement if measurement.samples >= known.samples else known
         # Memory is not watched in every run.
         peak = max(known.peak_bytes, measurement.peak_bytes)
         by_size[size] = better.model_copy(update={"peak_bytes": peak})

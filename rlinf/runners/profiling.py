@@ -104,7 +104,7 @@ def measure(
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
     if not measured:  # the recipe and all its trials run ahead
         raise ConfigError("no setting without staleness could be measured")
-    profile = fingerprints(config).profile(merged(measured, pooled=True), overhead(besides))
+    profile = fingerprints(config).profile(merged(measured, equal="pooled"), overhead(besides))
     factors = [_overlap_factor(trial, flow(trial), profile, taken) for trial, taken in ahead]
     return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
 
@@ -279,8 +279,8 @@ def keep_profile(profile: Profile, task: str) -> Path:
     """
     path = _kept(task, Fingerprints(profile.hardware, profile.model, profile.config))
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file():
-        known = Profile.load(path)
+    known = _readable(path)
+    if known is not None:
         together = {
             "components": merged([known.components, profile.components]),
             "exchanges": joined(known.exchanges, profile.exchanges),
@@ -291,6 +291,14 @@ def keep_profile(profile: Profile, task: str) -> Path:
     profile.save(temporary)
     temporary.replace(path)
     return path
+
+
+def _readable(path: Path) -> Profile | None:
+    """A kept profile; None where there is none, or one of another release."""
+    try:
+        return Profile.load(path)
+    except ConfigError:
+        return None
 
 
 def usable_profile(config: PlacedConfig) -> tuple[Profile | None, tuple[str, ...]]:

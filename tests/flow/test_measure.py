@@ -128,7 +128,7 @@ def test_trials_that_follow_each_other_are_pooled() -> None:
     few.observe(step(5.0, 1.0, 1.0))
     for _ in range(3):
         many.observe(step(2.0, 1.0, 1.0))
-    found = merged([few.profiles(), many.profiles()], pooled=True)["env"]
+    found = merged([few.profiles(), many.profiles()], equal="pooled")["env"]
     [measured] = found.measurements
     assert (measured.samples, measured.seconds) == (4, pytest.approx((5 + 3 * 2) / 4))
 

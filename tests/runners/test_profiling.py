@@ -106,6 +106,12 @@ def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     kept, _ = profiling.usable_profile(config)
     assert kept is not None
     assert [m.items for m in kept.components["env"].measurements] == [4, 8]
+    # One that cannot be read is replaced.
+    path = profiling.keep_profile(kept, "embodied")
+    path.write_text('{"hardware": 1}')
+    assert profiling.usable_profile(config)[0] is None
+    profiling.keep_profile(kept, "embodied")
+    assert profiling.usable_profile(config)[0] == kept
 
 
 def test_trials_of_a_language_model_are_legal_recipes(tmp_path: Path) -> None:

@@ -141,7 +141,9 @@ class _Writer:
         sizes = self._larger(leaf, name, kind)
         if len(sizes) == 0:
             pieces = f" for {leaf.granularity} items at once" if self._streams(leaf) else ""
-            return f"{choice.sizes[block]} devices is the most that it can use{pieces}"
+            most = choice.sizes[block]
+            devices = "device is" if most == 1 else "devices are"
+            return f"{most} {devices} the most that it can use{pieces}"
         now = choice.sizes[block]
         # One device more is often too few to divide the items better; twice as many are not.
         for size in (int(sizes[0]), int(sizes[sizes <= 2 * now].max(initial=sizes[0]))):

@@ -343,8 +343,8 @@ def learning(config: EmbodiedConfig, seeds: int, kind: str) -> dict[str, Any]:
     for seed in range(seeds):
         results["ours"].append(our_time_to_success(config, seed))
         results["sb3 same"].append(sb3_time_to_success(config, kind, seed, default=False))
-        # What takes three times as long as the other setting cannot be the better of the two.
-        patience = 3 * results["sb3 same"][-1][0]
+        # What takes half as long again as the other setting is not the better of the two.
+        patience = 1.5 * results["sb3 same"][-1][0]
         results["sb3 default"].append(
             sb3_time_to_success(config, kind, seed, default=True, patience=patience)
         )

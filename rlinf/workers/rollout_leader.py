@@ -6,6 +6,7 @@ from rlinf.flow.elastic import (
     Choice,
     DecodeCost,
     RolloutState,
+    borrow,
     complete_batches,
     release,
     steps_left,
@@ -71,6 +72,7 @@ class RolloutLeader:
         workers = len(self._devices.mailboxes)
         if len(self._complete) == self._slots:
             self._over = True
+            self._note_borrowed(decode)
             return [(rank, Over()) for rank in range(workers)]
         gone = [rank for rank in self._leaving if not self._has_left(rank)]
         if gone or len(self._standing) < workers:
@@ -84,6 +86,22 @@ class RolloutLeader:
         self._leaving.update(leaving)
         loads = {rank: len(self._standing[rank].running) for rank in staying}
         return [(rank, Leave(loads)) for rank in leaving]
+
+    def _note_borrowed(self, decode: DecodeCost) -> None:
+        """Write down what it was worth that the rollout began on all devices, one of them its own.
+
+        That it began there needs no choice: before a batch is complete nobody else could use them.
+        """
+        others = len(self._devices.mailboxes) - 1
+        choice = borrow(
+            sequences=self._slots * self._size,
+            tokens=sum(self._ended) / max(len(self._ended), 1),
+            own=1,
+            trainers=others,
+            decode=decode,
+        )
+        if choice.action == "borrow":
+            self.choices.insert(0, choice)
 
     def _has_left(self, rank: int) -> bool:
         return rank in self._standing and self._standing[rank].left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ pytest.importorskip("ray")
 
 from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import reasoning
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -38,6 +41,20 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("static"), *BY_LENGTH)
 
 
+def assert_same(static: Path, run: Path) -> list[dict[str, float]]:
+    """The metrics of a run that rescales, which differ from those of a static one by rounding."""
+    first, second = untimed(static), untimed(run)
+    assert len(first) == len(second) > STEPS
+    for left, right in zip(first, second, strict=True):
+        assert right.keys() - left.keys() <= {"rollout/moved", "actor/ranks_most"}
+        for name, value in left.items():
+            assert right[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
+    before, after = weights(static), weights(run)
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
+    return second
+
+
 @needs_two_cores
 @pytest.mark.slow
 def test_placements_by_length_give_the_same_bits(static: Path, tmp_path: Path) -> None:
@@ -54,20 +71,23 @@ def test_placements_by_length_give_the_same_bits(static: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_path: Path) -> None:
     run = train(tmp_path, *BY_LENGTH, *SHARED)
-    first, second = untimed(static), untimed(run)
-    assert len(first) == len(second) > STEPS
-    for left, right in zip(first, second, strict=True):
-        assert right.keys() - left.keys() <= {"rollout/moved", "actor/ranks_most"}
-        for name, value in left.items():
-            assert right[name] == pytest.approx(value, rel=RELATIVE, abs=ABSOLUTE), name
-    before, after = weights(static), weights(run)
-    for name, value in before.items():
-        np.testing.assert_allclose(after[name], value, rtol=RELATIVE, atol=ABSOLUTE, err_msg=name)
+    second = assert_same(static, run)
     kinds = [decision.reason.split()[0] for decision in read_decisions(run)]
+    assert kinds.count("borrow") >= 1
     assert kinds.count("release") >= 1
     assert kinds.count("resize") >= 1
     assert sum(line.get("rollout/moved", 0) for line in second) > 0
     assert max(line.get("actor/ranks_most", 0) for line in second) == 2
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
+    run = train(tmp_path, *BY_LENGTH, *SHARED, "runner.total_steps=2")
+    with RunDirectory.open(run) as directory:
+        longer = small_config(tmp_path, *BY_LENGTH, *SHARED)
+        reasoning.resume(longer, directory, threading.Event())
+    assert_same(static, run)
 
 
 @pytest.mark.parametrize(

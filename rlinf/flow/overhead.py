@@ -15,7 +15,7 @@ import numpy as np
 from rlinf.config.base import StrictModel
 from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
-from rlinf.flow.profile import Exchange, Profile
+from rlinf.flow.profile import ComponentProfile, Exchange, Profile
 from rlinf.flow.running_step import StepReport
 
 
@@ -78,6 +78,28 @@ class OverheadRecorder:
             )
             self.driver.append(seconds - report.begin_seconds - nodes)
 
+    @property
+    def divides_a_loop(self) -> bool:
+        """Whether stages of a loop are on different devices."""
+        return any(self._kind(node)[1] for node in self.flow.nodes if node.is_loop)
+
+    def count_work_of(
+        self, own: Mapping[str, ComponentProfile], known: Mapping[str, ComponentProfile]
+    ) -> None:
+        """Count as part of the exchanges what stages take longer here than is known of them.
+
+        Args:
+            own: What was measured in these steps, one size of each component.
+            known: What is known of the components, elsewhere.
+        """
+        for node in self.flow.nodes:
+            kind = self._kind(node)
+            if kind not in self.loops:
+                continue
+            longer = sum(_longer(own[name], known[name]) for name in node.components)
+            per_exchange = longer / self.exchanges.get(node.name, 1)
+            self.loops[kind] = [seconds + per_exchange for seconds in self.loops[kind]]
+
     def _kind(self, node: Node) -> _Kind:
         homes = {self.plan.components[name].devices for name in node.components}
         return node.name, len(homes) > 1, len(self.plan.devices(node.components))
@@ -90,6 +112,13 @@ class OverheadRecorder:
         return not self.staleness and all(
             self.plan.overlap(one.components, other.components) for one in nodes for other in nodes
         )
+
+
+def _longer(own: ComponentProfile, known: ComponentProfile) -> float:
+    [here] = own.measurements
+    size = (here.items, here.devices, here.pipeline_stages)
+    there = [m for m in known.measurements if (m.items, m.devices, m.pipeline_stages) == size]
+    return here.seconds - there[0].seconds if there else 0.0
 
 
 def _work(node: Node, report: StepReport) -> float:

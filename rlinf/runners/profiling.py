@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
 from rlinf.flow.overhead import OverheadRecorder, joined, overhead
-from rlinf.flow.profile import ComponentProfile, Profile
+from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.placed_config import PlacedConfig
@@ -85,9 +85,9 @@ def measure(
     Raises:
         ConfigError: No trial is legal.
     """
-    measured: list[Mapping[str, ComponentProfile]] = []
+    together: list[StepRecorder] = []
+    apart: list[StepRecorder] = []
     ahead: list[tuple[PlacedConfig, float]] = []
-    besides: list[OverheadRecorder] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
@@ -99,14 +99,42 @@ def measure(
                 # Components that work at the same time say nothing of each alone.
                 ahead.append((trial, taken))
             else:
-                measured.append(recorder.profiles())
-                besides.append(beside(recorder))
+                (apart if beside(recorder).divides_a_loop else together).append(recorder)
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
-    if not measured:  # the recipe and all its trials run ahead
+    if not (together or apart):  # the recipe and all its trials run ahead
         raise ConfigError("no setting without staleness could be measured")
-    profile = fingerprints(config).profile(merged(measured, equal="pooled"), overhead(besides))
+    components = _components(together, apart)
+    for recorder in apart:
+        beside(recorder).count_work_of(recorder.profiles(), components)
+    besides = [beside(recorder) for recorder in (*together, *apart)]
+    profile = fingerprints(config).profile(components, overhead(besides))
     factors = [_overlap_factor(trial, flow(trial), profile, taken) for trial, taken in ahead]
     return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
+
+
+def _components(
+    together: Sequence[StepRecorder], apart: Sequence[StepRecorder]
+) -> dict[str, ComponentProfile]:
+    """What components take, where the stages of a loop share devices if that was measured."""
+    parts = [
+        merged([recorder.profiles() for recorder in recorders], equal="pooled")
+        for recorders in (apart, together)
+    ]
+    sizes = {name: {_size(m) for m in part.measurements} for name, part in parts[1].items()}
+    for name, part in parts[0].items():
+        known = sizes.get(name, set())
+        others = tuple(m for m in part.measurements if _size(m) not in known)
+        if name in parts[1]:
+            whole = parts[1][name]
+            both = {"measurements": (*whole.measurements, *others)}
+            parts[1][name] = whole.model_copy(update=both)
+        else:
+            parts[1][name] = part
+    return parts[1]
+
+
+def _size(measurement: Measurement) -> tuple[int, int, int]:
+    return measurement.items, measurement.devices, measurement.pipeline_stages
 
 
 def _overlap_factor(config: PlacedConfig, flow: Flow, profile: Profile, taken: float) -> float:

@@ -10,7 +10,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.measure import StepRecorder, first_result_share, merged
 from rlinf.flow.overhead import Overhead, OverheadRecorder, overhead
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.flow.profile import Profile
+from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport
 
@@ -202,6 +202,18 @@ def test_what_is_beside_the_work_of_components() -> None:
     beside = OverheadRecorder(FLOW, apart, {"rollout": 4})
     beside.observe(StepReport(stages, [], 0.1, {"rollout": 3.2, "train": 3.05}), 4.0)
     other = exchange.model_copy(update={"apart": True, "seconds": 0.5})
+    # Work that takes longer where stages are apart counts as part of their exchanges.
+    own, other_work = (
+        {
+            name: ComponentProfile(
+                measurements=(Measurement(items=8, devices=1, seconds=seconds, origin="a test"),)
+            )
+            for name in ("env", "policy")
+        }
+        for seconds in (1.5, 1.3)
+    )
+    taken.count_work_of(own, other_work)
+    assert overhead([taken]).exchanges[0].seconds == pytest.approx(0.05 + 2 * 0.2 / 4)
     known = Profile(
         hardware="", model="", config="", driver_seconds=0.3, exchanges=(other,), components={}
     )

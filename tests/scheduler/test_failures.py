@@ -83,8 +83,8 @@ def test_closing_a_group_ends_its_waits(launch):
 
 def test_every_worker_is_on_the_wait_for_list(shared, short_deadline):
     group, name = shared(Talker), "sharedTalker"
-    short_deadline(group)
     shared(Basic).add().wait()
+    short_deadline(group)
     calls = [group.execute_on(rank).receive_from(name, 1 - rank) for rank in range(2)]
     with pytest.raises(TimeoutError) as caught:
         calls[0].wait()

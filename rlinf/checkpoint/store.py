@@ -241,6 +241,8 @@ class CheckpointStore:
                     continue
             if path.name.startswith((_WRITING, _REPLACED, _REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
+            elif path.name.startswith(f".{LATEST}."):
+                path.unlink(missing_ok=True)  # killed before the new link replaced the old one
 
     def _link_latest(self) -> None:
         steps = self.steps()

@@ -167,6 +167,7 @@ def test_what_a_killed_writer_left_is_ignored_and_removed(tmp_path):
     half = tmp_path / ".writing-step_00000040-ab"
     shutil.copytree(tmp_path / "step_00000030", half)
     (tmp_path / ".removed-step_00000005-cd").mkdir()
+    (tmp_path / ".latest.0badcafe").symlink_to("step_00000030")
     # Died between the two renames of a replacement.
     (tmp_path / "step_00000020").rename(tmp_path / ".replaced-step_00000020")
     assert CheckpointStore(tmp_path, read_only=True).load().step == 30

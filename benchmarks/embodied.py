@@ -78,13 +78,14 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     with EmbodiedSystem(config) as system:
         system.start_step(0, synchronise=True).wait()
         start = time.perf_counter() - begin
-        rollout, whole, overhead = [], [], []
+        rollout, hidden, whole, overhead = [], [], [], []
         step, begin = 1, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             step_begin = time.perf_counter()
             report = system.start_step(step, synchronise=True).wait()
             whole.append(time.perf_counter() - step_begin)
             rollout.append(max(r.seconds for r in report.stages["env"]))
+            hidden.append(rollout[-1] - policy_seconds(report))
             overhead.append(exchange_overhead(report))
             step += 1
         blocking = checkpoint_blocking(system, config)
@@ -92,6 +93,7 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     per_rollout = config.env_steps_per_rollout
     return {
         "rollout": per_rollout * len(rollout) / sum(rollout),
+        "rollout_without_policy": per_rollout * len(rollout) / sum(hidden),
         "training": per_rollout * len(whole) / sum(whole),
         "first_step_seconds": start,
         "exchange_overhead_ms": 1e3 * statistics.median(overhead),
@@ -100,10 +102,16 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     }
 
 
+def policy_seconds(report: StepReport) -> float:
+    """Seconds that the first policy worker computed in the rollout."""
+    policy = report.stages["rollout"][0]
+    return policy.seconds - policy.seconds_waiting
+
+
 def exchange_overhead(report: StepReport) -> float:
     """Seconds per exchange beyond the simulators' and the policy's own time."""
-    env, policy = report.stages["env"][0], report.stages["rollout"][0]
-    own = env.result.simulator_seconds + policy.seconds - policy.seconds_waiting
+    env = report.stages["env"][0]
+    own = env.result.simulator_seconds + policy_seconds(report)
     return (env.seconds - own) / env.items_in
 
 
@@ -243,39 +251,40 @@ def sb3_throughput(config: EmbodiedConfig, kind: str, seconds: float, *, stock: 
         model.get_env().close()
 
 
-def throughput(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
-    """Measure all of (a), (b) and (c), and print the ratios."""
+def throughput(config: EmbodiedConfig, seconds: float, *, peer: bool) -> dict[str, float]:
+    """Measure (a), (b) and, with ``peer``, (c), and print the ratios."""
     ceiling = simulator_ceiling(config, seconds)
     mine = ours(config, seconds)
-    vectors = ("dummy", "subproc")
-    peers = {kind: sb3_throughput(config, kind, seconds, stock=False) for kind in vectors}
-    best = max(peers, key=lambda kind: peers[kind])
-    stock = 0.0
-    if config.env.train.type == "metaworld":
-        stock = max(sb3_throughput(config, kind, seconds, stock=True) for kind in vectors)
-    rows = {
-        "ceiling": ceiling,
-        "rollout": mine["rollout"],
-        "training": mine["training"],
-        "sb3": peers[best],
-        "sb3 with MetaWorld's own environment": stock,
-        "rollout / ceiling": mine["rollout"] / ceiling,
-        "training / sb3": mine["training"] / peers[best],
-        **mine,
-    }
+    rows = {"ceiling": ceiling, **mine}
     print(f"simulator ceiling            {ceiling:10.0f} env steps/s")
     print(f"rollout                      {mine['rollout']:10.0f} env steps/s")
-    print(f"  rollout / ceiling          {rows['rollout / ceiling']:10.2f}")
+    print(f"  rollout / ceiling          {mine['rollout'] / ceiling:10.2f}")
+    print(f"  the policy's time off      {mine['rollout_without_policy'] / ceiling:10.2f}")
     print(f"whole training               {mine['training']:10.0f} env steps/s")
-    print(f"Stable-Baselines3 ({best:7s})  {peers[best]:10.0f} env steps/s")
-    print(f"  training / SB3             {rows['training / sb3']:10.2f}")
-    if stock:
-        print(f"SB3, MetaWorld's own class   {stock:10.0f} env steps/s")
-        print(f"  training / SB3             {mine['training'] / stock:10.2f}")
+    if peer:
+        rows |= beside_sb3(config, seconds, mine["training"])
     print(f"start to end of first step   {mine['first_step_seconds']:10.1f} s")
     print(f"exchange overhead            {mine['exchange_overhead_ms']:10.2f} ms")
     print(f"commit blocks, of a step     {100 * mine['checkpoint_blocking']:10.1f} %")
     print(f"memory (PSS)                 {mine['memory_gib']:10.2f} GiB")
+    return rows
+
+
+def beside_sb3(config: EmbodiedConfig, seconds: float, training: float) -> dict[str, float]:
+    """Stable-Baselines3's whole training beside ours, on either MetaWorld class."""
+    names = {"sb3": "Stable-Baselines3"}
+    if config.env.train.type == "metaworld":
+        names["sb3_stock"] = "the same, MetaWorld's class"
+    rows = {}
+    for key, name in names.items():
+        speeds = {
+            kind: sb3_throughput(config, kind, seconds, stock=key == "sb3_stock")
+            for kind in ("dummy", "subproc")
+        }
+        best = max(speeds, key=lambda kind: speeds[kind])
+        rows[key] = speeds[best]
+        print(f"{name:28s} {speeds[best]:10.0f} env steps/s ({best})")
+        print(f"  training / SB3             {training / speeds[best]:10.2f}", flush=True)
     return rows
 
 
@@ -367,6 +376,7 @@ def main() -> None:
     parser.add_argument("what", choices=["throughput", "learning"])
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--seconds", type=float, default=20.0, help="per measurement")
+    parser.add_argument("--no-peer", action="store_true", help="throughput: ours alone")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--sb3-vector", choices=["dummy", "subproc"], default="subproc")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "embodied.json")
@@ -375,7 +385,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = configuration(arguments.recipe, arguments.overrides)
     if arguments.what == "throughput":
-        found: Any = throughput(config, arguments.seconds)
+        found: Any = throughput(config, arguments.seconds, peer=not arguments.no_peer)
     else:
         found = learning(config, arguments.seeds, arguments.sb3_vector)
     arguments.json.write_text(json.dumps(found, indent=2))

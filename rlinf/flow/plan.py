@@ -51,6 +51,19 @@ class Plan(StrictModel):
         """Devices that a set of components occupies, ascending."""
         return tuple(sorted({d for name in components for d in self.components[name].devices}))
 
+    def same_places(self, other: Plan) -> bool:
+        """Whether two plans run everything in the same way, whatever they expect and their reasons.
+
+        Granularity is no part of it: a run hands over as its stages yield.
+        """
+        return self._places() == other._places()
+
+    def _places(self) -> dict[str, tuple[object, ...]]:
+        return {
+            name: (part.devices, part.processes, part.residency, part.pipeline_stages)
+            for name, part in self.components.items()
+        }
+
     def with_residency(self, asked: Mapping[str, Residency], *, sharing: Collection[str]) -> Plan:
         """The same plan with the residency of each component decided.
 

@@ -36,6 +36,21 @@ def test_a_plan_survives_being_written_and_read():
     assert Plan.model_validate_json(before.model_dump_json()) == before
 
 
+def test_the_same_places_are_the_same_for_any_reason():
+    before = plan(env=(0,), actor=(0, 1))
+    part = before.components["env"]
+    told = before.model_copy(
+        update={"components": {**before.components, "env": part.model_copy(
+            update={"reason": "faster", "predicted_seconds": 2.0, "granularity": 8})}}
+    )  # fmt: skip
+    assert told != before
+    assert told.same_places(before)
+    assert not plan(env=(0, 1), actor=(0, 1)).same_places(before)
+    assert not plan(env=(0,)).same_places(before)
+    away = before.with_residency({"actor": "offload"}, sharing=())
+    assert not away.same_places(before)
+
+
 def residencies(changed: Plan) -> dict[str, str]:
     return {name: component.residency for name, component in changed.components.items()}
 

@@ -211,9 +211,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
 
 def _trains_parts(config: ReasoningConfig) -> bool:
     """Whether a global batch is trained on as soon as its sequences are there."""
-    actor = config.actor
-    in_order = actor.update_epoch == 1 and not actor.shuffle and actor.n_minibatches > 1
-    return in_order and config.critic is None and config.algorithm.prepares_parts
+    return config.actor.trains_in_order and config.algorithm.prepares_parts
 
 
 def _worst_reasoning_step(config: ReasoningConfig) -> tuple[str, ...]:

@@ -82,8 +82,13 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
             "needs all answers of a step, but some are carried on",
             hint="order: slot",
         )
-    if config.critic is not None:
-        yield illegal("actor.order", "has no effect with a critic", hint="order: slot")
+    if not config.algorithm.prepares_parts:
+        yield illegal(
+            "actor.order",
+            "trains on parts of the rollout, but the algorithm needs all of it first "
+            "(a critic, kl_reward_beta, normalize_advantages or recomputed log-probs)",
+            hint="order: slot",
+        )
 
 
 def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arguments:
@@ -97,12 +102,11 @@ def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arg
     from rlinf.workers.rescaled_training import SharedTrainer
 
     sizes = trainer_sizes(config)
-    capacity = getattr(config.rollout.engine, "max_running_requests", None)
     rollout = SharedDevices(
         leases=(),
         mailboxes=tuple(mailboxes),
         trainer_sizes=sizes,
-        capacity=capacity or config.rollout.sequences,
+        capacity=config.rollout.engine.max_running_requests,
         offload=config.plan.components["rollout"].residency == "offload",
     )
     actor = SharedTrainer(

@@ -91,6 +91,22 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("{type: reinforce_pp, kl_reward_beta: 0.01}", ()),
+        ("{type: grpo, proximal: recomputed}", ()),
+        ("{type: grpo, normalize_advantages: true}", ()),
+        ("{type: ppo}", ("critic={}",)),
+    ],
+)
+def test_an_algorithm_that_needs_the_whole_rollout_has_no_batches_by_length(
+    tmp_path: Path, algorithm: str, more: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match=r"actor\.order.*needs all of it.*order: slot"):
+        small_config(tmp_path, *BY_LENGTH, f"algorithm={algorithm}", *more)
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         (("cluster.runtime=local",), "cluster.runtime: ray"),

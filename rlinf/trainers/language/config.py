@@ -132,6 +132,11 @@ class PhaseConfig(ComputeConfig):
             )
         return self
 
+    @property
+    def trains_in_order(self) -> bool:
+        """Whether a global batch is a range of slots that is passed over once."""
+        return self.update_epoch == 1 and not self.shuffle and self.n_minibatches > 1
+
     def global_batch_size(self, sequences: int) -> int:
         """Sequences of one optimizer step.
 

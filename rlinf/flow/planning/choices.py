@@ -23,7 +23,7 @@ class Choice:
         kinds: Index of the kind of device, per block.
         sizes: Devices, per block.
         stages: Sub-batches in flight inside a loop.
-        resident: Whether it keeps its memory while it is idle.
+        resident: Components that keep their memory while it is idle.
     """
 
     node: str
@@ -32,7 +32,7 @@ class Choice:
     kinds: tuple[int, ...]
     sizes: tuple[int, ...]
     stages: int
-    resident: bool
+    resident: frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,21 @@ def _stage_counts(problem: Problem, node: Node) -> list[int]:
     return sorted(set.intersection(*counts))
 
 
-def _residencies(problem: Problem, node: Node) -> list[bool]:
-    """A node is resident or offloaded as a whole; resident is preferred where it costs the same."""
-    asked = {problem.limits(name).residency for name in node.components} - {None}
-    if len(asked) > 1:
-        return []
-    return [asked == {"resident"}] if asked else [True, False]
+def _residencies(problem: Problem, node: Node) -> list[frozenset[str]]:
+    """Who may keep its memory while a node is idle.
+
+    All that are not limited do, which is preferred where it costs the same, or none of them.
+    """
+    asked = {name: problem.limits(name).residency for name in node.components}
+    pinned = frozenset(name for name, residency in asked.items() if residency == "resident")
+    free = frozenset(name for name, residency in asked.items() if residency is None)
+    return [pinned | free, pinned] if free else [pinned]
 
 
 def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -> Choice:
     """A choice for a node without its sizes."""
-    return Choice(node.name, node.components, blocks, kinds, (), stages, True)
+    resident = frozenset(node.components)
+    return Choice(node.name, node.components, blocks, kinds, (), stages, resident)
 
 
 def _tables(
@@ -112,19 +116,13 @@ def _tables(
         return
     chunk = _seconds(problem, node, division, grid, items=items)
     lead = _lead(problem, division, grid)
-    peak, idle, switch = _memory(problem, division, grid)
     zeros, index = np.zeros(count, np.int64), np.arange(count)
     for resident in _residencies(problem, node):
-        yield NodeTable(
-            devices,
-            chunk,
-            lead + (0.0 if resident else switch),
-            peak,
-            idle if resident else np.zeros_like(idle),
-            zeros,
-            index,
-            (ChoiceGrid(replace(division, resident=resident), grid),),
-        )
+        choice = replace(division, resident=resident)
+        peak, idle = _memory(problem, choice, grid)
+        switch = lead + _switch(problem, choice)
+        grids = (ChoiceGrid(choice, grid),)
+        yield NodeTable(devices, chunk, switch, peak, idle, zeros, index, grids)
 
 
 def _block_sizes(
@@ -223,24 +221,33 @@ def _lead(
     return found
 
 
-def _memory(
-    problem: Problem, division: Choice, grid: Sequence[Integers]
-) -> tuple[Floats, Floats, float]:
-    """[N, K] peak and idle memory, and the time of the switch.
-
-    Workers load at the same time, and offload at the same time, so the slowest counts.
-    """
+def _memory(problem: Problem, division: Choice, grid: Sequence[Integers]) -> tuple[Floats, Floats]:
+    """[N, K] peak and idle memory."""
     shape = (len(grid[0]), len(problem.cluster.groups))
     peak, idle = np.zeros(shape), np.zeros(shape)
-    profiles = [problem.profile.components[name] for name in division.components]
     for block, kind, sizes in zip(division.blocks, division.kinds, grid, strict=True):
         names = [division.components[stage] for stage in block]
         held = sum(component_bytes(problem, n, kind, sizes, stages=division.stages) for n in names)
         peak[:, kind] = np.maximum(peak[:, kind], held)
-        kept = sum(problem.profile.components[name].resident_bytes for name in names)
-        idle[:, kind] = np.maximum(idle[:, kind], kept)
-    onload = max(profile.onload_seconds for profile in profiles)
-    return peak, idle, onload + max(profile.offload_seconds for profile in profiles)
+        idle[:, kind] = np.maximum(idle[:, kind], kept_bytes(problem, division, names))
+    return peak, idle
+
+
+def kept_bytes(problem: Problem, choice: Choice, names: Sequence[str]) -> int:
+    """What some components of a node keep of a device while the node is idle."""
+    components = problem.profile.components
+    return sum(components[name].resident_bytes for name in names if name in choice.resident)
+
+
+def _switch(problem: Problem, choice: Choice, *, without: str | None = None) -> float:
+    """Time of loading and offloading what is not resident [s].
+
+    Workers load at the same time, and offload at the same time, so the slowest counts.
+    """
+    away = [name for name in choice.components if name not in {*choice.resident, without}]
+    profiles = [problem.profile.components[name] for name in away]
+    onload = max((profile.onload_seconds for profile in profiles), default=0.0)
+    return onload + max((profile.offload_seconds for profile in profiles), default=0.0)
 
 
 def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:
@@ -276,8 +283,6 @@ def price(
     ``without`` names a component that takes no time.
     """
     grid = [np.array([size]) for size in choice.sizes]
-    _, _, switch = _memory(problem, choice, grid)
     seconds = _seconds(problem, node, choice, grid, items=items, without=without)
     lead = float(_lead(problem, choice, grid, without=without)[0])
-    idle = choice.resident or choice.components == (without,)
-    return float(seconds[0]), lead if idle else lead + switch
+    return float(seconds[0]), lead + _switch(problem, choice, without=without)

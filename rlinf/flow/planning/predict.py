@@ -56,8 +56,7 @@ class _Trees:
     def __init__(self, problem: Problem, plan: Plan) -> None:
         self._problem = problem
         self._plan = plan
-        home = {id(stage): node.name for node, stage in problem.flow.stages()}
-        self._edges = {(home[id(e.producer)], home[id(e.consumer)]) for e in problem.flow.edges()}
+        self._feeds = problem.flow.feeds()
 
     def of(self, nodes: Sequence[Node], form: Form, granularity: int) -> Iterator[Tree]:
         """All compositions of some nodes, as a part of a form in chunks of a granularity."""
@@ -84,7 +83,7 @@ class _Trees:
         whole = len(first) + len(second) == len(self._problem.flow.nodes)
         if whole and self._problem.constraints.staleness:
             return "parallel"
-        feeds = any((a.name, b.name) in self._edges for a in first for b in second)
+        feeds = any(a.name in self._feeds[b.name] for a in first for b in second)
         return "spatial" if feeds else "parallel"
 
     def _handed_over(self, nodes: Sequence[Node]) -> int:
@@ -107,5 +106,9 @@ def _choice(problem: Problem, plan: Plan, node: Node) -> Choice:
         kinds=kinds,
         sizes=tuple(len(devices) for devices in homes),
         stages=parts[0].pipeline_stages,
-        resident=all(part.residency == "resident" for part in parts),
+        resident=frozenset(
+            name
+            for name, part in zip(node.components, parts, strict=True)
+            if part.residency == "resident"
+        ),
     )

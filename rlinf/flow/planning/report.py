@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.planning.choices import Choice
 from rlinf.flow.planning.formulas import Floats
-from rlinf.flow.planning.leaves import price
+from rlinf.flow.planning.leaves import kept_bytes, price
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
@@ -94,7 +94,7 @@ class _Writer:
         return ComponentPlan(
             devices=devices,
             processes=len(devices) // self._problem.limits(name).devices_per_process,
-            residency="resident" if choice.resident else "offload",
+            residency="resident" if name in choice.resident else "offload",
             granularity=leaf.granularity if self._streams(leaf) else None,
             pipeline_stages=choice.stages,
             predicted_seconds=self._busy(leaf, name),
@@ -198,9 +198,8 @@ class _Writer:
             choice = tree.choice
             for block, kind in zip(choice.blocks, choice.kinds, strict=True):
                 names = [choice.components[stage] for stage in block]
-                kept = sum(self._problem.profile.components[n].resident_bytes for n in names)
                 peak[kind] = max(peak[kind], sum(self._held(choice, name) for name in names))
-                idle[kind] = max(idle[kind], kept if choice.resident else 0)
+                idle[kind] = max(idle[kind], kept_bytes(self._problem, choice, names))
             return peak, idle
         (peak_a, idle_a), (peak_b, idle_b) = self._memory(tree.left), self._memory(tree.right)
         if tree.kind == "temporal":

@@ -134,10 +134,9 @@ class Component:
 
 
 def node_ways(makers, items, exchanges, devices):
-    asked = {maker.limits.residency for maker in makers} - {None}
-    if len(asked) > 1:
-        return
-    for resident in [asked == {"resident"}] if asked else [True, False]:
+    pinned = {mk.name for mk in makers if mk.limits.residency == "resident"}
+    free = {mk.name for mk in makers if mk.limits.residency is None}
+    for resident in [pinned | free, pinned] if free else [pinned]:
         for sizes, homes, s in divisions(makers):
             chunk = {}
             for m in divisors(items):
@@ -149,16 +148,15 @@ def node_ways(makers, items, exchanges, devices):
             peaks, idles = {}, {}
             for mk, n, home in zip(makers, sizes, homes, strict=True):
                 peaks[home] = peaks.get(home, 0) + mk.bytes[items, n, s]
-                idles[home] = idles.get(home, 0) + mk.resident_bytes
+                idles[home] = idles.get(home, 0) + mk.resident_bytes * (mk.name in resident)
             used = sum(dict(zip(homes, sizes, strict=True)).values())
-            loading = sum(max(mk.switch[i] for mk in makers) for i in (0, 1))
+            away = [mk for mk in makers if mk.name not in resident]
+            loading = sum(max((mk.switch[i] for mk in away), default=0.0) for i in (0, 1))
             lead = max(
                 mk.share * mk.seconds[items, n, s] for mk, n in zip(makers, sizes, strict=True)
             )
-            switch = lead if resident else lead + loading
             if used <= devices:
-                idle = max(idles.values()) if resident else 0
-                yield Way(used, chunk, switch, max(peaks.values()), idle)
+                yield Way(used, chunk, lead + loading, max(peaks.values()), max(idles.values()))
 
 
 def divisions(makers):

@@ -240,3 +240,22 @@ def test_undominated_rows_are_those_of_the_definition():
                 )
             ]
             assert undominated(rows).tolist() == expected
+
+
+def test_a_component_of_a_loop_stays_while_the_other_gives_its_memory_back():
+    switch = {"onload_seconds": 0.25, "offload_seconds": 0.25}
+    flow = Flow("test")
+    a = Stage("a", "run", inputs=("scored",), outputs=("items", "groups"))
+    b = Stage("b", "run", inputs=("items",), outputs=("scored",))
+    flow.loop("loop", a, b)
+    flow.stage("c", Stage("c", "run", inputs=("groups",)))
+    measured = profile(a=heavy(8, 30, 30, **switch), b=heavy(4, 1, 1), c=heavy(8, 60, **switch))
+    of_b = limits(b={"residency": "resident"})
+    found = plan(flow, measured, cluster(1, memory_bytes=80 * 10**9), of_b)
+    assert {name: part.residency for name, part in found.plan.components.items()} == {
+        "a": "offload",
+        "b": "resident",
+        "c": "resident",
+    }
+    assert found.seconds == pytest.approx(8 + 4 + 8 + 0.5)
+    assert found.peak_bytes == {"device": 61 * 10**9}

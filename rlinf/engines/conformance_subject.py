@@ -22,7 +22,7 @@ from rlinf.engines.protocol import (
     Lora,
     ModelSource,
 )
-from rlinf.engines.weights import adapter_file_name, is_adapter
+from rlinf.models.adapters import adapter_file_name, is_adapter
 
 Kind = Literal["tied", "untied", "adapter"]
 

@@ -30,8 +30,9 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
-from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, is_adapter, sizes_of
+from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, sizes_of
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import is_adapter
 
 _WORKER = "rlinf.engines.vllm_worker.WeightUpdate"
 _PASS = 4096  # tokens of a forward pass on a CPU

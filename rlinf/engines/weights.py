@@ -14,23 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlinf.engines.protocol import Lora, Weights
-
-_PREFIX = "base_model.model."
-
-
-def is_adapter(name: str) -> bool:
-    """Whether a tensor belongs to a LoRA adapter."""
-    return "lora_" in name
-
-
-def adapter_file_name(name: str, adapter: str = "default") -> str:
-    """The name that a parameter of an adapter has in the adapter's file.
-
-    ``model.layers.0.q_proj.lora_A.default.weight`` becomes
-    ``base_model.model.model.layers.0.q_proj.lora_A.weight``.
-    """
-    plain = name.replace(f".{adapter}.", ".").removesuffix(f".{adapter}")
-    return plain if plain.startswith(_PREFIX) else _PREFIX + plain
+from rlinf.models.adapters import adapter_file_name, is_adapter
 
 
 def assign_weights(model: nn.Module, weights: Weights, *, may_be_empty: bool) -> None:

@@ -1,15 +1,32 @@
-"""Low-rank adapters of peft, made from a config section."""
+"""Low-rank adapters of peft: made from a config section, loaded, and the names in their files."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import LoraConfig
+
+_PREFIX = "base_model.model."
+_SHOWN = 3  # names in a message
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor belongs to a LoRA adapter."""
+    return "lora_" in name
+
+
+def adapter_file_name(name: str) -> str:
+    """The name that a parameter of an adapter has in the adapter's file.
+
+    ``model.layers.0.q_proj.lora_A.default.weight`` becomes
+    ``base_model.model.model.layers.0.q_proj.lora_A.weight``.
+    """
+    plain = name.replace(".default.", ".").removesuffix(".default")
+    return plain if plain.startswith(_PREFIX) else _PREFIX + plain
 
 
 def inject_adapters(model: Any, config: LoraConfig, *, seed: int) -> Any:
@@ -27,7 +44,7 @@ def inject_adapters(model: Any, config: LoraConfig, *, seed: int) -> Any:
         The configuration of peft, to be saved with the adapter.
 
     Raises:
-        ConfigError: The model has no such layer.
+        ConfigError: The model has no such layer, or the adapter to continue from is another one.
     """
     from peft import inject_adapter_in_model
 
@@ -36,9 +53,9 @@ def inject_adapters(model: Any, config: LoraConfig, *, seed: int) -> Any:
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name="default")
     if config.path is not None:
-        load_adapter(model, config.path)
+        load_adapter(model, config)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        parameter.requires_grad_(is_adapter(name))
     return settings
 
 
@@ -68,8 +85,51 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     )
 
 
-def load_adapter(model: Any, path: Path) -> None:
-    """Give the adapters of a model the values of a directory that peft wrote."""
-    from peft import load_peft_weights, set_peft_model_state_dict
+def load_adapter(model: Any, config: LoraConfig) -> None:
+    """Give the adapters of a model the values in the directory of the section.
 
-    set_peft_model_state_dict(model, load_peft_weights(str(path), device="cpu"))
+    Args:
+        model: With fresh adapters of this section.
+        config: The section, with a path.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or the adapter has another rank, scale or other
+            layers; then nothing was changed.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    assert config.path is not None
+    with in_section("lora"):
+        config.check()
+    try:
+        given = load_file(config.path.expanduser() / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        reason = f"the adapter in {config.path} cannot be read: {error}"
+        raise ConfigError(reason, key="lora.path") from error
+    own = {adapter_file_name(n): p for n, p in model.named_parameters() if is_adapter(n)}
+    wrong = _differences(own, given)
+    if wrong:
+        raise ConfigError(
+            f"the adapter in {config.path} does not fit the model and lora.target_modules; {wrong}",
+            key="lora.path",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(given[name])
+
+
+def _differences(own: dict[str, nn.Parameter], given: dict[str, Tensor]) -> str:
+    """What is missing, unknown or of another shape, in words; empty where nothing is."""
+    shared = own.keys() & given.keys()
+    kinds = {
+        "missing in its file": own.keys() - given.keys(),
+        "unknown here": given.keys() - own.keys(),
+        "of another shape": {name for name in shared if own[name].shape != given[name].shape},
+    }
+    return "; ".join(
+        f"{title}: {', '.join(sorted(names)[:_SHOWN])}"
+        + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        for title, names in kinds.items()
+        if names
+    )

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import load_adapter, peft_settings
+from rlinf.models.adapters import adapter_file_name, is_adapter, load_adapter, peft_settings
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 
 _SHOWN = 6  # names listed per kind of difference
-_PREFIX = "base_model.model."
 _BUILDING = threading.RLock()
 
 P = ParamSpec("P")
@@ -179,7 +178,7 @@ def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     base = model.get_base_model() if _has_adapters(model) else model
     seen: set[int] = set()
     for name, value in base.state_dict().items():
-        if "lora_" in name or value.data_ptr() in seen:
+        if is_adapter(name) or value.data_ptr() in seen:
             continue
         seen.add(value.data_ptr())
         yield name.replace(".base_layer.", "."), _merged(base, name, value)
@@ -188,8 +187,8 @@ def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the adapters by the names of an adapter's file."""
     for name, value in model.get_base_model().state_dict().items():
-        if "lora_" in name:
-            yield _PREFIX + name.replace(".default.", "."), value
+        if is_adapter(name):
+            yield adapter_file_name(name), value
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
@@ -251,7 +250,7 @@ def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
         torch.manual_seed(seed)
         adapted = peft.get_peft_model(model, settings)
     if lora.path is not None:
-        load_adapter(adapted, lora.path)
+        load_adapter(adapted, lora)
     return adapted
 
 

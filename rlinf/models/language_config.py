@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -34,11 +35,34 @@ class LoraConfig(StrictModel):
         return (self.alpha or self.rank) / self.rank
 
     def check(self) -> None:
-        """Refuse where peft is not installed or the adapter is not there."""
+        """Refuse where peft is not installed, or the adapter is not there or another one."""
         if find_spec("peft") is None:
             raise MissingPackageError("peft", "language", "section lora")
-        if self.path is not None and not (self.path / "adapter_model.safetensors").is_file():
-            raise ConfigError(f"{self.path} holds no adapter_model.safetensors", key="path")
+        if self.path is None:
+            return
+        directory = self.path.expanduser()
+        for name in ("adapter_model.safetensors", "adapter_config.json"):
+            if not (directory / name).is_file():
+                raise ConfigError(f"{self.path} holds no {name}", key="path")
+        self._check_settings(directory / "adapter_config.json")
+
+    def _check_settings(self, file: Path) -> None:
+        """Compare with what peft wrote of the adapter: another scale would change its updates."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            rank, alpha = int(found["r"]), float(found["lora_alpha"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file} are no settings of a LoRA adapter", key="path") from error
+        for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
+            if found.get(name):
+                raise ConfigError(f"{file} has {name}, which a section lora has not", key="path")
+        if (rank, alpha) != (self.rank, self.alpha or self.rank):
+            raise ConfigError(
+                f"the adapter in {self.path} has rank {rank} and alpha {alpha:g}, the section rank "
+                f"{self.rank} and alpha {self.alpha or self.rank:g}; legal with it: rank {rank}, "
+                f"alpha {alpha:g}",
+                key="path",
+            )
 
 
 class ArchitectureConfig(StrictModel):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
 from rlinf.errors import RunFailure
-from rlinf.models.adapters import inject_adapters
+from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
 from rlinf.trainers.language import lora
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
@@ -215,8 +215,8 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
         if self._adapter is None:
             raise ValueError("there is no adapter; write a section lora")
         for name, parameter in self._model.named_parameters():
-            if lora.plain_name(name) is None:
-                yield lora.adapter_file_name(name), self._whole(parameter)
+            if is_adapter(name):
+                yield adapter_file_name(name), self._whole(parameter)
 
     def _merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         assert self._config.lora is not None

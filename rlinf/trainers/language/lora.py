@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_NAME = "default"
-_FILE_PREFIX = "base_model.model."
+from rlinf.models.adapters import is_adapter
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
@@ -31,14 +30,9 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def adapter_file_name(name: str) -> str:
-    """The name of an adapter's parameter in its file."""
-    return _FILE_PREFIX + name.replace(f".{_NAME}.", ".")
-
-
 def plain_name(name: str) -> str | None:
     """The name of a frozen parameter in the model without adapters; None for an adapter's."""
-    return None if "lora_" in name else name.replace(".base_layer.", ".")
+    return None if is_adapter(name) else name.replace(".base_layer.", ".")
 
 
 def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:

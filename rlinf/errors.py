@@ -6,8 +6,11 @@ prints it without a stack trace and exits with 2. Everything else is a failure o
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class RLinfError(Exception):
@@ -47,6 +50,14 @@ def in_section(section: str) -> Iterator[None]:
         raise
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an extra for this interpreter, from the checkout if it is one."""
+    root = Path(__file__).resolve().parents[1]
+    in_checkout = (root / "pyproject.toml").is_file()
+    project = ["-e", f"{root}[{extra}]"] if in_checkout else [f"rlinf[{extra}]"]
+    return shlex.join([sys.executable, "-m", "pip", "install", *project])
+
+
 class MissingPackageError(UserError):
     """An adapter was asked for, but the package behind it is not installed.
 
@@ -59,7 +70,7 @@ class MissingPackageError(UserError):
     def __init__(self, package: str, extra: str, needed_for: str) -> None:
         super().__init__(
             f"{needed_for} needs the package '{package}', which is not installed. "
-            f"Install it with: pip install 'rlinf[{extra}]'"
+            f"Install it with: {install_command(extra)}"
         )
         self.package = package
         self.extra = extra

@@ -17,6 +17,7 @@ from rlinf.config.dump import to_yaml
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.envs.metaworld import task_names
+from rlinf.errors import install_command
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 ALL = "actor,env,rollout"
@@ -232,9 +233,9 @@ def test_other_verbs(
 @pytest.mark.parametrize(
     ("missing", "words", "parts"),
     [
-        ("metaworld", [], ["'metaworld'", "pip install 'rlinf[metaworld]'"]),
-        ("wandb", ["logger.backends=[wandb]"], ["'wandb'", "pip install 'rlinf[wandb]'"]),
-        ("ray", ["cluster.runtime=ray"], ["'ray'", "pip install 'rlinf[ray]'"]),
+        ("metaworld", [], ["'metaworld'", install_command("metaworld")]),
+        ("wandb", ["logger.backends=[wandb]"], ["'wandb'", install_command("wandb")]),
+        ("ray", ["cluster.runtime=ray"], ["'ray'", install_command("ray")]),
     ],
 )
 def test_missing_packages(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,9 @@ import pytest
 from rlinf.cli.health import machine, packages, rendering
 from rlinf.cli.health.finding import Finding
 from rlinf.cli.main import main
+from rlinf.errors import install_command
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_missing_and_wrong_packages_get_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +34,7 @@ def test_missing_and_wrong_packages_get_their_command(monkeypatch: pytest.Monkey
     assert found["psutil"].status == "failed"
     assert found["psutil"].detail.endswith("is not >=9999")
     assert found["no-such-simulator"].status == "absent"
-    assert found["no-such-simulator"].fix == "pip install 'rlinf[arm]'"
+    assert found["no-such-simulator"].fix == install_command("arm")
     assert found["safetensors"].status == "warning"
     assert "no-such-linter" not in found
 
@@ -109,3 +115,16 @@ def test_exit_code_says_whether_something_failed(
 def test_ray_starts() -> None:
     finding = machine.ray_finding()
     assert finding.status == "ok", finding
+
+
+def test_an_extra_is_installed_from_the_checkout_or_else_by_name(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install"]
+    assert shlex.split(install_command("ray")) == [*pip, "-e", f"{ROOT}[ray]"]
+    copy = tmp_path / "errors.py"
+    copy.write_bytes((ROOT / "rlinf/errors.py").read_bytes())
+    spec = importlib.util.spec_from_file_location("installed_errors", copy)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert shlex.split(module.install_command("ray")) == [*pip, "rlinf[ray]"]

@@ -15,6 +15,7 @@ import psutil
 
 from rlinf.cli.health.finding import Finding, gigabytes
 from rlinf.cli.health.packages import installed
+from rlinf.errors import install_command
 
 _SMALL_SHARED_MEMORY = 1e9
 _SMALL_MEMORY = 2e9
@@ -168,7 +169,7 @@ def _video_encoder() -> Finding:
 def ray_finding() -> Finding:
     """Start a Ray of our own with one core, call a function on it, and end it."""
     if not installed("ray"):
-        return Finding("ray start", "absent", "not installed", "pip install 'rlinf[ray]'")
+        return Finding("ray start", "absent", "not installed", install_command("ray"))
     program = (
         "import ray\n"
         "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False)\n"

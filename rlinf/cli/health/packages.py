@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 
 from rlinf.cli.health.finding import Finding
+from rlinf.errors import install_command
 
 _OLDEST_PYTHON = (3, 11)
 
@@ -45,8 +46,7 @@ def _extra(requirement: Requirement) -> str:
 
 def _finding(requirement: Requirement, extra: str) -> Finding:
     name, wanted = requirement.name, str(requirement.specifier)
-    target = f"'rlinf[{extra}]'" if extra else f"'{name}{wanted}'"
-    fix = f"pip install {target}"
+    fix = install_command(extra) if extra else f"pip install '{name}{wanted}'"
     version = _version(name)
     if not version:
         if extra:

@@ -2,13 +2,14 @@
 
 import builtins
 import json
+import re
 
 import numpy as np
 import pytest
 
 from rlinf.config.validate import validate
 from rlinf.data.prompts.config import PromptDataConfig
-from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.errors import ConfigError, MissingPackageError, install_command
 
 from .conftest import sums
 
@@ -85,7 +86,7 @@ def test_parquet_without_its_package_names_the_extra(tokenizer, write, monkeypat
 
     path = write("a.parquet", b"")
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingPackageError, match=r"pip install 'rlinf\[language\]'"):
+    with pytest.raises(MissingPackageError, match=re.escape(install_command("language"))):
         build(tokenizer, [path])
 
 

@@ -152,7 +152,7 @@ class GenerationWorker(StageWorker):
         """
         waiting = list(spares)[self._rank :: self._world_size]
         if self._setup.tells_progress:
-            report = yield from self._fill_moving(scored, prompts, shared)
+            report = yield from self._fill_moving(scored, prompts, step, shared)
         elif self._pool is None:
             report = yield from self._fill_slots(scored, prompts, waiting)
         else:
@@ -171,7 +171,11 @@ class GenerationWorker(StageWorker):
         return report
 
     def _fill_moving(
-        self, scored: InputStream, prompts: Sequence[Drawn], shared: SharedDevices | None
+        self,
+        scored: InputStream,
+        prompts: Sequence[Drawn],
+        step: int,
+        shared: SharedDevices | None,
     ) -> Generator[Emit, None, GenerationReport]:
         """As :meth:`_fill_slots`, by workers of which some may leave their groups to others."""
         setup, leader = self._setup, None
@@ -180,6 +184,7 @@ class GenerationWorker(StageWorker):
         if shared is not None and self._rank == self._world_size - 1:
             leader = RolloutLeader(
                 shared,
+                step=step,
                 slots=len(prompts),
                 group_size=setup.group_size,
                 global_batches=setup.global_batches,
@@ -191,6 +196,7 @@ class GenerationWorker(StageWorker):
             self._engine,
             MovingRound(setup.group_size, setup.sampling),
             scored,
+            step=step,
             rank=self._rank,
             devices=shared,
             mailbox=self._mailbox,

@@ -9,7 +9,7 @@ the worker whose slot it is, so that no group is lost or counted twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -38,27 +38,33 @@ _STEPS = 8
 
 
 class StepTimes:
-    """Seconds of decoding steps against the number of sequences, over steps of training."""
+    """Seconds of decoding steps against the number of sequences, the last thousand counting most.
+
+    Least squares by running sums, as it is asked for while others wait for the next token.
+    """
+
+    _MEMORY = 0.999
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, float]] = []
+        # Σw, Σwn, Σwt, Σwn², Σwnt over steps with n sequences that took t seconds.
+        self._sums = np.zeros(5)
 
     def note(self, sequences: int, seconds: float) -> None:
         """Remember one step."""
-        self._seen.append((sequences, seconds))
-        if len(self._seen) > 4096:
-            del self._seen[:2048]
+        self._sums *= self._MEMORY
+        self._sums += (1.0, sequences, seconds, sequences**2, sequences * seconds)
 
     def cost(self) -> DecodeCost:
         """Least squares through what was seen, neither part below 0."""
-        if not self._seen:
+        weight = self._sums[0]
+        if not weight:
             return DecodeCost(fixed=0.0, per_sequence=0.0)
-        sequences, seconds = np.array(self._seen).T
-        spread = float(np.var(sequences))
-        slope = float(np.cov(sequences, seconds, bias=True)[0, 1]) / spread if spread else 0.0
-        slope = min(max(slope, 0.0), float(seconds.mean() / max(sequences.mean(), 1.0)))
-        fixed = max(float(seconds.mean() - slope * sequences.mean()), 0.0)
-        return DecodeCost(fixed=fixed, per_sequence=slope)
+        sequences, seconds, squares, products = self._sums[1:] / weight
+        spread = squares - sequences**2
+        # Of one number of sequences alone nothing is known about another.
+        slope = (products - sequences * seconds) / spread if spread > 1e-9 * squares else 0.0
+        slope = min(max(slope, 0.0), seconds / max(sequences, 1.0))
+        return DecodeCost(fixed=float(seconds - slope * sequences), per_sequence=float(slope))
 
 
 class MovingRollout:
@@ -68,6 +74,7 @@ class MovingRollout:
         engine: Generates.
         round_: The groups.
         scored: Stream of scored groups.
+        step: Number of the training step.
         rank: Of this worker.
         devices: How devices are shared; None: they stay where they are.
         mailbox: This worker's own; None likewise.
@@ -83,6 +90,7 @@ class MovingRollout:
         round_: MovingRound,
         scored: InputStream,
         *,
+        step: int,
         rank: int,
         devices: SharedDevices | None,
         mailbox: Mailbox | None,
@@ -90,7 +98,8 @@ class MovingRollout:
         leader: RolloutLeader | None,
         release: Callable[[], None],
     ) -> None:
-        self._engine, self._round, self._scored, self._rank = engine, round_, scored, rank
+        self._engine, self._round, self._scored = engine, round_, scored
+        self._step, self._rank = step, rank
         self._devices, self._mailbox, self._times = devices, mailbox, times
         self._leader, self._release = leader, release
         self._has_device = True
@@ -164,7 +173,7 @@ class MovingRollout:
         for message in self._mailbox.read():
             yield from self._hear(message)
         if self._leader is not None and not self._over:
-            for rank, message in self._leader.decide(self._times.cost()):
+            for rank, message in self._leader.decide(self._times.cost):
                 if rank == self._rank:
                     yield from self._hear(message)
                 else:
@@ -177,13 +186,22 @@ class MovingRollout:
         progress = self._engine.progress()
         known = tuple(progress.values())
         waiting = self._engine.unfinished - len(known)
+        self._report(known + (0,) * waiting, self._round.bounds(self._engine))
+
+    def _report(
+        self, running: tuple[int, ...], bounds: Mapping[int, int], *, left: bool = False
+    ) -> None:
+        """Tell the worker that decides how things stand, and what ended since the last time."""
         standing = Standing(
             rank=self._rank,
-            running=known + (0,) * waiting,
+            step=self._step,
+            running=running,
             ended=tuple(self._ended),
-            bounds=self._round.bounds(self._engine),
+            bounds=bounds,
             complete=dict(self._complete),
-            left=not self._has_device,
+            given=self._round.given,
+            adopted=self._round.adopted,
+            left=left,
         )
         self._ended.clear()
         self._complete.clear()
@@ -206,6 +224,8 @@ class MovingRollout:
             bounds = self._round.bounds(self._engine)
             if bounds:
                 yield Emit("groups", min(bounds), Progress(bounds))
+            # Nothing is decided before the groups are known to have arrived.
+            self._tell()
         elif isinstance(message, Leave):
             self._leave(message)
         elif isinstance(message, Over):
@@ -224,17 +244,7 @@ class MovingRollout:
             if mine:
                 self._devices.mailboxes[rank].post(Guests(mine))
         self._give_device_up()
-        standing = Standing(
-            rank=self._rank,
-            running=(),
-            ended=tuple(self._ended),
-            bounds={},
-            complete=dict(self._complete),
-            left=True,
-        )
-        self._ended.clear()
-        self._complete.clear()
-        self._say_to_leader(standing)
+        self._report((), {}, left=True)
 
     def _give_device_up(self) -> None:
         if self._devices is None or not self._has_device:

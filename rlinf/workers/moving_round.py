@@ -67,18 +67,24 @@ class Standing:
 
     Args:
         rank: Of the worker.
+        step: Number of the training step that it is about.
         running: Tokens of each unfinished sequence.
         ended: Tokens of sequences that ended before the limit since the last time.
         bounds: As in :class:`Progress`.
         complete: Longest answers of groups that are complete, by slot, since the last time.
+        given: Groups that it has sent to others in this step.
+        adopted: Groups that it has got from others.
         left: Whether it has given its device up.
     """
 
     rank: int
+    step: int
     running: tuple[int, ...]
     ended: tuple[int, ...]
     bounds: Mapping[int, int]
     complete: Mapping[int, int]
+    given: int
+    adopted: int
     left: bool = False
 
 
@@ -121,6 +127,7 @@ class MovingRound(Round):
         self._away: set[int] = set()
         self.guests: set[int] = set()
         self.complete: dict[int, int] = {}
+        self.given = self.adopted = 0
 
     def begin(self, slot: int, drawn: Drawn, seeds: Iterable[int]) -> list[GenerationRequest]:
         """See :meth:`Round.begin`."""
@@ -164,11 +171,13 @@ class MovingRound(Round):
                 self.close(slot)
             else:
                 self._away.add(slot)
+        self.given += len(moved)
         return moved
 
     def adopt(self, group: MovedGroup) -> list[GenerationRequest]:
         """What is missing of a group that another worker gave, or this one before."""
         slot = group.slot
+        self.adopted += 1
         if slot in self._away:
             self._away.discard(slot)
         else:

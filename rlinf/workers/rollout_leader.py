@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlinf.flow.elastic import (
     Choice,
     DecodeCost,
@@ -19,6 +21,7 @@ class RolloutLeader:
 
     Args:
         devices: How devices are shared.
+        step: Number of the training step.
         slots: Groups of the step.
         group_size: Sequences of a group.
         global_batches: Optimizer steps of the step.
@@ -31,6 +34,7 @@ class RolloutLeader:
         self,
         devices: SharedDevices,
         *,
+        step: int,
         slots: int,
         group_size: int,
         global_batches: int,
@@ -38,7 +42,8 @@ class RolloutLeader:
         train_seconds: float | None,
         handover_seconds: float,
     ) -> None:
-        self._devices, self._slots, self._size = devices, slots, group_size
+        self._devices, self._step = devices, step
+        self._slots, self._size = slots, group_size
         self._batches, self._limit = global_batches, limit
         self._handover_seconds = handover_seconds
         self.train_seconds = train_seconds
@@ -55,16 +60,18 @@ class RolloutLeader:
         if isinstance(message, Trained):
             self.train_seconds = message.seconds
             return
+        if message.step != self._step:
+            return  # it was on its way when the step before ended
         self._standing[message.rank] = message
         self._ended += message.ended
         self._complete.update(message.complete)
         self._news = True
 
-    def decide(self, decode: DecodeCost) -> list[tuple[int, Leave | Over]]:
+    def decide(self, cost: Callable[[], DecodeCost]) -> list[tuple[int, Leave | Over]]:
         """Messages to workers, by rank; mostly none.
 
         Args:
-            decode: What a decoding step takes.
+            cost: Tells what a decoding step takes.
         """
         if not self._news or self._over:
             return []
@@ -72,13 +79,15 @@ class RolloutLeader:
         workers = len(self._devices.mailboxes)
         if len(self._complete) == self._slots:
             self._over = True
-            self._note_borrowed(decode)
+            self._note_borrowed(cost())
             return [(rank, Over()) for rank in range(workers)]
         gone = [rank for rank in self._leaving if not self._has_left(rank)]
-        if gone or len(self._standing) < workers:
+        standing = self._standing.values()
+        on_their_way = sum(s.given for s in standing) - sum(s.adopted for s in standing)
+        if gone or on_their_way or len(self._standing) < workers:
             return []  # what runs where is not known
         live = [rank for rank in range(workers) if rank not in self._leaving]
-        choice = release(self._state(live, decode))
+        choice = release(self._state(live, cost()))
         if choice.action != "release":
             return []
         self.choices.append(choice)

@@ -1,0 +1,96 @@
+"""What the rollout worker that decides makes of what it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf.flow.elastic import DecodeCost
+from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing
+from rlinf.workers.rollout_leader import RolloutLeader
+
+WORKERS, SLOTS, GROUP, LIMIT, STEP = 3, 6, 4, 200, 5
+
+
+def cost() -> DecodeCost:
+    return DecodeCost(fixed=0.01, per_sequence=0.0)
+
+
+@pytest.fixture
+def leader() -> RolloutLeader:
+    nobody: Any = None  # only how many there are counts here
+    devices = SharedDevices(
+        leases=(nobody,) * WORKERS,
+        mailboxes=(nobody,) * WORKERS,
+        trainer_sizes=(1, 2, 3),
+        capacity=64,
+        offload=False,
+    )
+    return RolloutLeader(
+        devices,
+        step=STEP,
+        slots=SLOTS,
+        group_size=GROUP,
+        global_batches=3,
+        limit=LIMIT,
+        train_seconds=3.0,
+        handover_seconds=0.0,
+    )
+
+
+def standing(rank: int, **changes: Any) -> Standing:
+    """Two of six groups of each worker, of which the first one is complete."""
+    plain: dict[str, Any] = {
+        "rank": rank,
+        "step": STEP,
+        "running": (40,) * GROUP,
+        "ended": (20,) * GROUP,
+        "bounds": {2 * rank + 1: 40},
+        "complete": {2 * rank: 20},
+        "given": 0,
+        "adopted": 0,
+    }
+    return Standing(**plain | changes)
+
+
+def hear_all(leader: RolloutLeader, **changes: Any) -> None:
+    for rank in range(WORKERS):
+        leader.hear(standing(rank, **changes))
+
+
+def test_workers_leave_once_a_batch_can_be_trained_on(leader: RolloutLeader) -> None:
+    hear_all(leader)
+    messages = leader.decide(cost)
+    assert [rank for rank, _ in messages] == [0, 1]
+    assert all(message == Leave({2: GROUP}) for _, message in messages)
+
+
+def test_nothing_is_decided_before_all_were_heard(leader: RolloutLeader) -> None:
+    leader.hear(standing(0))
+    leader.hear(standing(1))
+    assert leader.decide(cost) == []
+
+
+def test_nothing_is_decided_while_groups_are_on_their_way(leader: RolloutLeader) -> None:
+    leader.hear(standing(0, running=(), bounds={}, given=1, left=True))
+    leader.hear(standing(1))
+    leader.hear(standing(2))
+    assert leader.decide(cost) == []
+    leader.hear(standing(1, running=(40,) * 2 * GROUP, bounds={1: 40, 3: 40}, adopted=1))
+    assert leader.decide(cost)
+
+
+def test_what_was_said_of_another_step_is_not_taken_for_this_one(leader: RolloutLeader) -> None:
+    hear_all(leader, step=STEP - 1, left=True)
+    assert leader.decide(cost) == []
+    hear_all(leader)
+    assert [rank for rank, _ in leader.decide(cost)] == [0, 1]
+
+
+def test_all_are_told_when_every_group_is_complete(leader: RolloutLeader) -> None:
+    for rank in range(WORKERS):
+        both = {2 * rank: 20, 2 * rank + 1: 50}
+        leader.hear(standing(rank, running=(), bounds={}, complete=both))
+    assert leader.decide(cost) == [(rank, Over()) for rank in range(WORKERS)]
+    assert leader.decide(cost) == []

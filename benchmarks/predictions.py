@@ -56,7 +56,7 @@ def prediction(recipe: Path, words: list[str], profile: Profile) -> Prediction:
     """What a step of a run should take under its placement."""
     task, _, config = read_config(str(recipe), words)
     flow, limits, cluster = task.flow(config), config.planning.constraints, cluster_of(config)
-    conditions = Conditions(steps=SIMULATED_STEPS, staleness=limits.staleness)
+    conditions = Conditions(steps=SIMULATED_STEPS)
     played = simulate(flow, config.plan, profile, cluster, limits, conditions=conditions)
     return Prediction(
         simulated=statistics.median(played.steady_seconds),

@@ -140,22 +140,31 @@ class Flow:
             edges.append(Edge(name, sources[0], targets[0], targets[0].route(name)))
         return edges
 
+    def feeds(self) -> dict[str, tuple[str, ...]]:
+        """Names of the nodes that feed each node, itself left out, each once.
+
+        Raises:
+            ConfigError: If an edge does not have one producer and one consumer.
+        """
+        home = {id(stage): node.name for node, stage in self.stages()}
+        found: dict[str, list[str]] = {node.name: [] for node in self.nodes}
+        for edge in self.edges():
+            source, target = home[id(edge.producer)], home[id(edge.consumer)]
+            if source != target and source not in found[target]:
+                found[target].append(source)
+        return {name: tuple(sources) for name, sources in found.items()}
+
     def order(self) -> list[Node]:
         """Nodes in an order in which each comes after all that feed it.
 
         Raises:
             ConfigError: If nodes feed each other in a circle outside a loop node.
         """
-        home = {id(stage): node for node, stage in self.stages()}
-        feeds: dict[str, set[str]] = {node.name: set() for node in self.nodes}
-        for edge in self.edges():
-            source, target = home[id(edge.producer)], home[id(edge.consumer)]
-            if source is not target:
-                feeds[target.name].add(source.name)
+        feeds = self.feeds()
         ordered: list[Node] = []
         while len(ordered) < len(self.nodes):
             done = {node.name for node in ordered}
-            ready = [n for n in self.nodes if n.name not in done and feeds[n.name] <= done]
+            ready = [n for n in self.nodes if n.name not in done and done.issuperset(feeds[n.name])]
             if not ready:
                 stuck = sorted(set(feeds) - done)
                 raise ConfigError(

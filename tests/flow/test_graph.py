@@ -19,6 +19,10 @@ def test_order_follows_the_edges_and_not_the_order_of_declaration():
     assert [node.name for node in embodied().order()] == ["rollout", "train"]
 
 
+def test_a_loop_feeds_the_next_node_and_not_itself():
+    assert embodied().feeds() == {"train": ("rollout",), "rollout": ()}
+
+
 def test_edges_connect_producer_and_consumer_by_name():
     edges = {
         edge.name: (edge.producer.component, edge.consumer.component) for edge in embodied().edges()

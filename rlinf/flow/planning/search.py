@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf.flow.graph import Node
 from rlinf.flow.planning.choices import NodeTable
 from rlinf.flow.planning.formulas import PARTS, Form, Kind, least_total
 from rlinf.flow.planning.junction import Junction, Limits
@@ -56,7 +55,12 @@ class Search:
         self._others = others
         self.order = problem.flow.order()
         self._whole = (1 << len(self.order)) - 1
-        self._edges = _edges(problem, self.order)
+        place = {node.name: position for position, node in enumerate(self.order)}
+        self._edges = [
+            (place[source], place[target])
+            for target, sources in problem.flow.feeds().items()
+            for source in sources
+        ]
         self._granularities = problem.constraints.considered()
         self._tables: dict[tuple[int, int], NodeTable | None] = {}
         self._found: dict[tuple[int, Form, int], Options | None] = {}
@@ -181,10 +185,3 @@ class Search:
 
     def _crosses(self, sources: int, targets: int) -> bool:
         return any(sources >> a & 1 and targets >> b & 1 for a, b in self._edges)
-
-
-def _edges(problem: Problem, order: list[Node]) -> set[tuple[int, int]]:
-    """Pairs of positions of nodes that feed each other."""
-    home = {id(stage): i for i, node in enumerate(order) for stage in node.stages}
-    pairs = {(home[id(e.producer)], home[id(e.consumer)]) for e in problem.flow.edges()}
-    return {(a, b) for a, b in pairs if a != b}

@@ -59,9 +59,7 @@ def run_scenario(
     for text in clusters or tuple(sizes):
         cluster = parse_cluster_shape(text)
         constraints = scenario.constraints(sizes.get(text, largest), staleness)
-        conditions = Conditions(
-            steps=steps, staleness=staleness, seed=seed, generation=scenario.generation()
-        )
+        conditions = Conditions(steps=steps, seed=seed, generation=scenario.generation())
         yield from _outcomes(scenario, cluster, constraints, conditions)
 
 

@@ -6,8 +6,8 @@ reservations of a device are first come, first served, and steps are reserved in
 order of events on every device is known beforehand: times are computed event by event in that
 order, without a queue. Events are those of groups of items and of engines, never of tokens.
 
-With a staleness bound of ``k`` a step may start when all but the last ``k`` steps before it are
-done, and the weights were synchronised. ``k = 0`` is synchronous training.
+With a staleness bound of ``k`` in the constraints, a step may start when all but the last ``k``
+steps before it are done, and the weights were synchronised. ``k = 0`` is synchronous training.
 
 A component without a granularity takes all items of the step at once and hands them on together.
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -37,9 +36,6 @@ from rlinf.flow.simulation.results import NodeStep, Simulation, Step
 from rlinf.flow.simulation.stations import Floats
 from rlinf.flow.simulation.trace import Trace
 
-# Interquartile range of the standard normal distribution.
-IQR = 1.349
-
 
 @dataclass(frozen=True)
 class Conditions:
@@ -47,17 +43,13 @@ class Conditions:
 
     Args:
         steps: Steps to simulate.
-        staleness: Steps by which weights may be old when a step starts.
-        seed: Seed of lengths and of deviations.
-        deviations: Whether nodes deviate from their median time, by the measured spread.
+        seed: Seed of lengths.
         timeline: Whether to record events.
         generation: Models of the components whose time depends on lengths.
     """
 
     steps: int = 1
-    staleness: int = 0
     seed: int = 0
-    deviations: bool = False
     timeline: bool = False
     generation: Mapping[str, GenerationModel] = field(default_factory=dict)
 
@@ -78,8 +70,8 @@ def simulate(
         plan: Where and in what pieces it runs, found by the planner or written by hand.
         profile: Measured costs of every component.
         cluster: The devices that the plan numbers.
-        constraints: The work of a step; limits of components play no role.
-        conditions: How many steps, staleness, lengths; by default one synchronous step.
+        constraints: The work of a step, and its staleness; limits of components play no role.
+        conditions: How many steps, lengths; by default one step of measured times.
 
     Returns:
         Times of every step and node, and events in the format of
@@ -131,26 +123,28 @@ class _Run:
             node.name: NodeModel(problem, plan, node, conditions.generation) for node in self._order
         }
         self._devices = {node.name: np.array(plan.devices(node.components)) for node in self._order}
-        self._sources = _sources(problem.flow)
+        self._sources = problem.flow.feeds()
         first, *others = (set(devices.tolist()) for devices in self._devices.values())
-        self._overlaps = any(not first & other for other in others)
+        ahead = problem.constraints.staleness and any(not first & other for other in others)
+        self._slowed = problem.profile.overlap_factor if ahead else 1.0
         self._free = np.zeros(problem.cluster.devices)
         self._trace = Trace(plan, enabled=conditions.timeline)
 
     def steps(self) -> Simulation:
         """All steps."""
         done: list[Step] = []
-        lag = self._conditions.staleness + 1
+        profile, staleness = self._problem.profile, self._problem.constraints.staleness
+        lag = staleness + 1
         for number in range(self._conditions.steps):
             before = done[number - lag].end if number >= lag else 0.0
-            begin = before + self._problem.profile.fixed_seconds
-            self._trace.synchronisation(number, before, begin)
+            begin = before + profile.fixed_seconds
+            self._trace.synchronisation(number, begin - profile.synchronisation_seconds, begin)
             done.append(self._step(number, begin))
         return Simulation(
             steps=tuple(done),
             devices={name: len(part.devices) for name, part in self._plan.components.items()},
             cluster_devices=self._problem.cluster.devices,
-            staleness=self._conditions.staleness,
+            staleness=staleness,
             events=self._trace.events(),
         )
 
@@ -174,7 +168,7 @@ class _Run:
             rng,
             self._arrivals(node, begin, outcomes),
             leased + onload,
-            self._factor(rng, node),
+            self._slowed,
         )
         released = outcome.end + offload
         self._free[devices] = released
@@ -203,27 +197,3 @@ class _Run:
             max(profile.onload_seconds for profile in offloaded),
             max(profile.offload_seconds for profile in offloaded),
         )
-
-    def _factor(self, rng: np.random.Generator, node: Node) -> float:
-        """How much longer than its median a node takes in a step."""
-        ahead = self._conditions.staleness > 0 and self._overlaps
-        slowed = self._problem.profile.overlap_factor if ahead else 1.0
-        if not self._conditions.deviations:
-            return slowed
-        spreads = [
-            m.spread / m.seconds
-            for name in node.components
-            for m in self._problem.profile.components[name].measurements
-        ]
-        return slowed * float(max(0.1, 1 + rng.standard_normal() * np.median(spreads) / IQR))
-
-
-def _sources(flow: Flow) -> dict[str, list[str]]:
-    """Names of the nodes that feed each node."""
-    home: dict[int, Any] = {id(stage): node.name for node, stage in flow.stages()}
-    found: dict[str, list[str]] = {node.name: [] for node in flow.nodes}
-    for edge in flow.edges():
-        source, target = home[id(edge.producer)], home[id(edge.consumer)]
-        if source != target and source not in found[target]:
-            found[target].append(source)
-    return found

@@ -43,7 +43,7 @@ class Trace:
     def synchronisation(self, step: int, begin: float, end: float) -> None:
         """Record the synchronisation of weights before a step."""
         if end > begin:
-            span = _Span("sync weights", begin, end, "transfer", {"step": step})
+            span = _Span("sync weights", begin, end, "sync", {"step": step})
             self._record("driver", "steps", span)
 
     def node(self, node: Node, step: int, reserved: float, run: NodeStep, outcome: Outcome) -> None:

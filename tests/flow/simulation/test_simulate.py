@@ -174,10 +174,10 @@ def test_one_step_of_staleness_overlaps_generation_with_training():
     measured = profile(a=component(1.0), b=component(1.5), synchronisation_seconds=0.0)
     split = placed(a=((0,), None), b=((1,), None))
     steps = Conditions(steps=20)
-    behind = Conditions(steps=20, staleness=1)
+    behind = EIGHT.model_copy(update={"staleness": 1})
     flow = chain("a", "b")
     together = simulate(flow, split, measured, cluster(2), EIGHT, conditions=steps)
-    overlapped = simulate(flow, split, measured, cluster(2), EIGHT, conditions=behind)
+    overlapped = simulate(flow, split, measured, cluster(2), behind, conditions=steps)
     assert together.seconds == pytest.approx(8 + 12)
     assert overlapped.quantiles(0.5)[0] == pytest.approx(12)
 
@@ -193,6 +193,20 @@ def test_synchronisation_is_part_of_a_step():
         conditions=Conditions(steps=3),
     )
     assert found.step_seconds == pytest.approx([10, 10, 10])
+
+
+def test_the_timeline_has_the_synchronisation_alone_as_a_run_has():
+    measured = profile(a=component(1.0), synchronisation_seconds=2.0)
+    measured = measured.model_copy(update={"driver_seconds": 3.0})
+    conditions = Conditions(steps=2, timeline=True)
+    alone = placed(a=((0,), None))
+    found = simulate(chain("a"), alone, measured, cluster(1), EIGHT, conditions=conditions)
+    assert found.step_seconds == pytest.approx([13, 13])
+    spans = [event for event in found.events if event["name"] == "sync weights"]
+    assert [(event["begin_ns"] / 1e9, event["end_ns"] / 1e9) for event in spans] == [
+        (3.0, 5.0), (16.0, 18.0),
+    ]  # fmt: skip
+    assert {event["cat"] for event in spans} == {"sync"}
 
 
 def test_the_seed_decides_everything():

@@ -83,12 +83,10 @@ class CostModel:
             items: Number of items, of a shape that broadcasts with ``devices``.
             devices: Number of devices.
             stages: Sub-batches in flight. Where this number was not measured on these devices,
-                every sub-batch costs what its items cost alone: ``stages · seconds(items/stages)``.
+                every sub-batch costs what its items cost alone: ``stages · seconds(items/stages)``;
+                where that was not measured either, the size is not legal.
         """
-        curves = self._curves.get(stages)
-        if curves is None:
-            return stages * self.seconds(np.asarray(items, float) / stages, devices)
-        found = self._over_devices(curves, items, devices, "seconds")
+        found = self._over_devices(self._curves.get(stages, []), items, devices, "seconds")
         if stages == 1 or 1 not in self._curves or np.isfinite(found).all():
             return found
         alone = stages * self.seconds(np.asarray(items, float) / stages, devices)
@@ -117,6 +115,8 @@ class CostModel:
         """
         seconds = float(self.seconds(items, devices, stages))
         if not np.isfinite(seconds):
+            if not self.covers(stages):
+                raise self.not_measured([stages])
             raise ConfigError(
                 f"'{self.name}' on {devices} devices was not measured and no scaling law covers "
                 f"it; nearest: {self.nearest_devices(devices)}"
@@ -145,6 +145,17 @@ class CostModel:
         if not low <= items <= high:
             found.append(f"{items:g} items from {low:g}–{high:g} on {inside[0].devices} devices")
         return tuple(found)
+
+    def covers(self, stages: int) -> bool:
+        """Whether a number of sub-batches in flight was measured, or can be told from one."""
+        return stages in self._curves or 1 in self._curves
+
+    def not_measured(self, stages: Sequence[int]) -> ConfigError:
+        """That none of these numbers of sub-batches in flight is covered."""
+        return ConfigError(
+            f"'{self.name}' was not measured with {join_choices(stages)} pipeline stages; "
+            f"measured with {join_choices(list(self._curves))}"
+        )
 
     def nearest_devices(self, wanted: int) -> int:
         """The legal number of devices that is nearest to ``wanted``."""

@@ -5,7 +5,10 @@ from hypothesis import strategies as st
 
 from rlinf.errors import ConfigError
 from rlinf.flow.costs import CostModel
+from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.planning import ComponentConstraint, Constraints, plan
 from rlinf.flow.profile import ComponentProfile, Measurement, ScalingLaw
+from tests.flow.simulation.flows import cluster, profile
 
 
 def measured(points, **values):
@@ -110,17 +113,48 @@ def test_devices_beyond_the_measured_ones_need_a_law():
 
 
 def test_sub_batches_that_were_not_measured_cost_what_their_items_cost_alone():
-    profile = ComponentProfile(
+    several = ComponentProfile(
         measurements=(
             Measurement(items=32, devices=1, seconds=2.0, origin="test"),
             Measurement(items=64, devices=1, seconds=3.0, origin="test"),
             Measurement(items=64, devices=1, pipeline_stages=4, seconds=5.5, origin="test"),
         )
     )
-    model = CostModel("x", profile)
+    model = CostModel("x", several)
     assert model.estimate(64, 1, 2).seconds == pytest.approx(2 * 2.0)
     assert model.estimate(64, 1, 4).seconds == 5.5
     assert model.estimate(64, 1, 2).extended == ("2 pipeline stages from 1",)
+
+
+def test_one_sub_batch_is_not_told_from_two():
+    two = Measurement(items=64, devices=1, pipeline_stages=2, seconds=5.5, peak_bytes=7, origin="")
+    model = CostModel("x", ComponentProfile(measurements=(two,)))
+    assert model.estimate(64, 1, 2).seconds == 5.5
+    for stages in (1, 4):
+        assert np.isinf(model.seconds([32, 64], 1, stages)).all()
+        assert np.isinf(model.peak_bytes(64, 1, stages))
+        with pytest.raises(ConfigError, match=f"with {stages} pipeline stages; measured with 2"):
+            model.estimate(64, 1, stages)
+
+
+def test_a_plan_needs_the_pipeline_stages_that_were_measured():
+    two = Measurement(items=8, devices=1, pipeline_stages=2, seconds=2.0, peak_bytes=7, origin="")
+    once = two.model_copy(update={"pipeline_stages": 1})
+    measured = {"a": two, "b": once, "c": once}
+    parts = {name: ComponentProfile(measurements=(one,)) for name, one in measured.items()}
+    flow = Flow("loop")
+    a = Stage("a", "run", inputs=("back",), outputs=("there", "out"))
+    flow.loop("loop", a, Stage("b", "run", inputs=("there",), outputs=("back",)))
+    flow.stage("c", Stage("c", "run", inputs=("out",)))
+    for stages in ((1, 2), (1,)):
+        each = ComponentConstraint(pipeline_stages=stages)
+        asked = Constraints(items=8, components={"a": each, "b": each})
+        if 2 in stages:
+            found = plan(flow, profile(**parts), cluster(1, memory_bytes=100), asked)
+            assert found.plan.components["a"].pipeline_stages == 2
+        else:
+            with pytest.raises(ConfigError, match="'a' was not measured with 1 pipeline stages"):
+                plan(flow, profile(**parts), cluster(1, memory_bytes=100), asked)
 
 
 def test_kinds_of_devices_have_their_own_costs():
@@ -128,10 +162,10 @@ def test_kinds_of_devices_have_their_own_costs():
         Measurement(items=8, devices=1, seconds=s, device_kind=kind, origin="test")
         for kind, s in (("H100", 1.0), ("A100", 2.0))
     ]
-    profile = ComponentProfile(measurements=tuple(points))
-    assert CostModel("x", profile, "A100").estimate(8, 1).seconds == 2.0
+    of_both = ComponentProfile(measurements=tuple(points))
+    assert CostModel("x", of_both, "A100").estimate(8, 1).seconds == 2.0
     with pytest.raises(ConfigError, match="'x' was not measured on H20; measured on A100, H100"):
-        CostModel("x", profile, "H20")
+        CostModel("x", of_both, "H20")
 
 
 def test_two_measurements_of_one_size_are_refused():

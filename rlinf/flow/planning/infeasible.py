@@ -54,6 +54,10 @@ def _explain_component(problem: Problem, node: Node, name: str) -> ConfigError |
             f"has {most}; nearest: devices_per_process {most}"
         )
     counts = limits.pipeline_stages if node.is_loop else (1,)
+    models = [problem.costs[name, kind] for kind in kinds]
+    covered = [s for s in counts if any(model.covers(s) for model in models)]
+    if not covered:
+        return models[0].not_measured(counts)
     sizes = {
         kind: np.unique(
             np.concatenate(
@@ -67,7 +71,7 @@ def _explain_component(problem: Problem, node: Node, name: str) -> ConfigError |
     }
     if not any(len(found) for found in sizes.values()):
         return _explain_division(problem, name, counts)
-    return _explain_memory(problem, name, sizes)
+    return _explain_memory(problem, name, sizes, covered[0])
 
 
 def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> ConfigError:
@@ -99,21 +103,21 @@ def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> Con
 
 
 def _explain_memory(
-    problem: Problem, name: str, sizes: dict[int, np.ndarray]
+    problem: Problem, name: str, sizes: dict[int, np.ndarray], stages: int
 ) -> ConfigError | None:
     """The component does not fit on a device of any legal size."""
     items, memory = problem.constraints.items, problem.memory()
     for kind, found in sizes.items():
-        peak = problem.costs[name, kind].peak_bytes(items, found)
+        peak = problem.costs[name, kind].peak_bytes(items, found, stages)
         if (peak <= memory[kind]).any():
             return None
     kind = next(kind for kind, found in sizes.items() if len(found))
-    peak = problem.costs[name, kind].peak_bytes(items, sizes[kind])
+    peak = problem.costs[name, kind].peak_bytes(items, sizes[kind], stages)
     least = int(np.argmin(peak))
     low, high = problem.costs[name, kind].bounds()
     larger = np.arange(low, min(high, 16 * int(problem.capacity()[kind])) + 1)
     larger = larger[larger % problem.limits(name).devices_per_process == 0]
-    fits = larger[problem.costs[name, kind].peak_bytes(items, larger) <= memory[kind]]
+    fits = larger[problem.costs[name, kind].peak_bytes(items, larger, stages) <= memory[kind]]
     near = f"{fits[0]} devices" if len(fits) else f"{peak[least] / GIGABYTE:.1f} GB per device"
     label = problem.cluster.groups[kind].kind or "device"
     return ConfigError(

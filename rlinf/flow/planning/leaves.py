@@ -128,7 +128,7 @@ def _tables(
 def _block_sizes(
     problem: Problem, division: Choice, block: int, items: int, *, every: bool
 ) -> Integers:
-    """Sizes that are legal for all components of a block.
+    """Sizes that are legal, and measured or covered by a law, for all components of a block.
 
     Those at which no component is faster, or holds less, than at a smaller one are left out, unless
     ``every`` size is asked for.
@@ -137,8 +137,6 @@ def _block_sizes(
     names = [division.components[stage] for stage in division.blocks[block]]
     legal = [legal_sizes(problem, name, kind, items=items, stages=stages) for name in names]
     sizes = legal[0][np.logical_and.reduce([np.isin(legal[0], other) for other in legal])]
-    if every:
-        return sizes
     values: list[Floats] = [sizes.astype(float)]
     for name in names:
         values.append(component_seconds(problem, name, kind, sizes, items=items, stages=stages))
@@ -146,6 +144,8 @@ def _block_sizes(
         if np.isfinite(problem.memory()[kind]):
             values.append(component_bytes(problem, name, kind, sizes, stages=stages))
     finite = np.flatnonzero(np.isfinite(values[1:]).all(axis=0))
+    if every:
+        return sizes[finite]
     return sizes[finite][undominated(np.column_stack(values)[finite])]
 
 

@@ -112,6 +112,11 @@ def _parse_group(part: str, text: str) -> NodeGroup:
     known = {name.upper(): name for name in MEMORY_GB}
     kind = known.get(kind.upper(), kind)
     memory = float(match["memory"]) if match["memory"] else MEMORY_GB.get(kind)
+    if memory is not None and memory * GIGABYTE < 1:
+        near = MEMORY_GB.get(kind, 80)
+        raise ConfigError(
+            f"cluster '{part}' gives a device no memory; nearest: {part.partition('/')[0]}/{near}GB"
+        )
     if kind and memory is None and nearest_names(kind, MEMORY_GB):
         close = nearest_names(kind, MEMORY_GB)[0]
         raise ConfigError(

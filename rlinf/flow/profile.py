@@ -137,10 +137,6 @@ class Profile(StrictModel):
             if value != getattr(self, name)
         )
 
-    def matches(self, *, hardware: str, model: str, config: str) -> bool:
-        """Whether the profile is valid for a machine, a model and a recipe."""
-        return not self.differences(hardware=hardware, model=model, config=config)
-
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
         Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -153,7 +149,7 @@ class Profile(StrictModel):
             ConfigError: The file cannot be read, or is not a profile; the first fault is named.
         """
         try:
-            return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
+            return cls.model_validate_json(Path(path).read_bytes())
         except OSError as error:
             raise ConfigError(f"profile '{path}' cannot be read: {error.strerror}") from error
         except ValidationError as error:

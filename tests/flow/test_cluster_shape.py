@@ -35,6 +35,8 @@ def test_without_a_kind_memory_is_not_limited():
         ("4x8:H100,", "'' in '4x8:H100,' is not"),
         ("4x8:H100,2x8:h100", "two groups of H100"),
         ("4x8:H1000", "did you mean H100"),
+        ("4x8:h100/0GB", "gives a device no memory; nearest: 4x8:h100/80GB"),
+        ("4x8:mine/0.0000000001GB", "no memory; nearest: 4x8:mine/80GB"),
     ],
 )
 def test_a_shape_that_cannot_be_read_is_refused(text, message):

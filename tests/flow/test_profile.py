@@ -26,7 +26,7 @@ def test_a_profile_survives_being_saved_and_loaded(tmp_path):
 
 
 def test_a_profile_of_something_else_says_what_differs():
-    assert PROFILE.matches(hardware="8x H100", model="1.5B", config="abc")
+    assert PROFILE.differences(hardware="8x H100", model="1.5B", config="abc") == ()
     assert PROFILE.differences(hardware="8x A100", model="1.5B", config="xyz") == (
         "hardware is '8x A100', the profile was measured with '8x H100'",
         "config is 'xyz', the profile was measured with 'abc'",
@@ -34,14 +34,16 @@ def test_a_profile_of_something_else_says_what_differs():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
-        ("{", "profile '.*': file: Invalid JSON"),
-        ('{"hardware": "x", "model": "x", "config": "x"}', "components: Field required"),
+        (b"{", "profile '.*': file: Invalid JSON"),
+        (b"\xff\xfe\x00", "profile '.*': file: Invalid JSON"),
+        (b'{"hardware": "x\xff"}', "profile '.*': file: Invalid JSON"),
+        (b'{"hardware": "x", "model": "x", "config": "x"}', "components: Field required"),
     ],
 )
-def test_what_is_not_a_profile_is_refused(tmp_path, text, message):
-    (tmp_path / "profile.json").write_text(text)
+def test_what_is_not_a_profile_is_refused(tmp_path, content, message):
+    (tmp_path / "profile.json").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         Profile.load(tmp_path / "profile.json")
 

@@ -176,11 +176,11 @@ def _legal(state: RolloutState, count: int) -> bool:
     """Whether the sequences fit on the others, and the trainer gets a size that it had not."""
     left = len(state.running) - count
     fits = sum(state.running) <= left * state.capacity
-    before = _size(state.trainer_sizes, state.trainer_devices)
-    return fits and _size(state.trainer_sizes, state.trainer_devices + count) > before
+    before = largest_size(state.trainer_sizes, state.trainer_devices)
+    return fits and largest_size(state.trainer_sizes, state.trainer_devices + count) > before
 
 
-def _size(sizes: Iterable[int], devices: int) -> int:
+def largest_size(sizes: Iterable[int], devices: int) -> int:
     """The largest legal number of ranks on so many devices; 0: none."""
     return max((size for size in sizes if size <= devices), default=0)
 
@@ -195,10 +195,12 @@ def _seconds_left(state: RolloutState, count: int) -> float:
     left = len(state.running) - count
     each = ceil(sum(state.running) / left) if count else max(state.running)
     rollout = state.steps_left * state.decode.of(each) + _handover(state, count)
-    trains = _size(state.trainer_sizes, state.trainer_devices + count)
+    trains = largest_size(state.trainer_sizes, state.trainer_devices + count)
     last = state.train_seconds / state.global_batches
     rest = max(state.train_seconds - rollout * trains, last)
-    return rollout + rest / _size(state.trainer_sizes, state.trainer_devices + len(state.running))
+    return rollout + rest / largest_size(
+        state.trainer_sizes, state.trainer_devices + len(state.running)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +214,6 @@ class TrainerState:
         batches: Optimizer steps that are left.
         batch_seconds: One of them by one rank; None: not known yet.
         move_seconds: What changing the number of ranks takes; None: not known yet.
-        waits: Whether the next batch is not complete, so that time is to spare.
     """
 
     size: int
@@ -221,7 +222,6 @@ class TrainerState:
     batches: int
     batch_seconds: float | None
     move_seconds: float | None
-    waits: bool = False
 
 
 def resize(state: TrainerState) -> Choice:
@@ -230,7 +230,7 @@ def resize(state: TrainerState) -> Choice:
     A larger number pays where ``batches · batch_seconds · (1/size − 1/larger)`` is more than the
     move there and the move back at the end of the step.
     """
-    size = _size(state.sizes, state.offered)
+    size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:
         return Choice(action="stay", count=state.size, reason="no more devices for it")
     if state.batch_seconds is None or state.move_seconds is None:

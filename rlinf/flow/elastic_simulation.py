@@ -18,6 +18,7 @@ from rlinf.flow.elastic import (
     RolloutState,
     TrainerState,
     complete_batches,
+    largest_size,
     release,
     resize,
     steps_left,
@@ -237,9 +238,8 @@ def _ranks(
     setting: Setting, *, ranks: int, offered: int, trained: int, played: Played, now: float
 ) -> tuple[int, float]:
     """Devices of the trainer for its next batch, and what getting there takes."""
-    legal = max((s for s in setting.trainer_sizes if s <= offered), default=0)
     if not ranks:
-        ranks = legal or offered
+        ranks = largest_size(setting.trainer_sizes, offered)
         played.sizes.append((now, ranks))
         return ranks, 0.0
     choice = resize(

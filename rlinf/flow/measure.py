@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlinf.flow.overhead import OverheadRecorder
+from rlinf.flow.overhead import OverheadRecorder, clipped_median
 from rlinf.flow.plan import Plan
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.flow.running_step import StepReport
@@ -143,22 +143,22 @@ class StepRecorder:
                     devices=len(plan.devices),
                     pipeline_stages=plan.pipeline_stages,
                     seconds=max(float(middle), 1e-9),
-                    closing_seconds=_median(sample.closing for sample in taken),
+                    closing_seconds=clipped_median(sample.closing for sample in taken),
                     spread=float(high - low),
                     peak_bytes=per_device * self._held[name][0],
                     samples=len(taken),
                     origin=self.origin,
                 ),
             ),
-            onload_seconds=_median(sample.onload for sample in taken),
-            offload_seconds=_median(sample.offload for sample in taken),
+            onload_seconds=clipped_median(sample.onload for sample in taken),
+            offload_seconds=clipped_median(sample.offload for sample in taken),
             resident_bytes=per_device * self._held[name][1],
             # Every process hands over its share.
-            transfer_seconds_per_item=_median(s.transfer for s in taken)
+            transfer_seconds_per_item=clipped_median(s.transfer for s in taken)
             * plan.processes
             / self.items,
             concurrent=name in self.concurrent,
-            first_result_share=_median(
+            first_result_share=clipped_median(
                 first_result_share(s.handed_over, self.chunks) for s in taken
             )
             if name in self.concurrent
@@ -183,10 +183,6 @@ def first_result_share(handed_over: Sequence[float], chunks: int) -> float:
     last = np.arange(1, chunks + 1) * len(complete) // chunks - 1
     mean, even = complete[last].mean() / complete[-1], (chunks + 1) / (2 * chunks)
     return float(np.clip((mean - even) / (1 - even), 0.0, 0.999))
-
-
-def _median(values: Iterable[float]) -> float:
-    return max(0.0, float(np.median(list(values))))
 
 
 def merged(
@@ -234,9 +230,9 @@ def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
         onload_seconds=max(part.onload_seconds for part in parts),
         offload_seconds=max(part.offload_seconds for part in parts),
         resident_bytes=max(part.resident_bytes for part in parts),
-        transfer_seconds_per_item=_median(part.transfer_seconds_per_item for part in parts),
+        transfer_seconds_per_item=clipped_median(part.transfer_seconds_per_item for part in parts),
         concurrent=last.concurrent,
-        first_result_share=_median(part.first_result_share for part in parts),
+        first_result_share=clipped_median(part.first_result_share for part in parts),
         scaling=last.scaling,
     )
 

@@ -7,7 +7,7 @@ a measured time when the measured work is taken away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -135,12 +135,14 @@ def overhead(recorders: list[OverheadRecorder], known: Profile | None = None) ->
     before = known or Overhead()
     synchronisations = [s for r in recorders for s in r.synchronisations]
     return Overhead(
-        synchronisation_seconds=_median(synchronisations, before.synchronisation_seconds),
-        driver_seconds=_median([s for r in recorders for s in r.driver], before.driver_seconds),
+        synchronisation_seconds=clipped_median(synchronisations, before.synchronisation_seconds),
+        driver_seconds=clipped_median(
+            [s for r in recorders for s in r.driver], before.driver_seconds
+        ),
         exchanges=joined(
             before.exchanges,
             tuple(
-                Exchange(node=n, apart=apart, devices=d, seconds=_median(found, 0.0))
+                Exchange(node=n, apart=apart, devices=d, seconds=clipped_median(found))
                 for (n, apart, d), found in loops.items()
             ),
         ),
@@ -153,5 +155,7 @@ def joined(known: tuple[Exchange, ...], new: tuple[Exchange, ...]) -> tuple[Exch
     return tuple(by_setting.values())
 
 
-def _median(values: list[float], otherwise: float) -> float:
-    return max(0.0, float(np.median(values))) if values else otherwise
+def clipped_median(values: Iterable[float], otherwise: float = 0.0) -> float:
+    """The median, at least 0, as what is left of a time may be less than nothing by chance."""
+    found = list(values)
+    return max(0.0, float(np.median(found))) if found else otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +11,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean, join_choices, nearest_multiples
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
+from rlinf.flow.plan import Residency
 
 
 class ComponentConstraint(StrictModel):
@@ -30,7 +30,7 @@ class ComponentConstraint(StrictModel):
     """Numbers of sub-batches in flight that it can have inside of a loop."""
     streams: bool = True
     """Whether it takes items as they come; False: it begins when it has all items of the step."""
-    residency: Literal["resident", "offload"] | None = None
+    residency: Residency | None = None
     """What happens to its memory while it is idle; None: the planner decides."""
 
 

@@ -16,8 +16,8 @@ from rlinf.flow.plan import Plan
 from rlinf.flow.planning import predict
 from rlinf.flow.profile import Profile
 from rlinf.flow.simulation import Conditions, simulate
+from rlinf.runners.kept_profiles import usable_profile
 from rlinf.runners.planned import cluster_of
-from rlinf.runners.profiling import usable_profile
 
 SIMULATED_STEPS = 12
 

@@ -87,18 +87,18 @@ def _bytes(text: str) -> int:
 def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path | None) -> Profile:
     """The profile to plan with, measured if asked for."""
     from rlinf.flow.profile import Profile
-    from rlinf.runners import profiling
+    from rlinf.runners import kept_profiles, profiling
 
     if given is not None:
         found = Profile.load(given)
-        for difference in profiling.fingerprints(config).differences(found):
+        for difference in kept_profiles.fingerprints(config).differences(found):
             complain(f"{given}: {difference}", label="note")
         return found
-    kept, why = profiling.usable_profile(config)
+    kept, why = kept_profiles.usable_profile(config)
     if measure:
         measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
-        say(f"profile: {profiling.keep_profile(measured, config.task)}\n")
-        kept, _ = profiling.usable_profile(config)
+        say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
+        kept, _ = kept_profiles.usable_profile(config)
         return kept or measured
     if kept is None:
         reason = f"the kept profile is not valid here: {'; '.join(why)}" if why else "none is kept"
@@ -112,8 +112,7 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
 def _show_plan(
     task: Task, config: Any, profile: Profile, shape: ClusterShape | None, words: list[str]
 ) -> None:
-    from rlinf.runners.planned import cluster_of, find_plan
-    from rlinf.runners.planning_traits import plan_overrides
+    from rlinf.runners.planned import cluster_of, command_overrides, find_plan
 
     found = find_plan(config, task.flow(config), profile, cluster=shape)
     unit = _unit(config) if shape is None else "device"
@@ -130,7 +129,7 @@ def _show_plan(
         say("\nalternatives:")
     for place, other in enumerate(found.alternatives, start=1):
         say(f"{place}. {_alternative(found, other)}")
-    command = shlex.join(["rlinf", "train", *words, *plan_overrides(config.planning, found.plan)])
+    command = shlex.join(["rlinf", "train", *words, *command_overrides(config, found.plan)])
     say(f"\nrun it: {command}")
 
 

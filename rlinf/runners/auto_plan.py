@@ -31,17 +31,12 @@ from rlinf.flow.planning import Planned
 from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, append_decision
+from rlinf.runners.kept_profiles import fingerprints, keep_profile, usable_profile
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
-from rlinf.runners.planned import explained, find_plan, placed_by, same_places
-from rlinf.runners.profiling import (
-    beside,
-    fingerprints,
-    keep_profile,
-    legal_placements,
-    new_recorder,
-    usable_profile,
-)
+from rlinf.runners.planned import explained, find_plan, placed_by
+from rlinf.runners.recording import beside, new_recorder
+from rlinf.runners.variants import legal_placements
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +186,7 @@ class AutoPlanner:
             self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
             return
         cost = time.perf_counter() - begin
-        same = [s for s in self._measured if same_places(s.config.plan, config.plan)]
+        same = [s for s in self._measured if s.config.plan.same_places(config.plan)]
         if same:
             best = min([best, same[0]], key=lambda setting: setting.median)
             self._stay(best, "the plan that was found is one that was measured", cost, found)

@@ -20,8 +20,9 @@ from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multipl
 from rlinf.envs.config import EnvConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
+from rlinf.runners.embodied_planning import embodied_traits
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
-from rlinf.runners.planning_traits import PlanningTraits, embodied_traits
+from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")

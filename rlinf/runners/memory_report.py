@@ -6,10 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-
-import psutil
 
 from rlinf.flow.graph import Flow
 from rlinf.flow.running_step import StepReport
@@ -84,22 +81,6 @@ class MemoryReport:
         """The largest share of what there is, over host and devices; above 1 it does not fit."""
         shares = [self.total / self.limit, *(d.peak / d.limit for d in self.devices)]
         return max(shares)
-
-
-def memory_limit() -> int:
-    """What new processes can have: the free memory of the machine, or of its control group."""
-    free = psutil.virtual_memory().available
-    for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")):
-        for most, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            try:
-                limit = int((root / most).read_text("ascii"))
-                free = min(free, limit - int((root / used).read_text("ascii")))
-            except (OSError, ValueError):
-                continue  # no such group, or no limit
-    return free
 
 
 class Processes:

@@ -88,7 +88,7 @@ class PlacedConfig(StrictModel):
         components: dict[str, ComponentPlan] = {}
         for entry in parse_component_placement(self.placement()):
             assigned: dict[int, tuple[int, ...]] = {}
-            for segment in entry.segments(self._resources()):
+            for segment in entry.segments(self.devices):
                 assigned |= segment.assignment()
             for name in entry.components:
                 components[name] = ComponentPlan(
@@ -97,7 +97,7 @@ class PlacedConfig(StrictModel):
                     pipeline_stages=self.pipeline_stages(name),
                 )
         return Plan(components=components).with_residency(
-            self.residency(), sharing=self.offloading if self._on_accelerators() else ()
+            self.residency(), sharing=self.offloading if self.on_accelerators else ()
         )
 
     def residency(self) -> dict[str, Residency]:
@@ -108,10 +108,11 @@ class PlacedConfig(StrictModel):
             for name in key.split(",")
         }
 
-    def _resources(self) -> int:
+    @property
+    def devices(self) -> int:
         """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
         cluster = self.cluster
-        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or _nvidia_devices()
+        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or nvidia_devices()
         return (found or 1) * cluster.num_nodes
 
     def check_nodes(self, accelerators: Sequence[int]) -> None:
@@ -132,21 +133,12 @@ class PlacedConfig(StrictModel):
                 key="cluster.accelerators_per_node",
             )
 
-    def _on_accelerators(self) -> bool:
-        """Whether devices have memory of their own."""
-        cluster = self.cluster
-        found = cluster.accelerators_per_node or _nvidia_devices()
-        return cluster.cpu_devices_per_node is None and found > 0
-
-    @property
-    def devices(self) -> int:
-        """Devices that a plan can divide."""
-        return self._resources()
-
     @property
     def on_accelerators(self) -> bool:
         """Whether devices have memory of their own."""
-        return self._on_accelerators()
+        cluster = self.cluster
+        found = cluster.accelerators_per_node or nvidia_devices()
+        return cluster.cpu_devices_per_node is None and found > 0
 
     @property
     def planning(self) -> PlanningTraits:
@@ -226,6 +218,6 @@ class PlacedConfig(StrictModel):
             raise illegal("cluster.residency", why, hint=hint)
 
 
-def _nvidia_devices() -> int:
+def nvidia_devices() -> int:
     """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.graph import Flow
-from rlinf.flow.plan import Plan
+from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.planning import Planned
 from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
+from rlinf.runners.device_memory import device_memory
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.planning_traits import plan_overrides
-from rlinf.runners.profiling import changed
+from rlinf.runners.planning_traits import PlanningTraits, device_span
+from rlinf.runners.variants import changed
 
 
 def cluster_of(config: PlacedConfig) -> ClusterShape:
     """The cluster that a recipe runs on; its devices are those that a placement can name."""
     nodes = config.cluster.num_nodes
-    group = NodeGroup(nodes=nodes, devices_per_node=config.devices // nodes)
+    group = NodeGroup(
+        nodes=nodes,
+        devices_per_node=config.devices // nodes,
+        memory_bytes=device_memory(config),
+    )
     return ClusterShape(groups=(group,))
 
 
@@ -54,6 +59,50 @@ def placed_by(config: PlacedConfig, plan: Plan) -> PlacedConfig:
     return changed(config, plan_overrides(config.planning, plan))
 
 
+def plan_overrides(traits: PlanningTraits, plan: Plan) -> list[str]:
+    """What to write into a recipe, as on the command line, so that it runs under a plan."""
+    parts = plan.components.items()
+    placement = ", ".join(f'{name}: "{placement_text(part)}"' for name, part in parts)
+    residency = ", ".join(f"{name}: {part.residency}" for name, part in parts)
+    # Written for every component: what is left out would be decided anew.
+    found = [
+        f"cluster.component_placement={{{placement}}}",
+        f"cluster.residency={{{residency}}}",
+    ]
+    stages = max((part.pipeline_stages for _, part in parts), default=1)
+    if traits.pipeline_key:
+        found.append(f"{traits.pipeline_key}={stages}")
+    return found
+
+
+def placement_text(part: ComponentPlan) -> str:
+    """Devices and processes of a component in the grammar of placements."""
+    ranges: list[tuple[int, int]] = []
+    for device in part.devices:
+        if ranges and device == ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], device + 1)
+        else:
+            ranges.append((device, device + 1))
+    if part.processes == len(part.devices):
+        return ",".join(device_span(*each) for each in ranges)
+    texts, first = [], 0
+    for begin, end in ranges:
+        count = part.processes * (end - begin) // len(part.devices)
+        texts.append(f"{device_span(begin, end)}:{device_span(first, first + count)}")
+        first += count
+    return ",".join(texts)
+
+
+def command_overrides(config: PlacedConfig, plan: Plan) -> list[str]:
+    """What to write behind the command that names a recipe, so that it runs under a plan.
+
+    The placement of the recipe is dropped first, as its components may be written together.
+    """
+    written = ("component_placement", "residency")
+    dropped = [f"~cluster.{key}" for key in written if getattr(config.cluster, key)]
+    return [*dropped, *plan_overrides(config.planning, plan)]
+
+
 def explained(placed: Plan, found: Plan) -> Plan:
     """The plan of a placed recipe with the figures and reasons of the plan that it is placed by."""
     kept = ("predicted_seconds", "predicted_bytes", "reason")
@@ -65,15 +114,3 @@ def explained(placed: Plan, found: Plan) -> Plan:
             for name, part in placed.components.items()
         }
     )
-
-
-def same_places(one: Plan, other: Plan) -> bool:
-    """Whether two plans run everything in the same way, whatever their reasons."""
-    return _places(one) == _places(other)
-
-
-def _places(plan: Plan) -> dict[str, tuple[object, ...]]:
-    return {
-        name: (part.devices, part.processes, part.residency, part.pipeline_stages)
-        for name, part in plan.components.items()
-    }

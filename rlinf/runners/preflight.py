@@ -20,16 +20,16 @@ from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.monitor.memory import TreeWatch
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.device_memory import free_memory
 from rlinf.runners.memory_report import (
     MemoryReport,
     Processes,
     WorstCase,
     device_peaks,
-    memory_limit,
 )
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planning_traits import Knob
-from rlinf.runners.profiling import changed
+from rlinf.runners.variants import quiet
 
 
 class WorstCaseRunner(Protocol):
@@ -69,8 +69,8 @@ def preflight(
         flow: The flow of a config.
         limit: Memory that there is; None: what the machine has free.
     """
-    there_is = memory_limit() if limit is None else limit
-    worst = _changed(config, config.planning.worst_case)
+    there_is = free_memory() if limit is None else limit
+    worst = quiet(config, config.planning.worst_case)
     with tempfile.TemporaryDirectory(prefix="rlinf-preflight-") as scratch:
         path = Path(scratch) / "run"
         with (
@@ -83,12 +83,6 @@ def preflight(
     processes = Processes(watch.processes, found.places)
     devices = device_peaks(worst, flow(worst), found) or processes.slots(there_is)
     return MemoryReport(processes.peaks(), watch.together, there_is, devices)
-
-
-def _changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
-    """A config with overrides that writes and decides nothing beside."""
-    quiet = ("logger.backends=[]", "runner.timeline=false", "runner.plan=manual")
-    return changed(config, [*quiet, *overrides])
 
 
 # -- what would fit -----------------------------------------------------------------------------
@@ -117,7 +111,7 @@ def nearest_fitting(
     for knob in config.planning.memory_knobs:
 
         def measured(value: int, knob: Knob = knob) -> MemoryReport:
-            smaller = _changed(config, (f"{knob.key}={value}",))
+            smaller = quiet(config, (f"{knob.key}={value}",))
             found = preflight(smaller, runner, flow, report.limit)
             say(f"{knob.key}={value}: {100 * found.excess:.0f} % of what there is")
             return found
@@ -152,7 +146,7 @@ def _largest_fitting(
 def _legal(config: PlacedConfig, knob: Knob) -> Iterator[int]:
     for value in knob.smaller():
         try:
-            _changed(config, (f"{knob.key}={value}",))
+            quiet(config, (f"{knob.key}={value}",))
         except ConfigError:
             continue
         yield value

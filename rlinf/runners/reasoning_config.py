@@ -25,7 +25,8 @@ from rlinf.errors import ConfigError
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
-from rlinf.runners.planning_traits import PlanningTraits, reasoning_traits
+from rlinf.runners.planning_traits import PlanningTraits
+from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.language import registry as trainers
 from rlinf.trainers.language.config import (

@@ -25,7 +25,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.auto_plan import AutoPlanner
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.profiling import FirstSteps
+from rlinf.runners.recording import FirstSteps
 from rlinf.runners.worker_system import WorkerSystem
 
 log = logging.getLogger(__name__)

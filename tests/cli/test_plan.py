@@ -12,7 +12,7 @@ from rlinf.cli.main import main
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
-from rlinf.runners import profiling
+from rlinf.runners import kept_profiles
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from ..runners.support import small_config, write_recipe
@@ -39,7 +39,7 @@ def measured(seconds: dict[int, float]) -> ComponentProfile:
 
 def profile_of(directory: Path) -> Profile:
     """Environments gain by two devices, policy and actor do not."""
-    return profiling.fingerprints(small_config(directory, SLOTS)).profile(
+    return kept_profiles.fingerprints(small_config(directory, SLOTS)).profile(
         {
             "env": measured({1: 4.0, 2: 2.0}),
             "rollout": measured({1: 1.0, 2: 1.0}),
@@ -76,7 +76,7 @@ def test_plan_alternatives_and_the_command_that_runs_it(
 def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profiling.keep_profile(profile_of(tmp_path), "embodied")
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS]) == 0
     out = capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_a_profile_of_something_else_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = profile_of(tmp_path).model_copy(update={"hardware": "8x H100"})
-    kept = profiling.keep_profile(other, "embodied")
+    kept = kept_profiles.keep_profile(other, "embodied")
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS]) == 2
     err = capsys.readouterr().err

@@ -15,7 +15,7 @@ from rlinf.errors import ConfigError
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import auto_plan, embodied, profiling
+from rlinf.runners import auto_plan, embodied, kept_profiles
 
 from . import reasoning_support
 from .support import assert_equal_runs, small_config
@@ -57,7 +57,7 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
     assert all(d.cost_seconds is not None and d.cost_seconds > 0 for d in changes)
     # What was measured is kept, so that the next run plans at once.
     config = small_config(tmp_path, *SPLIT)
-    kept, why = profiling.usable_profile(config)
+    kept, why = kept_profiles.usable_profile(config)
     assert kept is not None, why
     again = read_decisions(train(tmp_path / "again", AUTO))
     assert "profile" not in kinds(again)
@@ -128,13 +128,13 @@ def keep_a_profile_that_wants_both_devices(tmp_path: Path) -> None:
             )
         )
 
-    here = profiling.fingerprints(small_config(tmp_path, *SPLIT))
+    here = kept_profiles.fingerprints(small_config(tmp_path, *SPLIT))
     parts = {
         "env": measured({1: 4.0, 2: 2.0}),
         "rollout": measured({1: 1.0, 2: 1.0}),
         "actor": measured({1: 1.0, 2: 1.5}),
     }
-    profiling.keep_profile(here.profile(parts), "embodied")
+    kept_profiles.keep_profile(here.profile(parts), "embodied")
 
 
 @pytest.mark.parametrize(("measured", "what"), [(7.0, "return"), (5.0, "keep"), (5.95, "return")])

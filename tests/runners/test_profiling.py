@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,11 @@ from rlinf.cli.tasks import TASKS
 from rlinf.flow.plan import ComponentPlan
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import profiling
+from rlinf.runners import kept_profiles, profiling, recording, variants
 from rlinf.runners.embodied import EmbodiedRunner
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.planning_traits import placement_text, plan_overrides
+from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.planned import placement_text, plan_overrides
 from rlinf.scheduler.component_grammar import parse_component_placement
 
 from . import reasoning_support, support
@@ -61,14 +62,14 @@ def test_every_part_of_a_recipe_is_measured_where_it_runs(
 
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
-    assert profiling.usable_profile(config) == (None, ())
-    recorder = profiling.new_recorder(config, TASKS["embodied"].flow(config), "a test")
+    assert kept_profiles.usable_profile(config) == (None, ())
+    recorder = recording.new_recorder(config, TASKS["embodied"].flow(config), "a test")
     recorder.warm_up = 0
     for report in _rehearsed(config, tmp_path, 2):
         recorder.observe(report)
-    profile = profiling.fingerprints(config).profile(recorder.profiles())
-    profiling.keep_profile(profile, "embodied")
-    kept, why = profiling.usable_profile(config)
+    profile = kept_profiles.fingerprints(config).profile(recorder.profiles())
+    kept_profiles.keep_profile(profile, "embodied")
+    kept, why = kept_profiles.usable_profile(config)
     assert (kept, why) == (profile, ())
 
     for overrides, what in (
@@ -77,14 +78,14 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
         ((SLOTS,), "hardware"),
     ):
         changed = support.small_config(tmp_path, *overrides)
-        kept, why = profiling.usable_profile(changed)
+        kept, why = kept_profiles.usable_profile(changed)
         assert kept is None
         assert any(text.startswith(what) for text in why), why
     # Seeds, lengths, numbers of items and placements do not matter.
     same = support.small_config(
         tmp_path, "seed=5", "runner.total_env_steps=4096", "env.num_envs=16"
     )
-    assert profiling.usable_profile(same)[0] == profile
+    assert kept_profiles.usable_profile(same)[0] == profile
 
 
 def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepReport]:
@@ -94,33 +95,43 @@ def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepR
 
 def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
-    here = profiling.fingerprints(config)
+    here = kept_profiles.fingerprints(config)
     flow = TASKS["embodied"].flow(config)
-    recorder = profiling.new_recorder(config, flow, "first")
+    recorder = recording.new_recorder(config, flow, "first")
     recorder.warm_up = 0
     reports = list(_rehearsed(config, tmp_path, 1))
     recorder.observe(reports[0])
-    profiling.keep_profile(here.profile(recorder.profiles()), "embodied")
+    kept_profiles.keep_profile(here.profile(recorder.profiles()), "embodied")
     recorder.items = 4
-    profiling.keep_profile(here.profile(recorder.profiles()), "embodied")
-    kept, _ = profiling.usable_profile(config)
+    kept_profiles.keep_profile(here.profile(recorder.profiles()), "embodied")
+    kept, _ = kept_profiles.usable_profile(config)
     assert kept is not None
     assert [m.items for m in kept.components["env"].measurements] == [4, 8]
     # One that cannot be read is replaced.
-    path = profiling.keep_profile(kept, "embodied")
+    path = kept_profiles.keep_profile(kept, "embodied")
     path.write_text('{"hardware": 1}')
-    assert profiling.usable_profile(config)[0] is None
-    profiling.keep_profile(kept, "embodied")
-    assert profiling.usable_profile(config)[0] == kept
+    assert kept_profiles.usable_profile(config)[0] is None
+    kept_profiles.keep_profile(kept, "embodied")
+    assert kept_profiles.usable_profile(config)[0] == kept
 
 
 def test_trials_of_a_language_model_are_legal_recipes(tmp_path: Path) -> None:
     config = reasoning_support.small_config(tmp_path, SLOTS)
-    trials = dict(profiling.legal_trials(config))
+    trials = dict(variants.legal_trials(config))
     assert {trial.planning.items for trial in trials.values()} >= {16, 8}
     assert any(len(t.plan.components["rollout"].devices) == 2 for t in trials.values())
     assert all(t.plan.components["actor"].processes == 1 for t in trials.values())
     assert config.planning.constraints.group_size == 4
+
+
+@pytest.mark.parametrize("places", [variants.legal_trials, variants.legal_placements])
+def test_what_is_the_same_for_another_reason_is_measured_once(
+    tmp_path: Path, places: Callable[[PlacedConfig], Iterator[tuple[str, PlacedConfig]]]
+) -> None:
+    # What shares the accelerator is offloaded, by hand or not.
+    config = reasoning_support.small_config(tmp_path, "cluster.accelerators_per_node=1")
+    labels = [label for label, _ in places(config)]
+    assert "offloaded while idle" not in labels
 
 
 @pytest.mark.parametrize(
@@ -154,7 +165,7 @@ def test_a_recipe_with_the_overrides_of_a_plan_has_that_plan(tmp_path: Path) -> 
         "rollout.pipeline_stage_num=2",
     )  # fmt: skip
     plain = support.small_config(tmp_path, SLOTS, *plan_overrides(config.planning, config.plan))
-    assert plain.plan == config.plan
+    assert plain.plan.same_places(config.plan)
 
 
 @pytest.mark.parametrize(

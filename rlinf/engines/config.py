@@ -92,6 +92,8 @@ class EngineConfig(StrictModel):
     """Extra of this project that installs the package."""
     takes_module: ClassVar[bool] = False
     """Whether the engine can compute with a module that it is given, and not from files alone."""
+    tells_progress: ClassVar[bool] = True
+    """Whether the engine can say how long unfinished answers are."""
 
     type: str
     """Which engine this section configures."""
@@ -217,6 +219,7 @@ class SGLangEngineConfig(EngineConfig):
     implementation = "rlinf.engines.sglang:SGLangEngine"
     package = "sglang"
     extra = "sglang"
+    tells_progress = False
     type: Literal["sglang"] = "sglang"
     """Which engine this section configures."""
     tensor_parallel_size: int = Field(default=1, ge=1)

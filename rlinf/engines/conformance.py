@@ -158,6 +158,26 @@ def _abort(subject: Subject) -> str:
     return "nothing before an abort is lost; what follows is drawn anew"
 
 
+def _progress(subject: Subject) -> str:
+    engine = subject.engine
+    for request in subject.requests(9):
+        engine.submit(request)
+    for _ in range(4):
+        engine.step()
+    try:
+        told = engine.progress()
+    except ConfigError as error:
+        return f"refused: {error}"
+    aborted = engine.abort()
+    has = {item.request_id: len(item.completion) for item in aborted}
+    require(dict(told) == has, f"lengths {dict(told)} were told, and {has} returned")
+    part = max((item.completion for item in aborted), key=len)
+    engine.submit(subject.request(prompt(5, 0), partial=part))
+    (told_length,) = engine.progress().values()
+    require(told_length == len(part), f"{told_length} tokens were told of {len(part)} given ones")
+    return "what was told of unfinished sequences is what they had"
+
+
 def _seeds(subject: Subject) -> str:
     text = prompt(9, 2)
     many = [subject.request(text, seed=number % 4, max_new_tokens=20) for number in range(8)]
@@ -285,6 +305,7 @@ CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
     ("prefixes of old weights", _ALL, _prefixes),
     ("update midway", _ALL, _update_midway),
     ("abort and continue", _ONE, _abort),
+    ("progress", _ONE, _progress),
     ("seeds", _ONE, _seeds),
     ("stop tokens", _ONE, _stop_tokens),
     ("stop texts", _ONE, _stop_texts),

@@ -34,7 +34,7 @@ from rlinf.engines.weights import adopt_weights, assign_weights
 class HFEngine(Engine):
     """Engine on the model of ``source.module``, or of ``source.path``.
 
-    A given module is not changed: the engine uses a second set of layers around the *same*
+    A shared module is not changed: the engine uses a second set of layers around the *same*
     parameters (unless ``dtype`` differs from the module's), so that a trainer's mode, gradient
     checkpointing and attention are left alone, and its optimizer steps are seen here at once.
     Call ``update_weights((), version)`` after such a step.
@@ -89,10 +89,10 @@ class HFEngine(Engine):
         return self._finish(stopped)
 
     def progress(self) -> dict[int, int]:
-        """Tokens of running sequences; see :meth:`Engine.progress`."""
-        counts = self._running.active["count"].tolist()
-        requests = self._running.requests
-        return {r.request_id: n for r, n in zip(requests, counts, strict=True)}
+        """Tokens so far; see :meth:`Engine.progress`."""
+        running = zip(self._running.requests, self._running.lengths().tolist(), strict=True)
+        found = {request.request_id: length for request, length in running}
+        return found | {request.request_id: given_tokens(request) for request in self._waiting}
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""

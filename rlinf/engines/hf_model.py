@@ -25,12 +25,16 @@ def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, boo
         if source.path is None or source.lora is not None:
             wanted = "a module with its adapter" if source.lora else "a module or a directory"
             raise ConfigError(f"the engine `hf` needs {wanted}")
-        model, shared = _load(config, source), False
+        model, shared = _load(config, source).to(_own_device()), False
     else:
         module = source.module
         wanted = module.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        shared = wanted == module.dtype
-        model = _second_layers(module) if shared else _converted(module, wanted)
+        shared = source.shared and wanted == module.dtype
+        model = module if wanted == module.dtype else _converted(module, wanted)
+        if shared:
+            model = _second_layers(module)
+        elif not source.shared:
+            model = model.to(_own_device())
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
@@ -79,7 +83,12 @@ def _load(config: HFEngineConfig, source: ModelSource) -> Any:
         local_files_only=True,
         use_safetensors=True,
     )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model
+
+
+def _own_device() -> str:
+    """Where a model computes that nobody else uses."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def tokenizer_of(path: Path | None) -> Any:

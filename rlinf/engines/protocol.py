@@ -37,8 +37,10 @@ class ModelSource:
 
     Args:
         path: Directory in the format of transformers: ``config.json``, safetensors, tokenizer.
-        module: The transformers model itself; ``hf`` then shares its parameters by reference, so
-            that a trainer in the same process has nothing to send.
+        module: The transformers model itself.
+        shared: Whether somebody else goes on using ``module``: ``hf`` then shares its parameters by
+            reference where they lie, so that a trainer in the same process has nothing to send.
+            Otherwise the module is the engine's own, which moves it to its device.
         tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
         lora: Adapter that the engine serves; its tensors come by :meth:`Engine.update_weights`.
             None: there is none, or it is part of ``module``, or weights arrive merged.
@@ -48,6 +50,7 @@ class ModelSource:
 
     path: Path | None = None
     module: Any = None
+    shared: bool = True
     tokenizer: Any = None
     lora: Lora | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -127,9 +130,13 @@ class Engine(ABC):
     def unfinished(self) -> int:
         """Requests that were submitted and neither returned nor aborted."""
 
+    @abstractmethod
     def progress(self) -> Mapping[int, int]:
-        """Tokens so far of unfinished requests, by number; those not known are left out."""
-        return {}
+        """Tokens so far of all unfinished requests, by number; given ones are among them.
+
+        Raises:
+            ConfigError: This engine cannot tell; ``tells_progress`` of its config says so.
+        """
 
     @abstractmethod
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:

@@ -88,10 +88,14 @@ class Running:
         prompt, numbers = self.requests[slot].prompt_tokens, self.numbers[slot]
         return np.concatenate([prompt, self._tokens[slot, : numbers["cached"] - len(prompt)]])
 
+    def lengths(self) -> np.ndarray:
+        """[n] tokens of each completion; given ones that were not yet computed again count."""
+        found: np.ndarray = np.maximum(self.active["count"], self.active["known"])
+        return found
+
     def completion(self, slot: int, reason: StopReason) -> Completion:
-        """What a sequence has; given tokens that were not yet computed again are part of it."""
-        numbers = self.numbers[slot]
-        length = max(int(numbers["count"]), int(numbers["known"]))
+        """What a sequence has."""
+        length = int(self.lengths()[slot])
         return Completion(
             tokens=self._tokens[slot, :length].copy(),
             log_probs=self._log_probs[slot, :length].copy(),

@@ -96,6 +96,14 @@ class SGLangEngine(Engine):
         ended = [number for number, flight in flights.items() if flight.answer.done()]
         return [self._land(number) for number in ended]
 
+    def progress(self) -> dict[int, int]:
+        """Refused: SGLang gives a sequence when it has ended.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("sglang does not tell how long unfinished answers are", key="type")
+
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`.
 

@@ -115,6 +115,11 @@ class VLLMEngine(Engine):
                 finished.append(progress.finished(part.finish_reason))
         return finished
 
+    def progress(self) -> dict[int, int]:
+        """Tokens so far; see :meth:`Engine.progress`."""
+        known = {number: self._running[number] for number in self._running}
+        return {n: given_tokens(p.request) + len(p.tokens) for n, p in known.items()}
+
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""
         chosen = self._running.chosen(request_ids)

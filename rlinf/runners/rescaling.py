@@ -82,6 +82,13 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
             "needs all answers of a step, but some are carried on",
             hint="order: slot",
         )
+    if not config.rollout.engine.tells_progress:
+        yield illegal(
+            "actor.order",
+            "needs the length of unfinished answers, which the engine "
+            f"{config.rollout.engine.type} does not tell",
+            hint="order: slot, or the engine hf or vllm",
+        )
     if not config.algorithm.prepares_parts:
         yield illegal(
             "actor.order",

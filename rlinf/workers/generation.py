@@ -97,7 +97,11 @@ class GenerationWorker(StageWorker):
                 model, tokenizer = None, load_tokenizer(setup.model)
         self._engine = setup.engine.build(
             ModelSource(
-                path=setup.model.path, module=model, tokenizer=tokenizer, dtype=setup.model.dtype
+                path=setup.model.path,
+                module=model,
+                shared=False,
+                tokenizer=tokenizer,
+                dtype=setup.model.dtype,
             )
         )
         self._weights = setup.weight_sync.build_receiver(self, setup.parties)

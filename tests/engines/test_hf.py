@@ -38,7 +38,7 @@ def test_it_conforms(config: dict[str, Any]) -> None:
     pytest.importorskip("peft")
     pytest.importorskip("transformers")
     results = check_engine(HFEngineConfig(**config))
-    assert len(results) == 19
+    assert len(results) == 20
     assert [result for result in results if not result.passed] == []
 
 
@@ -114,6 +114,34 @@ def test_an_update_in_between_can_be_repeated_to_the_bit(model: Any, build: Buil
     through, interrupted = run(interrupt=False), run(interrupt=True)
     assert _same(through, interrupted, bits=True)
     assert any(len(set(item.completion.versions)) == 2 for item in through)
+
+
+def test_a_module_of_its_own_shares_nothing(model: Any) -> None:
+    with HFEngineConfig().build(ModelSource(module=copy.deepcopy(model), shared=False)) as engine:
+        with pytest.raises(ValueError, match="shares none"):
+            engine.update_weights((), 1)
+        engine.update_weights(model.state_dict().items(), 1)
+        expected = engine.generate(requests(3))
+        engine.release_memory()
+        engine.restore_memory()
+        assert _same(expected, engine.generate(requests(3)), bits=True)
+
+
+@pytest.mark.gpu
+def test_a_module_of_its_own_is_computed_with_on_the_accelerator(model: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    with HFEngineConfig().build(ModelSource(module=model)) as engine:
+        assert engine._model.device.type == "cpu"
+    config = HFEngineConfig()
+    with config.build(ModelSource(module=copy.deepcopy(model), shared=False)) as engine:
+        assert {tensor.device.type for tensor in engine._model.state_dict().values()} == {"cuda"}
+        engine.generate(requests(3))
+        engine.release_memory()
+        assert engine._model.device.type == "cpu"
+        engine.restore_memory()
+        assert engine._model.device.type == "cuda"
+        engine.generate(requests(3))
 
 
 def test_weights_are_shared_with_the_module_and_the_module_is_left_alone(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from rlinf.engines.protocol import FinishedCompletion, GenerationRequest, ModelS
 from rlinf.errors import ConfigError, RunFailure
 
 from .conftest import requests
+from .failing_engine import FailingConfig
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -180,6 +182,56 @@ def test_too_many_losses_stop_the_run(supervised: Supervised) -> None:
         engine.step()
     assert "signal SIGSEGV" in str(failure.value)
     assert "Fatal Python error" in str(failure.value)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.step()
+
+
+def test_an_error_of_a_step_is_a_loss_and_keeps_its_stack(directory: Path) -> None:
+    config = FailingConfig.model_validate({"type": "hf", "process": {"max_restarts": 0}})
+    with config.build(ModelSource(path=directory)) as engine:
+        (request,) = requests(1)
+        engine.submit(request)
+        with pytest.raises(ValueError, match="request 0 is unfinished"):
+            engine.submit(request)
+        with pytest.raises(RunFailure, match=r"(?s)in step.*shapes of the cache differ"):
+            engine.step()
+        with pytest.raises(RuntimeError, match="closed"):
+            engine.step()
+
+
+def test_a_process_that_is_lost_while_it_starts_is_replaced(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill_the_first() -> None:
+        while True:
+            for child in psutil.Process().children():
+                if "rlinf.engines.process.server" in child.cmdline():
+                    child.kill()
+                    return
+            time.sleep(0.005)
+
+    killer = threading.Thread(target=kill_the_first, daemon=True)
+    killer.start()
+    engine = supervised()
+    killer.join(1)
+    assert engine.restarts == 1
+    assert "signal SIGKILL" in caplog.text
+    for request in requests(9):
+        engine.submit(request)
+    ended = [item.request_id for _ in range(5) for item in engine.step()]
+    told = dict(engine.progress())
+    assert told.keys() == set(range(9)) - set(ended)
+    assert told == {item.request_id: len(item.completion) for item in engine.abort()}
+
+
+def test_a_process_that_cannot_be_started_is_lost(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RunFailure, match=r"lost 3 times(?s:.)*could not be started"):
+        supervised(process={"max_restarts": 2})
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.slow
@@ -187,7 +239,7 @@ def test_too_many_losses_stop_the_run(supervised: Supervised) -> None:
 def test_it_conforms() -> None:
     pytest.importorskip("peft")
     results = check_engine(HFEngineConfig.model_validate({"type": "hf", "process": True}))
-    assert len(results) == 19
+    assert len(results) == 20
     assert [result for result in results if not result.passed] == []
 
 

@@ -11,10 +11,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
+from rlinf.engines.config import SGLangEngineConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
+from rlinf.runners.rescaling import order_problems
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -104,6 +106,14 @@ def test_an_algorithm_that_needs_the_whole_rollout_has_no_batches_by_length(
 ) -> None:
     with pytest.raises(ConfigError, match=r"actor\.order.*needs all of it.*order: slot"):
         small_config(tmp_path, *BY_LENGTH, f"algorithm={algorithm}", *more)
+
+
+def test_an_engine_that_does_not_tell_lengths_has_no_batches_by_length(tmp_path: Path) -> None:
+    config = small_config(tmp_path, *BY_LENGTH)
+    assert list(order_problems(config)) == []
+    rollout = config.rollout.model_copy(update={"engine": SGLangEngineConfig()})
+    (problem,) = order_problems(config.model_copy(update={"rollout": rollout}))
+    assert "the engine sglang does not tell; order: slot" in problem.message()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,9 @@ class Letters(Engine):
     def unfinished(self) -> int:
         return len(self._running)
 
+    def progress(self) -> dict[int, int]:
+        return {number: len(tokens) for number, (_, tokens) in self._running.items()}
+
     def abort(self, request_ids=None) -> list[FinishedCompletion]:
         return [self._end(number, "abort") for number in list(self._running)]
 

@@ -40,7 +40,7 @@ class EngineProcess:
         deadline: Seconds that any other call may take.
 
     Raises:
-        ProcessLostError: It ended, or was not ready in time.
+        ProcessLostError: It could not be started, ended, or was not ready in time.
         UserError: The engine cannot be built so.
     """
 
@@ -53,6 +53,9 @@ class EngineProcess:
         try:
             threads = {"OMP_NUM_THREADS": str(start.threads)}
             self._child = ChildProcess(_SERVER, [theirs.fileno()], threads)
+        except OSError as error:
+            ours.close()
+            raise ProcessLostError("crash", f"it could not be started: {error}") from error
         finally:
             theirs.close()
         self._connection = Connection(ours.detach())

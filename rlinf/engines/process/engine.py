@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,10 +57,7 @@ class ProcessEngine(Engine):
         self.restarts = 0
         self._process: EngineProcess | None = None
         try:
-            self._process = self._new_process()
-        except ProcessLostError as lost:
-            self._close_memory()
-            raise RunFailure(f"the engine process did not start; {lost}") from lost
+            self._begin()
         except BaseException:
             self._close_memory()
             raise
@@ -91,6 +88,14 @@ class ProcessEngine(Engine):
         if not self._requests:
             return []
         return self._taken(self._call("step"))
+
+    def progress(self) -> Mapping[int, int]:
+        """Tokens so far; see :meth:`Engine.progress`.
+
+        What is generated again in a new process begins again.
+        """
+        found: Mapping[int, int] = self._call("progress") if self._requests else {}
+        return found
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`.
@@ -163,6 +168,13 @@ class ProcessEngine(Engine):
             except ProcessLostError as lost:
                 self._replace(lost)
 
+    def _begin(self) -> None:
+        """Start the first process; where it is lost meanwhile, its successor."""
+        try:
+            self._process = self._new_process()
+        except ProcessLostError as lost:
+            self._replace(lost)
+
     def _new_process(self) -> EngineProcess:
         start = Start(
             config=self._config,
@@ -186,7 +198,9 @@ class ProcessEngine(Engine):
             RunFailure: It was replaced too often.
         """
         while True:
-            self._living().kill()
+            dead, self._process = self._process, None
+            if dead is not None:
+                dead.kill()
             bound = self._settings.max_restarts
             if self.restarts >= bound:
                 raise RunFailure(

@@ -12,7 +12,7 @@ from rlinf.engines.config import EngineConfig
 from rlinf.engines.process.weight_block import BlockAddress
 from rlinf.engines.protocol import ModelSource
 
-Operation = Literal["submit", "step", "abort", "update", "release", "restore", "close"]
+Operation = Literal["submit", "step", "progress", "abort", "update", "release", "restore", "close"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Refused:
-    """The call was not legal, and changed nothing.
+    """The call, which was no step, was not legal and changed nothing.
 
     Args:
         error: What the engine raised.

@@ -46,13 +46,19 @@ def _serve(connection: Connection) -> None:
         message = connection.recv()
         try:
             answer: Done | Refused | Failed = Done(server.answer(message))
-        except (UserError, ValueError) as error:
-            answer = Refused(error)
-        except Exception:  # noqa: BLE001 - the parent decides; this process only reports
-            answer = Failed(traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - the parent decides; this process only reports
+            answer = _bad_news(message, error)
         connection.send(answer)
         if isinstance(message, Call) and message.operation == "close":
             return
+
+
+def _bad_news(message: Start | Call, error: Exception) -> Refused | Failed:
+    """What an error means: a step asks for nothing that could be refused."""
+    stepping = isinstance(message, Call) and message.operation == "step"
+    if isinstance(error, UserError | ValueError) and not stepping:
+        return Refused(error)
+    return Failed("".join(traceback.format_exception(error)))
 
 
 class _Server:
@@ -70,6 +76,7 @@ class _Server:
         operations: dict[Operation, Callable[..., Any]] = {
             "submit": engine.submit,
             "step": engine.step,
+            "progress": engine.progress,
             "abort": engine.abort,
             "update": self._update,
             "release": engine.release_memory,
@@ -84,7 +91,7 @@ class _Server:
         if start.module is not None:
             # Ours: the parent wrote it.
             module = torch.load(start.module, map_location="cpu", mmap=True, weights_only=False)
-            source = replace(source, module=module)
+            source = replace(source, module=module, shared=False)
         self._engine = start.config.build(source)
         return About(self._engine.continues_exactly, self._engine.keeps_stale_caches)
 

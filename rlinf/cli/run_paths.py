@@ -84,11 +84,32 @@ def check_writable(directory: Path, key: str) -> None:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError(f"{key} = '{directory}': {existing} is a file, not a directory")
+    _try_to_write(existing, f"{key} = '{directory}'", "give another directory with --run-dir")
+
+
+def check_file_writable(path: Path, option: str) -> None:
+    """Refuse a file that cannot be made or replaced, before anything is worked out.
+
+    Args:
+        path: The file; need not exist yet, its directory must.
+        option: The option that names it, for the message.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    value = f"{option} = '{path}'"
+    if path.is_dir():
+        raise ConfigError(f"{value} is a directory; give a file, such as {path / 'page.html'}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{value}: there is no directory {path.parent}; make it first")
+    _try_to_write(path.parent, value, f"give another file with {option}")
+
+
+def _try_to_write(directory: Path, value: str, instead: str) -> None:
     try:
         # Permissions alone do not tell: the file system may be read-only, or full.
-        tempfile.TemporaryFile(dir=existing).close()
+        tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
         raise ConfigError(
-            f"{key} = '{directory}': {existing} cannot be written ({error.strerror}); "
-            "give another directory with --run-dir"
+            f"{value}: {directory} cannot be written ({error.strerror}); {instead}"
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlinf.cli.failure import Debug
-from rlinf.cli.run_paths import CONFIG_FILE, find_run
+from rlinf.cli.run_paths import CONFIG_FILE, check_file_writable, find_run
 from rlinf.cli.screen import complain, say
 from rlinf.errors import ConfigError
 
@@ -42,10 +42,12 @@ def view(
 
     from rlinf.monitor.report.page import REPORT_FILE, write_report
 
+    page = output or path / REPORT_FILE
+    check_file_writable(page, "--output")
     report = run_report(path, wanted)
     if report.timeline_hint:
         complain(report.timeline_hint, label="note")
-    say(str(write_report(report, output or path / REPORT_FILE)))
+    say(str(write_report(report, page)))
 
 
 def run_report(run: Path, steps: range | None = None) -> RunReport:
@@ -67,11 +69,12 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
 
     task, _, config = read_config(str(run / CONFIG_FILE), [])
     require_training(task, str(run))
-    require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
     plans = [decision.plan for decision in decisions if decision.plan is not None]
-    plan: Plan = Plan.model_validate(plans[-1]) if plans else config.plan
+    # What was decided before a run went on with `runner.plan=manual` is of no force any more.
+    decided = plans and config.runner.plan is not None
+    plan: Plan = Plan.model_validate(plans[-1]) if decided else config.plan
     metrics = run / METRICS_FILE
     lines = read_metrics(metrics) if metrics.is_file() else []
     measured = _trace(run / "timeline.json", flow, plan, steps)
@@ -123,7 +126,7 @@ def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> T
         return None
     if steps is None:
         return trace.of_steps(trace.last_steps(_MOST_STEPS, _MOST_SPANS))
-    found = [step for step in steps if step in trace.steps]
+    found = [step for step in trace.steps if step in steps]
     if not found:
         first, last = min(trace.steps), max(trace.steps)
         raise ConfigError(

@@ -81,20 +81,72 @@ def test_waiting_explains_what_the_metrics_call_work(run: Path) -> None:
 
 
 def test_steps_can_be_chosen(run: Path) -> None:
-    report = run_report(run, range(2, 4))
-    assert report.measured is not None
-    assert list(report.measured.steps) == [2, 3]
+    for wanted, found in ((range(2, 4), [2, 3]), (range(3, 10**12), [3, 4])):
+        report = run_report(run, wanted)
+        assert report.measured is not None
+        assert list(report.measured.steps) == found
 
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [("9-12", "the timeline has the steps 1-4"), ("x", "give a step or two"), ("3-2", "give a")],
+    [
+        ("9-12", "the timeline has the steps 1-4"),
+        ("9-99999999999999999999", "the timeline has the steps 1-4"),
+        ("x", "give a step or two"),
+        ("3-2", "give a"),
+    ],
 )
 def test_steps_that_are_not_there(
     run: Path, steps: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["view", str(run), "--steps", steps]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("none/page.html", "there is no directory"),
+        ("", "is a directory; give a file"),
+        ("/proc/page.html", "cannot be written"),
+    ],
+)
+def test_where_no_page_can_be_written(
+    output: str, expected: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(run), "--output", str(tmp_path / output)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def copied(run: Path, directory: Path, *changes: tuple[str, str]) -> Path:
+    """A run with other words in its config."""
+    other = directory / "run"
+    other.mkdir()
+    for name in ("config.yaml", "timeline.json", "metrics.jsonl"):
+        (other / name).write_bytes((run / name).read_bytes())
+    text = (other / "config.yaml").read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    (other / "config.yaml").write_text(text)
+    return other
+
+
+def write_profile(run: Path) -> None:
+    """Times of the components of the run above."""
+    from rlinf.flow.fingerprint import Fingerprints
+    from rlinf.flow.profile import ComponentProfile, Measurement
+
+    parts = {
+        name: ComponentProfile(
+            measurements=tuple(
+                Measurement(items=8, devices=devices, seconds=seconds, origin="a test")
+                for devices in (1, 2)
+            )
+        )
+        for name, seconds in (("env", 0.5), ("rollout", 0.25), ("actor", 0.25))
+    }
+    Fingerprints("here", "model", "config").profile(parts).save(run / "profile.json")
 
 
 def test_without_a_timeline_the_page_and_the_screen_say_how_to_get_one(
@@ -116,27 +168,52 @@ def test_a_run_is_predicted_from_its_first_steps(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The profile of the first steps, simulated under the same plan, gives about the same step."""
-    from rlinf.flow.fingerprint import Fingerprints
-    from rlinf.flow.profile import ComponentProfile, Measurement
-
     monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     assert run_report(run).predicted is None  # it was too short
-    other = tmp_path / "run"
-    other.mkdir()
-    for name in ("config.yaml", "timeline.json", "metrics.jsonl"):
-        (other / name).write_bytes((run / name).read_bytes())
-    parts = {
-        name: ComponentProfile(
-            measurements=(Measurement(items=8, devices=devices, seconds=seconds, origin="a test"),)
-        )
-        for name, devices, seconds in (("env", 1, 0.5), ("rollout", 1, 0.25), ("actor", 2, 0.25))
-    }
-    Fingerprints("here", "model", "config").profile(parts).save(other / "profile.json")
+    other = copied(run, tmp_path)
+    write_profile(other)
     report = run_report(other)
     assert report.predicted_seconds == pytest.approx(1.0)
     assert report.predicted is not None
     assert [share.device for share in report.predicted.shares()] == [0, 1]
     assert list(report.predicted.steps) == [1, 2, 3]
+
+
+def test_what_a_run_does_ahead_is_predicted_to_overlap(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    apart = ("rollout: '1'\n    actor: 0-1", "rollout: '0'\n    actor: '1'")
+    found = {}
+    for staleness in (0, 1):
+        directory = tmp_path / str(staleness)
+        directory.mkdir()
+        ahead = ("max_staleness: 0", f"max_staleness: {staleness}")
+        other = copied(run, directory, apart, ahead, ("type: ppo", "type: decoupled_ppo"))
+        write_profile(other)
+        report = run_report(other)
+        assert report.predicted is not None
+        (_, first), (second, _), _ = report.predicted.steps.values()
+        found[staleness] = report.predicted_seconds, second < first
+    assert found[0] == (pytest.approx(1.0), False)
+    assert found[1] == (pytest.approx(0.75), True)
+
+
+def test_a_plan_that_was_decided_is_shown_only_while_plans_are(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf.monitor.decisions import Decision, append_decision
+
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    part = {"devices": [1], "processes": 1}
+    plan = {"components": dict.fromkeys(("env", "rollout", "actor"), part)}
+    for policy, devices in (("{}", (1,)), ("null", (0, 1))):
+        directory = tmp_path / policy
+        directory.mkdir()
+        other = copied(run, directory, ("plan: null", f"plan: {policy}"))
+        append_decision(other, Decision(step=1, what="switch", reason="a test", plan=plan))
+        report = run_report(other)
+        assert tuple(report.plan["actor"]["devices"]) == devices
 
 
 def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

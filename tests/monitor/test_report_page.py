@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -143,6 +144,13 @@ def test_a_run_without_timeline_says_how_to_get_one() -> None:
     assert Page(text).open == []
 
 
+def test_predicted_shares_are_shown_without_a_timeline(tmp_path: Path) -> None:
+    report = replace(whole_report(tmp_path), measured=None)
+    shares = render(report).partition('<section id="idle">')[2].partition("</section>")[0]
+    assert "<h3>predicted</h3>" in shares
+    assert "<h3>measured</h3>" not in shares
+
+
 def test_every_stage_and_stream_of_the_graph_is_drawn() -> None:
     text = draw_graph(GRAPH, {"env": "#1", "rollout": "#2", "actor": "#3"}, {"env": "device 0"})
     names = re.findall(r">([^<>]+)</text>", text)
@@ -183,23 +191,58 @@ SWITCHES = (
 )  # fmt: skip
 
 
-@pytest.mark.skipif(
+needs_browser = pytest.mark.skipif(
     BROWSER is None, reason="no browser is installed (Debian: apt-get install chromium)"
 )
-def test_a_browser_draws_timeline_and_charts(tmp_path: Path) -> None:
-    page = write_report(whole_report(tmp_path), tmp_path / "report.html")
+
+
+def in_a_browser(page: Path) -> str:
+    """A page after its scripts ran."""
     found = subprocess.run(
-        [str(BROWSER), *SWITCHES, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+        [str(BROWSER), *SWITCHES, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom",
          page.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert "Uncaught" not in found.stderr, found.stderr
-    gantt = found.stdout.partition('id="gantt"')[2].partition("</section>")[0]
+    return found.stdout
+
+
+@needs_browser
+def test_a_browser_draws_timeline_and_charts(tmp_path: Path) -> None:
+    page = write_report(whole_report(tmp_path), tmp_path / "report.html")
+    drawn = in_a_browser(page)
+    gantt = drawn.partition('id="gantt"')[2].partition("</section>")[0]
     assert gantt.count("<figure") == 2
     for label in ("device 0", "device 1", "rollout:0", "actor:0", "step 5"):
         assert f">{label}</text>" in gantt, label
     # The last step alone is shown at first: one bar of the actor per row that it has, not five.
     assert "step 1<" not in gantt.partition("</figure>")[0]
     assert 8 <= gantt.count("<rect") <= 60
-    charts = found.stdout.partition('id="charts"')[2].partition("</section>")[0]
+    charts = drawn.partition('id="charts"')[2].partition("</section>")[0]
     assert charts.count("<polyline") >= 4
+
+
+CLICKS = """
+const seen = [];
+for (const where of ["previous", "next"]) for (let n = 0; n < 5; n += 1) {
+  document.querySelector(`[data-gantt="${where}"]`).click();
+  const labels = [...document.querySelectorAll("#gantt text")].map((label) => label.textContent);
+  seen.push(labels.find((label) => label.startsWith("step ")));
+}
+document.getElementById("gantt-where").textContent = `seen: ${seen}.`;
+"""
+
+
+@needs_browser
+def test_next_and_previous_reach_every_step_where_steps_overlap(tmp_path: Path) -> None:
+    events = [e for number in range(5) for e in two_steps(3.0 * number, number)]
+    overlapping = tmp_path / "overlapping"
+    overlapping.mkdir()
+    measured = trace_of(overlapping, events)
+    report = replace(whole_report(tmp_path), measured=measured, predicted=None)
+    page = tmp_path / "report.html"
+    page.write_text(render(report).replace("</body>", f"<script>{CLICKS}</script></body>"))
+    found = re.search(r"seen: (.*?)\.", in_a_browser(page))
+    assert found is not None
+    steps = [int(label.removeprefix("step ")) for label in found[1].split(",")]
+    assert steps == [4, 3, 2, 1, 1, 2, 3, 4, 5, 5]

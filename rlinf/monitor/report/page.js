@@ -141,15 +141,17 @@
   };
   const zoom = (factor, center = (view.begin + view.end) / 2) =>
     move(center - (center - view.begin) * factor, center + (view.end - center) * factor);
+  const show = ([, begin, end]) => {
+    const margin = (end - begin) * 0.03;
+    move(begin - margin, end + margin);
+  };
   const toStep = (direction) => {
     const steps = data.panels[0].steps;
     const middle = (view.begin + view.end) / 2;
-    let now = steps.findIndex(([, begin, end]) => begin <= middle && middle < end);
-    if (now < 0) now = direction > 0 ? -1 : steps.length;
-    const step = steps[Math.min(Math.max(now + direction, 0), steps.length - 1)];
-    if (!step) return;
-    const margin = (step[2] - step[1]) * 0.03;
-    move(step[1] - margin, step[2] + margin);
+    // Steps may overlap: the one in view is that whose middle is nearest.
+    const distance = ([, begin, end]) => Math.abs((begin + end) / 2 - middle);
+    const now = steps.reduce((best, step, i) => (distance(step) < distance(steps[best]) ? i : best), 0);
+    if (steps.length) show(steps[Math.min(Math.max(now + direction, 0), steps.length - 1)]);
   };
 
   const pointer = (entry, event) => {
@@ -217,7 +219,7 @@
     // One step is what a person can read; it begins with the last one.
     const steps = data.panels[0].steps;
     move(whole.begin, whole.end);
-    if (steps.length) { view.begin = view.end = whole.end; toStep(-1); }
+    if (steps.length) show(steps.at(-1));
     addEventListener("resize", draw);
   }
 

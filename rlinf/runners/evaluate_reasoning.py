@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf.checkpoint.reading import Checkpoint
+from rlinf.config.dump import to_data
 from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec, compare_text
 from rlinf.errors import ConfigError
 from rlinf.models.language import load_tokenizer
@@ -34,7 +35,7 @@ def evaluate(
         compare: Another run or checkpoint to compare with on the same prompts.
 
     Raises:
-        ConfigError: The specification is of other prompts than the run has.
+        ConfigError: The specification is of other prompts than the run has, or of another reward.
         CheckpointError: There is no good checkpoint.
     """
     if video:
@@ -44,31 +45,40 @@ def evaluate(
     def evaluate_one(
         config: ReasoningConfig, checkpoint: Checkpoint, first: bool
     ) -> TextEvaluationResult:
+        nonlocal given
         del first
-        return _evaluate(config, checkpoint, episodes, given)
+        model = initial_model(config, run_of(checkpoint) / INITIAL_MODEL)
+        tokenizer = load_tokenizer(model)
+        dataset = prompt_sets(config, tokenizer).validation
+        if dataset is None:
+            raise ConfigError(
+                "the run has no validation prompts; name files in data.files.validation"
+            )
+        given = given or validation_spec(_with_prompts(config, episodes), dataset)
+        given.check_dataset(dataset)
+        _check_reward(given, config)
+        with ReasoningSystem(config, model, run_of(checkpoint) / FAILURES) as system:
+            system.load_state(checkpoint.tree["system"])
+            system.sync_weights()
+            result = evaluate_model(system, given, dataset, name_of(checkpoint), tokenizer)
+        keep_result(result, given, checkpoint)
+        return result
 
     return evaluate_and_compare(source, compare, ReasoningConfig, evaluate_one, compare_text)
 
 
-def _evaluate(
-    config: ReasoningConfig,
-    checkpoint: Checkpoint,
-    prompts: int | None,
-    spec: TextEvaluationSpec | None,
-) -> TextEvaluationResult:
-    run = run_of(checkpoint)
-    model = initial_model(config, run / INITIAL_MODEL)
-    tokenizer = load_tokenizer(model)
-    dataset = prompt_sets(config, tokenizer).validation
-    if dataset is None:
-        raise ConfigError("the run has no validation prompts; name files in data.files.validation")
-    if prompts is not None:
-        validation = config.validation.model_copy(update={"prompts": prompts})
-        config = config.model_copy(update={"validation": validation})
-    wanted = spec or validation_spec(config, dataset)
-    with ReasoningSystem(config, model, run / FAILURES) as system:
-        system.load_state(checkpoint.tree["system"])
-        system.sync_weights()
-        result = evaluate_model(system, wanted, dataset, name_of(checkpoint), tokenizer)
-    keep_result(result, wanted, checkpoint)
-    return result
+def _with_prompts(config: ReasoningConfig, prompts: int | None) -> ReasoningConfig:
+    """A run's config with another number of held-out prompts."""
+    if prompts is None:
+        return config
+    validation = config.validation.model_copy(update={"prompts": prompts})
+    return config.model_copy(update={"validation": validation})
+
+
+def _check_reward(spec: TextEvaluationSpec, config: ReasoningConfig) -> None:
+    own = to_data(config.reward)["functions"]
+    if spec.reward != own:
+        raise ConfigError(
+            f"the evaluation specification is for the reward {dict(spec.reward)}, the run has "
+            f"{own}: evaluate a run of that reward, or write a specification for this one"
+        )

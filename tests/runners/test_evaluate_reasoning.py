@@ -1,0 +1,54 @@
+"""Evaluations of finished runs that are to be compared: one specification, one reward."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from rlinf.data.text_evaluation import TextEvaluationSpec
+from rlinf.errors import ConfigError
+from rlinf.runners import evaluate_reasoning
+from rlinf.runners.evaluate_reasoning import evaluate
+
+from .reasoning_support import train
+
+SHORT = ("runner.total_steps=1", "warm_start=null", "validation.val_check_interval=0")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("one"), *SHORT)
+
+
+@pytest.fixture
+def _no_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*arguments: object) -> NoReturn:
+        pytest.fail("workers were started")
+
+    monkeypatch.setattr(evaluate_reasoning, "ReasoningSystem", started)
+
+
+@pytest.mark.usefixtures("_no_system")
+def test_a_specification_of_another_reward_is_refused(run: Path, tmp_path: Path) -> None:
+    spec = TextEvaluationSpec.load(run / "evaluations" / "validation_spec.json")
+    other = {"answer": {**spec.reward["answer"], "found_value": 0.5}}
+    replace(spec, reward=other).save(tmp_path / "spec.json")
+    with pytest.raises(ConfigError, match=r"for the reward .*0\.5.*the run has .*0\.2"):
+        evaluate(run, spec=tmp_path / "spec.json")
+
+
+def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = train(tmp_path, *SHORT, "validation.prompts=5", "validation.seed=4")
+    result = evaluate(run, episodes=6, compare=other)
+    assert len(result.outcomes) == 6
+    name = f"spec_{result.spec_sha256[:12]}_step_00000001.json"
+    found = json.loads((other / "evaluations" / name).read_text())
+    assert found["spec_sha256"] == result.spec_sha256

@@ -12,6 +12,7 @@ import typer
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import complain, say, show_table
 from rlinf.cli.train import Overrides
+from rlinf.config.ranges import device_ranges
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -158,8 +159,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    from rlinf.monitor.report.page import device_ranges
-
     columns = (
         "component", "devices", "processes", "when idle", "granularity", "stages", "seconds",
         "memory per device", "reason",
@@ -183,8 +182,6 @@ def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 def _alternative(best: Planned, other: Planned) -> str:
     """An alternative in one sentence: what it is, and why it is not the plan."""
-    from rlinf.monitor.report.page import device_ranges
-
     places = ", ".join(
         f"{name} on {device_ranges(part.devices)}" for name, part in other.plan.components.items()
     )

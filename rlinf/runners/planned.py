@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlinf.config.ranges import device_ranges, device_span, ranges_of
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import ComponentPlan, Plan
@@ -10,7 +11,7 @@ from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
 from rlinf.runners.device_memory import device_memory
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.planning_traits import PlanningTraits, device_span
+from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.runners.variants import changed
 
 
@@ -77,16 +78,10 @@ def plan_overrides(traits: PlanningTraits, plan: Plan) -> list[str]:
 
 def placement_text(part: ComponentPlan) -> str:
     """Devices and processes of a component in the grammar of placements."""
-    ranges: list[tuple[int, int]] = []
-    for device in part.devices:
-        if ranges and device == ranges[-1][1]:
-            ranges[-1] = (ranges[-1][0], device + 1)
-        else:
-            ranges.append((device, device + 1))
     if part.processes == len(part.devices):
-        return ",".join(device_span(*each) for each in ranges)
+        return device_ranges(part.devices)
     texts, first = [], 0
-    for begin, end in ranges:
+    for begin, end in ranges_of(part.devices):
         count = part.processes * (end - begin) // len(part.devices)
         texts.append(f"{device_span(begin, end)}:{device_span(first, first + count)}")
         first += count

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.dump import to_data
+from rlinf.config.ranges import device_span
 
 if TYPE_CHECKING:
     from rlinf.flow.planning import Constraints
@@ -81,11 +82,6 @@ def device_counts(devices: int) -> list[int]:
 def first_devices(count: int) -> str:
     """The first devices, in the grammar of placements."""
     return device_span(0, count)
-
-
-def device_span(begin: int, end: int) -> str:
-    """Devices from one on up to another, which is left out, in that grammar."""
-    return str(begin) if end == begin + 1 else f"{begin}-{end - 1}"
 
 
 def timed_sections(config: PlacedConfig, names: tuple[str, ...]) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rlinf.config.ranges import device_span
 from rlinf.runners.planning_traits import (
     Knob,
     PlanningTraits,
     Trial,
     device_counts,
-    device_span,
     first_devices,
     timed_sections,
 )

@@ -15,7 +15,7 @@ import pytest
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision, append_decision, read_decisions
 from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox, draw_graph
-from rlinf.monitor.report.page import RunReport, device_ranges, render, write_report
+from rlinf.monitor.report.page import RunReport, render, write_report
 
 from .test_report_trace import trace_of, two_steps
 
@@ -159,13 +159,6 @@ def test_every_stage_and_stream_of_the_graph_is_drawn() -> None:
     boxes = re.findall(r'class="stage" x="(\d+)" y="(\d+)"', text)
     assert len(set(boxes)) == 3
     assert boxes[0][0] == boxes[1][0] < boxes[2][0]
-
-
-@pytest.mark.parametrize(
-    ("devices", "text"), [([0], "0"), ([3, 1, 0, 2, 6], "0-3,6"), ([0, 2], "0,2"), ([], "")]
-)
-def test_devices_are_written_as_ranges(devices: list[int], text: str) -> None:
-    assert device_ranges(devices) == text
 
 
 def test_decisions_are_appended_and_survive_a_kill(tmp_path: Path) -> None:

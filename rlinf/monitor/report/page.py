@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from rlinf.checkpoint.files import write_atomic
+from rlinf.config.ranges import device_ranges
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision
 from rlinf.monitor.report.charts import Tile, chart_data, tiles
@@ -131,17 +132,6 @@ def _captions(plan: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         f"process{'es' if part['processes'] > 1 else ''}"
         for name, part in plan.items()
     }
-
-
-def device_ranges(devices: Sequence[int]) -> str:
-    """Numbers as a person writes them: ``0-3,6``."""
-    ranges: list[list[int]] = []
-    for device in sorted(devices):
-        if ranges and device == ranges[-1][1] + 1:
-            ranges[-1][1] = device
-        else:
-            ranges.append([device, device])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
 def _plan_rows(report: RunReport) -> list[_PlanRow]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,7 @@ class HashedSpec(_Dataclass):
         return spec
 
 
-class SpecifiedResult(_Dataclass):
+class SpecifiedResult(ABC, _Dataclass):
     """Base of the results, frozen dataclasses of JSON values."""
 
     format: ClassVar[str]
@@ -85,9 +86,9 @@ class SpecifiedResult(_Dataclass):
     checkpoint: str
     """What was evaluated: run and step, or a path."""
 
+    @abstractmethod
     def summary(self) -> dict[str, Any]:
         """Rates for who reads the file; they are not read back."""
-        raise NotImplementedError
 
     @classmethod
     def restored(cls, contents: dict[str, Any]) -> Self:

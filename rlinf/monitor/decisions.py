@@ -9,11 +9,14 @@ One JSON object per line. Decisions of steps that a resumed run repeats stay: th
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+log = logging.getLogger(__name__)
 
 DECISIONS_FILE = "decisions.jsonl"
 
@@ -59,6 +62,14 @@ def append_decision(run_dir: Path | str, decision: Decision) -> None:
     with open(path, "ab", buffering=0) as file:
         # A killed process may have left a line without its end; this one must not join it.
         file.write(b"\n" + line if torn else line)
+
+
+def note_decision(run_dir: Path | str, decision: Decision) -> None:
+    """:func:`append_decision`, with a warning where it fails: no reason to stop training."""
+    try:
+        append_decision(run_dir, decision)
+    except OSError as error:  # such as a full disk
+        log.warning("a decision was not written (%s): %s", error.strerror, decision)
 
 
 def read_decisions(run_dir: Path | str) -> list[Decision]:

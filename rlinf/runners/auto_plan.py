@@ -30,7 +30,7 @@ from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Planned
 from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
-from rlinf.monitor.decisions import Decision, What, append_decision
+from rlinf.monitor.decisions import Decision, What, note_decision
 from rlinf.runners.kept_profiles import fingerprints, keep_profile, usable_profile
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
@@ -186,9 +186,7 @@ class AutoPlanner:
             self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
             return
         cost = time.perf_counter() - begin
-        same = [s for s in self._measured if s.config.plan.same_places(config.plan)]
-        if same:
-            best = min([best, same[0]], key=lambda setting: setting.median)
+        if any(s.config.plan.same_places(config.plan) for s in self._measured):
             self._stay(best, "the plan that was found is one that was measured", cost, found)
         elif found.seconds > (1 - self._policy.least_gain) * best.median:
             why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
@@ -320,7 +318,4 @@ class AutoPlanner:
             numbers=numbers or {},
             plan=None if plan is None else plan.model_dump(mode="json"),
         )
-        try:
-            append_decision(self._directory, decision)
-        except OSError as error:  # a full disk is no reason to stop training
-            log.warning("a decision was not written (%s): %s", error.strerror, decision)
+        note_decision(self._directory, decision)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rlinf.algorithms.tokens.config import GRPOConfig
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec
-from rlinf.engines.config import SamplingConfig
 from rlinf.errors import in_section
 from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.answering_system import AnsweringSystem
 from rlinf.runners.benchmark_config import BenchmarkRunConfig
 from rlinf.runners.reasoning_evaluation import evaluate_model
-from rlinf.runners.reasoning_system import evaluation_flow
-from rlinf.runners.worker_system import WorkerSystem
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.weight_sync.protocol import Parties
-from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
+from rlinf.workers.generation import GenerationSetup, GenerationWorker
 from rlinf.workers.reward import RewardSetup, RewardWorker
 
 
@@ -70,7 +67,7 @@ def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEv
     )
 
 
-class BenchmarkSystem(WorkerSystem):
+class BenchmarkSystem(AnsweringSystem):
     """Generation and reward workers on a cluster; a context manager that ends them.
 
     Args:
@@ -102,16 +99,6 @@ class BenchmarkSystem(WorkerSystem):
         )
         for handle in [group.start() for group in self._groups.values()]:
             handle.wait()
-
-    def evaluate(
-        self, prompts: Sequence[Drawn], seeds: Sequence[Sequence[int]], sampling: SamplingConfig
-    ) -> list[PromptGroup]:
-        """Scored completions of some prompts, in their order; see ``ReasoningSystem``."""
-        report = self._new_executor(evaluation_flow(), len(prompts)).run(
-            0, {"rollout": {"prompts": prompts, "seeds": seeds, "sampling": sampling}}
-        )
-        parts: list[GenerationReport] = report.results("rollout")
-        return [group for part in parts for group in part.groups]
 
     def state(self) -> dict[str, Any]:
         """Nothing: an evaluation is not resumed."""

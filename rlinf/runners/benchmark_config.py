@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.data.prompts.config import BenchmarkConfig
 from rlinf.engines import registry as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.monitor.config import LoggerConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 
@@ -80,3 +82,11 @@ class BenchmarkRunConfig(PlacedConfig):
         for section in ("lora", "architecture"):
             if getattr(self.model, section) is not None:
                 yield illegal(f"model.{section}", "has no effect here", hint="leave it out")
+        without_effect = {
+            "checkpoint": self.checkpoint != CheckpointConfig(),
+            "logger": self.logger != LoggerConfig(),
+            "runner.plan": self.runner.plan is not None,
+            "runner.timeline": self.runner.timeline,
+        }
+        for key in (key for key, given in without_effect.items() if given):
+            yield illegal(key, "has no effect on an evaluation", hint="leave it out")

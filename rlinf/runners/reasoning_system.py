@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf.data.sequences import Completion, PromptGroup, Score
-from rlinf.engines.config import SamplingConfig
-from rlinf.flow.executor import Executor
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.running_step import Arguments
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.runners.answering_system import AnsweringSystem
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.rescaling import HANDING_OVER, step_arguments
 from rlinf.runners.weight_handover import WeightHandover
-from rlinf.runners.worker_system import WorkerSystem
 from rlinf.scheduler import Channel
 from rlinf.weight_sync.protocol import Parties
 from rlinf.workers.critic import CriticSetup, CriticWorker
-from rlinf.workers.generation import Drawn, GenerationReport, GenerationSetup, GenerationWorker
+from rlinf.workers.generation import GenerationReport, GenerationSetup, GenerationWorker
 from rlinf.workers.language_actor import LanguageActorSetup, LanguageActorWorker
 from rlinf.workers.reward import RewardSetup, RewardWorker
 
@@ -53,21 +50,10 @@ def training_flow(config: ReasoningConfig) -> Flow:
     return flow
 
 
-def evaluation_flow() -> Flow:
-    """One evaluation: completions of validation prompts are generated and scored."""
-    flow = Flow("evaluate")
-    flow.loop(
-        "evaluation",
-        Stage("rollout", "evaluate", inputs=("scored",), outputs=("completions",)),
-        Stage("reward", "score", inputs=("completions",), outputs=("scored",)),
-    )
-    return flow
-
-
 Setup = GenerationSetup | RewardSetup | LanguageActorSetup | CriticSetup
 
 
-class ReasoningSystem(WorkerSystem):
+class ReasoningSystem(AnsweringSystem):
     """Generation, reward and actor workers on a cluster; a context manager that ends them.
 
     Args:
@@ -86,7 +72,6 @@ class ReasoningSystem(WorkerSystem):
         self._parties = Parties(
             sender="actor", receiver="rollout", receivers=config.world_size("rollout")
         )
-        self._evaluations: dict[int, Executor] = {}
         self.parameters = 0
 
     def _start(self) -> None:
@@ -182,24 +167,6 @@ class ReasoningSystem(WorkerSystem):
             for name, more in step_arguments(self.config, self._mailboxes).items():
                 arguments[name] = {**arguments[name], **more}
         return arguments
-
-    def evaluate(
-        self, prompts: Sequence[Drawn], seeds: Sequence[Sequence[int]], sampling: SamplingConfig
-    ) -> list[PromptGroup]:
-        """Scored completions of some prompts, in their order.
-
-        Args:
-            prompts: What is answered.
-            seeds: Of the completions of each prompt, equally many.
-            sampling: How tokens are drawn.
-        """
-        if len(prompts) not in self._evaluations:
-            self._evaluations[len(prompts)] = self._new_executor(evaluation_flow(), len(prompts))
-        report = self._evaluations[len(prompts)].run(
-            0, {"rollout": {"prompts": prompts, "seeds": seeds, "sampling": sampling}}
-        )
-        parts: list[GenerationReport] = report.results("rollout")
-        return [group for part in parts for group in part.groups]
 
     @property
     def _trained(self) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
-from rlinf.monitor.decisions import Decision, append_decision
+from rlinf.monitor.decisions import Decision, note_decision
 
 if TYPE_CHECKING:
     from rlinf.flow.running_step import Arguments
@@ -142,4 +142,4 @@ def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any
             gain_predicted=choice["gain_seconds"],
             numbers=choice["numbers"],
         )
-        append_decision(directory, decision)
+        note_decision(directory, decision)

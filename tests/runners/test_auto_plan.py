@@ -238,7 +238,7 @@ def test_a_disk_that_is_full_does_not_stop_training(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(auto_plan, "append_decision", full)
+    monkeypatch.setattr("rlinf.monitor.decisions.append_decision", full)
     monkeypatch.setattr(auto_plan, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text

@@ -16,7 +16,7 @@ from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
-from rlinf.runners.rescaling import order_problems
+from rlinf.runners.rescaling import order_problems, write_choices
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -90,6 +90,19 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
         longer = small_config(tmp_path, *BY_LENGTH, *SHARED)
         reasoning.resume(longer, directory, threading.Event())
     assert_same(static, run)
+
+
+def test_a_disk_that_is_full_does_not_stop_a_step_that_rescales(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = {
+        "action": "borrow", "count": 1, "reason": "a test", "cost_seconds": 0.0,
+        "gain_seconds": 1.0, "numbers": {},
+    }  # fmt: skip
+    # Nothing can be written where a file is in the way of the directory, whoever asks.
+    (tmp_path / "run").write_text("")
+    write_choices(tmp_path / "run", 1, [choice])
+    assert "a decision was not written (Not a directory)" in caplog.text
 
 
 @pytest.mark.parametrize(

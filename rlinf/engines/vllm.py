@@ -30,7 +30,7 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
-from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, sizes_of
+from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, head_size_of, sizes_of
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import is_adapter
 
@@ -63,6 +63,7 @@ class VLLMEngine(Engine):
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        _check_heads(self._path)
         self._adapter = None if source.lora is None else AdapterFile(source.lora)
         self._foreign_group = torch.distributed.is_initialized()
         with _random_state_kept():
@@ -269,6 +270,23 @@ def _set_environment(config: VLLMEngineConfig) -> None:
         **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if alone else {}),
     }.items():
         os.environ.setdefault(name, value)
+
+
+def _check_heads(path: Path) -> None:
+    """Raises ConfigError where vLLM has no kernel for the attention heads of the model on a CPU.
+
+    It would say so in the first pass only, from a worker of its own.
+    """
+    if torch.cuda.is_available():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size, legal = head_size_of(path), CPUAttentionBackend.get_supported_head_sizes()
+    if size not in legal:
+        raise ConfigError(
+            f"the engine `vllm` has no kernel for attention heads of {size} numbers on a CPU; "
+            f"it has for {', '.join(map(str, legal))}; use the engine `hf`, or another model"
+        )
 
 
 def _arguments(config: VLLMEngineConfig, path: Path, adapter: AdapterFile | None) -> dict[str, Any]:

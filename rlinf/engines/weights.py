@@ -116,10 +116,20 @@ def end_tokens_of(path: Path) -> tuple[int, ...]:
     return ()
 
 
+def _text_config(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return {**content, **content.get("text_config", {})}
+
+
+def head_size_of(path: Path) -> int:
+    """Numbers of one attention head of the model in a directory."""
+    text = _text_config(path)
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+
+
 def sizes_of(path: Path) -> tuple[int, int | None]:
     """Vocabulary and context of the model in a directory."""
-    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    text = {**content, **content.get("text_config", {})}
+    text = _text_config(path)
     return int(text["vocab_size"]), text.get("max_position_embeddings")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.conformance import check_engine
 from rlinf.engines.conformance_subject import open_subject, prompt
+from rlinf.engines.protocol import ModelSource
 from rlinf.errors import ConfigError
 
 pytest.importorskip("vllm")
@@ -53,6 +55,15 @@ def test_more_prompt_tokens_than_a_pass_takes() -> None:
             for number in range(6)
         ]
         assert subject.error(asked, subject.engine.generate(asked)) < 1e-5
+
+
+def test_heads_without_a_kernel_are_refused_at_once(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the kernels of CUDA take all sizes")
+    config = {"vocab_size": 32, "hidden_size": 32, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"attention heads of 16 numbers .* 32, 64"):
+        VLLMEngineConfig().build(ModelSource(path=str(tmp_path)))
 
 
 def test_building_one_leaves_the_random_state_alone() -> None:

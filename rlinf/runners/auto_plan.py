@@ -17,53 +17,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
-from rlinf.flow.overhead import overhead
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Planned
 from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, note_decision
-from rlinf.runners.kept_profiles import fingerprints, keep_profile, usable_profile
+from rlinf.runners.kept_profiles import usable_profile
+from rlinf.runners.measured_settings import Setting, kept_costs
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
 from rlinf.runners.planned import explained, find_plan, placed_by
-from rlinf.runners.recording import beside, new_recorder
+from rlinf.runners.switch_failure import SwitchFailure
 from rlinf.runners.variants import legal_placements
 
 log = logging.getLogger(__name__)
 
 Switch = Callable[[PlacedConfig], float]
-"""Goes on under another placement; returns the seconds that it took."""
-
-
-@dataclass
-class _Setting:
-    """One placement, and what steps under it took.
-
-    Args:
-        label: What is special about it.
-        config: The run under it.
-        recorder: What its components took.
-        seconds: Time of each step that counts.
-    """
-
-    label: str
-    config: PlacedConfig
-    recorder: StepRecorder
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        """Median time of a step [s]."""
-        return median(self.seconds)
+"""Goes on under another placement; returns the seconds that it took, or raises a
+:class:`~rlinf.runners.switch_failure.SwitchFailure` and goes on under the one before."""
 
 
 class AutoPlanner:
@@ -91,8 +68,9 @@ class AutoPlanner:
         self._directory = directory
         self._switch = switch
         self._step = 0
-        self._setting = self._new_setting("the recipe's placement", config)
-        self._measured: list[_Setting] = []
+        self._setting = Setting.of("the recipe's placement", config, flow)
+        self._measured: list[Setting] = []
+        self._dropped: list[Plan] = []
         self._waiting: deque[tuple[str, PlacedConfig]] = deque()
         self._phase: Literal["measure", "try", "watch"] = "measure"
         self._profile: Profile | None = None
@@ -130,54 +108,41 @@ class AutoPlanner:
         self._measured.append(setting)
         if self._phase == "try":
             self._judge()
-        elif self._waiting:
-            self._measure_next()
         else:
-            self._plan()
+            self._measure_next()
 
     # -- measuring ------------------------------------------------------------------------------
 
     def _look_again(self) -> None:
         """Begin to measure: this placement, and others where no kept profile speaks of them."""
         config = self._setting.config
-        self._setting = self._new_setting(self._setting.label, config)
+        self._setting = Setting.of(self._setting.label, config, self._flow)
         self._phase, self._measured = "measure", []
         self._profile, _ = usable_profile(config)
-        self._waiting = deque(() if self._profile else legal_placements(config))
+        trials = [] if self._profile else legal_placements(config)
+        self._waiting = deque(trial for trial in trials if not self._was_dropped(trial[1]))
 
     def _measure_next(self) -> None:
-        label, config = self._waiting.popleft()
+        """Measure the next trial that starts; plan where none does."""
         before = self._setting
-        self._change(label, config)
-        self._decide(
-            "profile",
-            f"measures {label}; {before.label} took {before.median:.3g} s per step",
-            cost=self._cost,
-            numbers={"step_seconds": before.median},
-            plan=config.plan,
-        )
-
-    def _known(self) -> Profile:
-        """Everything that is known of the recipe's costs; what was measured last counts."""
-        found = [setting.recorder.profiles() for setting in self._measured]
-        besides = overhead([beside(s.recorder) for s in self._measured], self._profile)
-        kept = [] if self._profile is None else [self._profile.components]
-        return fingerprints(self._setting.config).profile(merged([*kept, *found]), besides)
-
-    def _keep(self, profile: Profile) -> None:
-        """Write the profile for the page and for later runs."""
-        try:
-            profile.save(self._directory / PROFILE_FILE)
-            keep_profile(profile, self._setting.config.task)
-        except OSError as error:
-            log.warning("the profile was not written: %s", error.strerror)
+        while self._waiting:
+            label, config = self._waiting.popleft()
+            if self._change(label, config):
+                self._decide(
+                    "profile",
+                    f"measures {label}; {before.label} took {before.median:.3g} s per step",
+                    cost=self._cost,
+                    numbers={"step_seconds": before.median},
+                    plan=config.plan,
+                )
+                return
+        self._plan()
 
     # -- planning -------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Solve, and try the plan where it promises enough."""
-        profile = self._known()
-        self._keep(profile)
+        profile = kept_costs(self._measured, self._profile, self._directory)
         best = min(self._measured, key=lambda setting: setting.median)
         begin = time.perf_counter()
         try:
@@ -188,6 +153,8 @@ class AutoPlanner:
         cost = time.perf_counter() - begin
         if any(s.config.plan.same_places(config.plan) for s in self._measured):
             self._stay(best, "the plan that was found is one that was measured", cost, found)
+        elif self._was_dropped(config):
+            self._stay(best, "the plan that was found did not start before", cost, found)
         elif found.seconds > (1 - self._policy.least_gain) * best.median:
             why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
             self._stay(best, why, cost, found)
@@ -199,10 +166,11 @@ class AutoPlanner:
         found = find_plan(config, self._flow, profile, alternatives=0)
         return placed_by(config, found.plan), found
 
-    def _try(self, config: PlacedConfig, found: Planned, best: _Setting) -> None:
-        self._phase = "try"
-        self._change("the planner's placement", config)
-        self._promise = found
+    def _try(self, config: PlacedConfig, found: Planned, best: Setting) -> None:
+        if not self._change("the planner's placement", config):
+            self._stay(best, "the plan that was found did not start", 0.0, found)
+            return
+        self._phase, self._promise = "try", found
         self._decide(
             "switch",
             f"{found.shape}: {found.seconds:.3g} s per step predicted, {best.label} took "
@@ -224,8 +192,7 @@ class AutoPlanner:
             "step_seconds_before": best.median,
         }
         promised = best.median - self._promise.seconds
-        profile = self._known()
-        self._keep(profile)
+        kept_costs(self._measured, self._profile, self._directory)
         if gain >= self._policy.least_gain * best.median:
             self._decide(
                 "keep",
@@ -234,8 +201,7 @@ class AutoPlanner:
                 measured=gain,
                 numbers=numbers,
             )
-        else:
-            self._change(best.label, best.config)
+        elif self._change(best.label, best.config):
             self._decide(
                 "return",
                 f"measured {tried.median:.3g} s per step; {best.label} took {best.median:.3g} s",
@@ -247,10 +213,9 @@ class AutoPlanner:
             )
         self._settle()
 
-    def _stay(self, best: _Setting, why: str, cost: float, found: Planned | None = None) -> None:
+    def _stay(self, best: Setting, why: str, cost: float, found: Planned | None = None) -> None:
         """Go on under the fastest placement that was measured."""
-        if best is not self._setting:
-            self._change(best.label, best.config)
+        if best is not self._setting and self._change(best.label, best.config):
             cost += self._cost
         numbers = {"step_seconds_before": best.median}
         if found is not None:
@@ -260,7 +225,7 @@ class AutoPlanner:
             f"{why}; the fastest measured is {best.label} with {best.median:.3g} s per step",
             cost=cost,
             numbers=numbers,
-            plan=best.config.plan,
+            plan=self._setting.config.plan,
         )
         self._settle()
 
@@ -290,12 +255,20 @@ class AutoPlanner:
 
     # -- changing -------------------------------------------------------------------------------
 
-    def _new_setting(self, label: str, config: PlacedConfig) -> _Setting:
-        return _Setting(label, config, new_recorder(config, self._flow, f"{label}, in a run"))
+    def _change(self, label: str, config: PlacedConfig) -> bool:
+        """Go on under another placement; False where it did not start, and this one goes on."""
+        try:
+            self._cost = self._switch(config)
+        except SwitchFailure as failure:
+            self._dropped.append(config.plan)
+            why = f"{label} did not start, {self._setting.label} goes on: {failure}"
+            self._decide("drop", why, cost=failure.seconds)
+            return False
+        self._setting = Setting.of(label, config, self._flow)
+        return True
 
-    def _change(self, label: str, config: PlacedConfig) -> None:
-        self._cost = self._switch(config)
-        self._setting = self._new_setting(label, config)
+    def _was_dropped(self, config: PlacedConfig) -> bool:
+        return any(plan.same_places(config.plan) for plan in self._dropped)
 
     def _decide(
         self,

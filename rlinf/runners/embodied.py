@@ -23,7 +23,8 @@ from rlinf.runners.evaluate import (
     evaluation_spec,
     film_policy,
 )
-from rlinf.runners.training_runner import RunState, TrainingRunner
+from rlinf.runners.resumable_run import RunState
+from rlinf.runners.training_runner import TrainingRunner
 from rlinf.workers.env import RolloutReport
 
 FIGURES = (

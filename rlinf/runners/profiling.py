@@ -61,6 +61,7 @@ def measure(
 
     Raises:
         ConfigError: No trial is legal.
+        Exception: The recipe does not run as it is; of another trial, its line says why it failed.
     """
     together: list[StepRecorder] = []
     apart: list[StepRecorder] = []
@@ -71,7 +72,13 @@ def measure(
             with _trial_directory(Path(scratch), number) as directory:
                 origin = f"{label}, {time.strftime('%Y-%m-%d')}"
                 recorder = new_recorder(trial, flow(trial), origin)
-                taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
+                try:
+                    taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
+                except Exception as error:
+                    if number == 0:  # the recipe as it is: what is wrong is not the placement
+                        raise
+                    say(f"{label} could not be measured: {type(error).__name__}: {error}")
+                    continue
             if trial.planning.constraints.staleness:
                 # Components that work at the same time say nothing of each alone.
                 ahead.append((trial, taken))

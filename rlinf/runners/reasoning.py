@@ -22,7 +22,8 @@ from rlinf.runners.reasoning_evaluation import Evaluator
 from rlinf.runners.reasoning_model import initial_model, prompt_sets
 from rlinf.runners.reasoning_system import ReasoningSystem, training_flow
 from rlinf.runners.rescaling import write_choices
-from rlinf.runners.training_runner import RunState, TrainingRunner
+from rlinf.runners.resumable_run import RunState
+from rlinf.runners.training_runner import TrainingRunner
 from rlinf.workers.generation import GenerationReport
 
 INITIAL_MODEL, FINAL_MODEL, FAILURES = "initial_model", "model", "failures"

@@ -1,54 +1,25 @@
-"""What every training run does around its steps: open, restore, commit, conclude."""
+"""What every training run does: step by step, with metrics, plans, checkpoints and an end."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import dataclass
 
-from rlinf.checkpoint.store import CheckpointStore
-from rlinf.config.dump import config_hash, to_data
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.measure import WARM_UP_STEPS
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
-from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.progress import Progress
-from rlinf.monitor.run_directory import RunDirectory
-from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.auto_plan import AutoPlanner
-from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.recording import FirstSteps
-from rlinf.runners.worker_system import WorkerSystem
+from rlinf.runners.resumable_run import ConfigT, ResumableRun, StateT, SystemT
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RunState:
-    """What a runner itself must remember to continue."""
-
-    step: int = 0
-    training_seconds: float = 0.0
-    success: float = float("nan")
-    success_step: int = -1
-    best_success: float = -1.0
-
-    @property
-    def evaluated_now(self) -> bool:
-        """Whether the last step was followed by an evaluation."""
-        return self.success_step == self.step
-
-    def note_success(self, success: float) -> None:
-        """Remember what an evaluation after the last step showed."""
-        self.success, self.success_step = success, self.step
 
 
 @dataclass(frozen=True)
@@ -64,12 +35,7 @@ class WorstCase:
     places: list[WorkerPlace]
 
 
-ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
-StateT = TypeVar("StateT", bound=RunState)
-SystemT = TypeVar("SystemT", bound=WorkerSystem)
-
-
-class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
+class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
     """Trains step by step, commits checkpoints, and can be continued from any of them.
 
     A subclass says what a step is; metrics, progress, timeline, checkpoints and the end are the
@@ -88,24 +54,7 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
     figures: tuple[tuple[str, str, str], ...]
     """What the progress display shows, besides step, times and ETA: label, metric, format."""
 
-    def __init__(self, config: ConfigT, directory: RunDirectory, stop: threading.Event) -> None:
-        self._config = config
-        self._directory = directory
-        self._stop = stop
-        self._state = self._new_state()
-        self._under_way: deque[RunningStep] = deque()
-        self._weights_of = -1  # the step whose weights the rollout workers have, or will have
-        self._at_its_worst = False
-
     # -- what a subclass says -------------------------------------------------------------------
-
-    @abstractmethod
-    def _new_state(self, **values: Any) -> StateT:
-        """The state at the beginning, or that of a checkpoint."""
-
-    @abstractmethod
-    def _new_system(self) -> SystemT:
-        """The worker groups, not started."""
 
     @property
     @abstractmethod
@@ -140,10 +89,6 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         """Whether training may end before all its steps."""
         return False
 
-    def _progress_of_run(self) -> dict[str, Any]:
-        """What the manifest of a checkpoint says beside its step."""
-        return {}
-
     # -- the run --------------------------------------------------------------------------------
 
     def run(self, *, resume: bool) -> StateT:
@@ -164,39 +109,15 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
             )
             while not self._finished():
                 report, seconds = self._step()
-                if planner is not None:
-                    planner.after_step(self._state.step, report, seconds)
-                else:
+                if planner is None:
                     first.observe(report, seconds)
+                elif not self._finished():  # else there is no step to place
+                    planner.after_step(self._state.step, report, seconds)
             self._save(blocking=True)
             self._progress.stop()
             if not self._stop.is_set():
                 self._conclude()
         return self._state
-
-    def _open(self, stack: ExitStack) -> None:
-        """Open everything that the run writes, then start its workers."""
-        config, directory = self._config, self._directory
-        self._store = stack.enter_context(
-            CheckpointStore(
-                directory.checkpoints, config.checkpoint, config_hash=config_hash(config)
-            )
-        )
-        self._metrics_log = stack.enter_context(
-            MetricsLog(directory.path, config.logger, run_config=to_data(config))
-        )
-        self._timeline = stack.enter_context(
-            TimelineFile(directory.timeline, enabled=config.runner.timeline)
-        )
-        self._system = self._new_system()
-        self._system.__enter__()
-        stack.push(self._leave_system)
-        # Without accelerators processes are watched from outside.
-        self._system.watch_memory(self._at_its_worst and config.on_accelerators)
-
-    def _leave_system(self, *exception: Any) -> None:
-        """End the worker groups that there are then; those of the beginning may be gone."""
-        self._system.__exit__(*exception)
 
     def _finished(self) -> bool:
         return self._stop.is_set() or self._solved() or self._state.step >= self._training_steps
@@ -244,23 +165,6 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         )
         planner.begin(self._state.step)
         return planner
-
-    def _switch(self, config: PlacedConfig) -> float:
-        """Go on under another placement, as if nothing had happened; returns the seconds it took.
-
-        Args:
-            config: The same run, placed otherwise.
-        """
-        begin = time.perf_counter()
-        steps, state = self._system.save_steps(self._under_way), self._system.state()
-        self._system.close()
-        self._config = cast("ConfigT", config)
-        self._system = self._new_system()
-        self._system.__enter__()
-        self._system.load_state(state)
-        self._under_way = deque(self._system.restore_steps(steps))
-        self._weights_of = -1
-        return time.perf_counter() - begin
 
     def _start_steps(self) -> None:
         """Let all rollouts begin that may; the first of them takes the newest weights."""
@@ -321,46 +225,3 @@ class TrainingRunner(ABC, Generic[ConfigT, StateT, SystemT]):
         self._worst = WorstCase([], [])
         self.run(resume=False)
         return self._worst
-
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    def _save(self, *, blocking: bool) -> None:
-        begin = time.perf_counter()
-        tree = {
-            "runner": asdict(self._state),
-            "under_way": self._system.save_steps(self._under_way),
-            "system": self._system.state(),
-            "metrics": self._metrics_log.cursor(),
-            **self._own_state(),
-        }
-        self._store.save(
-            self._state.step,
-            tree,
-            meta=self._progress_of_run(),
-            metric=self._state.success if self._state.evaluated_now else None,
-            blocking=blocking,
-        )
-        log.debug("checkpoint blocked the run for %.1f ms", 1e3 * (time.perf_counter() - begin))
-
-    def _own_state(self) -> dict[str, Any]:
-        """Further state of the runner, beside that of its workers."""
-        return {}
-
-    def _load_own_state(self, tree: dict[str, Any]) -> None:
-        """Continue from :meth:`_own_state`, which is part of ``tree``."""
-        del tree
-
-    def _restore(self) -> bool:
-        """Continue from the newest good checkpoint; False where there is none yet."""
-        if not self._store.steps():
-            self._metrics_log.truncate({"bytes": 0, "lines": 0})
-            return False
-        checkpoint = self._store.load()
-        self._store.discard_after(checkpoint.step)
-        self._state = self._new_state(**checkpoint.tree["runner"])
-        self._system.load_state(checkpoint.tree["system"])
-        self._under_way.extend(self._system.restore_steps(checkpoint.tree["under_way"]))
-        self._load_own_state(checkpoint.tree)
-        self._metrics_log.truncate(checkpoint.tree["metrics"])
-        log.info("continuing after step %d", checkpoint.step)
-        return True

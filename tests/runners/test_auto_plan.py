@@ -15,7 +15,8 @@ from rlinf.errors import ConfigError
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import auto_plan, embodied, kept_profiles
+from rlinf.runners import auto_plan, embodied, kept_profiles, measured_settings
+from rlinf.runners.embodied_system import EmbodiedSystem
 
 from . import reasoning_support
 from .support import assert_equal_runs, small_config
@@ -62,6 +63,40 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
     again = read_decisions(train(tmp_path / "again", AUTO))
     assert "profile" not in kinds(again)
     assert kinds(again)[1] in ("stay", "switch")
+
+
+@pytest.mark.parametrize("method", ["_start", "load_state"])
+def test_a_placement_that_does_not_start_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    plain = train(tmp_path / "plain")
+    original = getattr(EmbodiedSystem, method)
+    steps = []
+
+    def out_of_memory(system: EmbodiedSystem, *arguments: Any) -> None:
+        original(system, *arguments)
+        if system._plan.components["actor"].processes == 2:
+            committed = (tmp_path / "auto" / "run" / "checkpoints").glob("step_*")
+            steps.append(len(list(committed)))
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(EmbodiedSystem, method, out_of_memory)
+    auto = train(tmp_path / "auto", AUTO, "checkpoint={interval: 0}")
+    assert_equal_runs(plain, auto)
+    assert steps
+    assert all(steps)
+    dropped = [d for d in read_decisions(auto) if d.what == "drop"]
+    # What did not start is not tried again.
+    assert len({d.reason for d in dropped}) == len(dropped) == len(steps)
+    assert "goes on: RuntimeError: out of memory" in dropped[0].reason
+
+
+def test_after_the_last_step_no_placement_is_tried(tmp_path: Path) -> None:
+    # Two steps warm up, the third would end the measurement.
+    run = train(tmp_path / "short", AUTO, "runner.total_env_steps=384")
+    assert kinds(read_decisions(run)) == ["start"]
+    longer = train(tmp_path / "longer", AUTO, "runner.total_env_steps=512")
+    assert len(read_decisions(longer)) > 1
 
 
 class _StopAt(threading.Event):
@@ -239,6 +274,6 @@ def test_a_disk_that_is_full_does_not_stop_training(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("rlinf.monitor.decisions.append_decision", full)
-    monkeypatch.setattr(auto_plan, "keep_profile", full)
+    monkeypatch.setattr(measured_settings, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,32 @@ def test_every_part_of_a_recipe_is_measured_where_it_runs(
     )
     assert len(lines) == len(set(lines)) >= 5
     assert "the recipe as it is" in lines[0]
+
+
+def test_a_trial_that_fails_leaves_what_the_others_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = support.small_config(tmp_path, SLOTS)
+    trials = [t for t in variants.legal_trials(config) if t[1].planning.items == 8][:2]
+    monkeypatch.setattr(profiling, "legal_trials", lambda config: iter([*trials, trials[1]]))
+    started: list[int] = []
+
+    def build(*arguments: Any) -> EmbodiedRunner:
+        started.append(len(started))
+        if started[-1] == fails:
+            raise RuntimeError("out of memory")
+        return EmbodiedRunner(*arguments)
+
+    lines: list[str] = []
+    fails = 1
+    profile = profiling.measure(config, build, TASKS["embodied"].flow, steps=1, say=lines.append)
+    assert set(profile.components) == {"env", "rollout", "actor"}
+    assert started == [0, 1, 2]
+    assert lines[1] == f"{trials[1][0]} could not be measured: RuntimeError: out of memory"
+    started.clear()
+    fails = 0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        profiling.measure(config, build, TASKS["embodied"].flow, steps=1, say=lines.append)
 
 
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Placements that a run was under, what its steps took there, and what is known by them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Self
+
+from rlinf.flow.graph import Flow
+from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
+from rlinf.flow.overhead import overhead
+from rlinf.flow.profile import Profile
+from rlinf.runners.kept_profiles import fingerprints, keep_profile
+from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.recording import beside, new_recorder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Setting:
+    """One placement, and what steps under it took.
+
+    Args:
+        label: What is special about it.
+        config: The run under it.
+        recorder: What its components took.
+        seconds: Time of each step that counts.
+    """
+
+    label: str
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median time of a step [s]."""
+        return median(self.seconds)
+
+    @classmethod
+    def of(cls, label: str, config: PlacedConfig, flow: Flow) -> Self:
+        """A placement, before its first step."""
+        return cls(label, config, new_recorder(config, flow, f"{label}, in a run"))
+
+
+def kept_costs(settings: Sequence[Setting], before: Profile | None, directory: Path) -> Profile:
+    """Everything that is known of a recipe's costs, written for the page and for later runs.
+
+    Args:
+        settings: What was measured; what was measured last counts.
+        before: What was known before.
+        directory: The run directory.
+    """
+    config = settings[-1].config
+    found = [setting.recorder.profiles() for setting in settings]
+    besides = overhead([beside(setting.recorder) for setting in settings], before)
+    kept = [] if before is None else [before.components]
+    profile = fingerprints(config).profile(merged([*kept, *found]), besides)
+    try:
+        profile.save(directory / PROFILE_FILE)
+        keep_profile(profile, config.task)
+    except OSError as error:  # a full disk is no reason to stop training
+        log.warning("the profile was not written: %s", error.strerror)
+    return profile

@@ -16,6 +16,11 @@ def test_tanh_is_that_of_torch_up_to_rounding() -> None:
     torch.testing.assert_close(gradient, expected, atol=4e-7, rtol=0.0)
 
 
+def test_tanh_in_half_precision_is_rounded_once() -> None:
+    x = torch.linspace(-3, 3, 4001, dtype=torch.bfloat16, requires_grad=True)
+    assert torch.equal(tanh(x), torch.tanh(x))
+
+
 def test_tanh_is_the_same_with_and_without_gradients() -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -68,7 +68,7 @@ class ActorConfig(StrictModel):
     target_kl: float | None = Field(default=None, gt=0)
     """The phase ends early once the approximate KL of a global batch passes this; null: never."""
     first_update_kl_bound: float = Field(default=1e-6, gt=0)
-    """Largest KL between rollout and trainer policy in the first micro batch after a weight
+    """Largest KL between rollout and trainer policy in the first update after a weight
     synchronisation, where both hold the same weights; a larger one stops the run."""
     first_update_ratio_bound: float = Field(default=1e-3, gt=0)
     """Largest distance of a probability ratio from 1 there."""

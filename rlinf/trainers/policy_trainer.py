@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,15 +20,9 @@ from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.flat_parameters import FlatParameters
 from rlinf.trainers.optimizer import VectorAdamW, parameter_groups
 from rlinf.trainers.reduction import block_of, tree_sum
+from rlinf.trainers.skipped import SkippedUpdates, Update
 
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """One optimizer step: its metrics, already summed over micro batches and ranks."""
-
-    metrics: dict[str, float]
-    applied: bool
-
+_KL, _FAR, _COUNT = "first/kl", "first/far", "first/count"
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -74,7 +68,7 @@ class PolicyTrainer:
         self._world_size = world_size
         self._all_reduce = all_reduce
         self._first_kl: float | None = None
-        self._skipped_in_a_row = 0
+        self._skipped = SkippedUpdates(bound=config.max_skipped_updates, section="actor")
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
         self._optimizer = VectorAdamW(self._flat.vectors, config.optim)
@@ -115,7 +109,7 @@ class PolicyTrainer:
             batch = replace(batch, reference_log_probs=found)
         if self._algorithm.needs_proximal:
             batch = replace(batch, proximal_log_probs=self._log_probs(batch, self.policy))
-        updates: list[UpdateResult] = []
+        updates: list[Update] = []
         for epoch in range(self._config.update_epoch):
             if not self._epoch(batch, step, epoch, updates):
                 break
@@ -124,8 +118,8 @@ class PolicyTrainer:
         if self._first_kl is not None:
             metrics["actor/first_update_kl"] = self._first_kl
         metrics["actor/lr"] = self._config.optim.lr * factor
-        metrics["actor/optimizer_steps"] = float(sum(u.applied for u in updates))
-        metrics["actor/skipped_updates"] = float(sum(not u.applied for u in updates))
+        for outcome, name in (("applied", "optimizer_steps"), ("skipped", "skipped_updates")):
+            metrics[f"actor/{name}"] = float(sum(u.outcome == outcome for u in updates))
         return metrics
 
     def _log_probs(self, batch: TrainingBatch, policy: Policy) -> torch.Tensor:
@@ -137,36 +131,17 @@ class PolicyTrainer:
             ]
         return torch.cat(parts)
 
-    def _epoch(
-        self, batch: TrainingBatch, step: int, epoch: int, updates: list[UpdateResult]
-    ) -> bool:
+    def _epoch(self, batch: TrainingBatch, step: int, epoch: int, updates: list[Update]) -> bool:
         """Pass once over the samples; False ends the phase early."""
         shuffled = batch.select(self._order(len(batch), step, epoch))
         for global_batch in shuffled.split(self._config.global_batch_size):
             update = self._update(global_batch, first=not updates)
             updates.append(update)
-            self._check_skipped(updates, step)
+            self._skipped.note(updates, global_batch, step=step)
             target = self._config.target_kl
             if target is not None and update.metrics["actor/approx_kl"] > target:
                 return False
         return True
-
-    def _check_skipped(self, updates: list[UpdateResult], step: int) -> None:
-        """Stop the run after too many updates without a finite gradient.
-
-        Weights that are spoilt themselves skip every update from then on, few of them in each
-        phase: so the bound also holds for updates in a row, over phases.
-        """
-        if updates[-1].applied:
-            self._skipped_in_a_row = 0
-            return
-        self._skipped_in_a_row += 1
-        skipped = max(self._skipped_in_a_row, sum(not u.applied for u in updates))
-        if skipped > self._config.max_skipped_updates:
-            raise RunFailure(
-                f"{skipped} updates, up to training phase {step}, had a loss or gradient that is "
-                "not finite; lower actor.optim.lr or actor.optim.max_grad_norm"
-            )
 
     def _order(self, available: int, step: int, epoch: int) -> torch.Tensor:
         """The samples of one epoch, shuffled; a surplus from a topped-up rollout is left out."""
@@ -179,7 +154,7 @@ class PolicyTrainer:
         )
         return torch.randperm(available, generator=generator)[: self._samples]
 
-    def _update(self, batch: TrainingBatch, *, first: bool) -> UpdateResult:
+    def _update(self, batch: TrainingBatch, *, first: bool) -> Update:
         """One optimizer step on one global batch."""
         count = math.ceil(len(batch) / self.micro_batch_size)
         normalizer = self._algorithm.normalizer(batch)
@@ -191,9 +166,9 @@ class PolicyTrainer:
             """Gradient of one micro batch with its metrics behind it, as one vector."""
             micro = micro_batches[index]
             evaluation = self.policy.evaluate_actions(micro.forward_inputs)
-            if first and index == first_micro:
-                self._check_first_update(evaluation, micro)
             loss, metrics = self._algorithm.loss(evaluation, micro, normalizer=normalizer)
+            if first:
+                metrics = metrics | self._disagreement(evaluation, micro)
             names[:] = metrics
             summed = torch.stack([metrics[name].detach() for name in names])
             return torch.cat([self._flat.gradient(loss), summed])
@@ -202,42 +177,58 @@ class PolicyTrainer:
         if self._all_reduce is not None:
             total = self._all_reduce(total)
         metrics = dict(zip(names, total[-len(names) :].tolist(), strict=True))
+        if first:
+            self._check_first_update(metrics)
         return self._apply(total[: -len(names)], metrics)
 
-    def _check_first_update(self, evaluation: Evaluation, batch: TrainingBatch) -> None:
-        """Compare the policy that trains with the one that acted, where their weights are equal."""
-        log_ratio = (batch.at_level(evaluation.log_probs) - batch.log_probs).detach()
-        if batch.staleness is not None and bool(batch.staleness.any()):
+    @torch.no_grad()
+    def _disagreement(
+        self, evaluation: Evaluation, batch: TrainingBatch
+    ) -> dict[str, torch.Tensor]:
+        """Sums over the samples of the weights that train; KL by Schulman's k3."""
+        log_ratio = batch.at_level(evaluation.log_probs) - batch.log_probs
+        if batch.staleness is not None:
             log_ratio = log_ratio[batch.staleness == 0]
-        if not len(log_ratio):
-            self._first_kl = None
-            return
         ratio = log_ratio.exp()
-        self._first_kl = (ratio - 1 - log_ratio).mean().item()
-        deviation = (ratio - 1).abs().max().item()
+        near = (ratio - 1).abs() <= self._config.first_update_ratio_bound
+        return {
+            _KL: (ratio - 1 - log_ratio).sum(),
+            _FAR: (~near).sum(),  # also what is no number
+            _COUNT: torch.tensor(float(ratio.numel()), device=ratio.device),
+        }
+
+    def _check_first_update(self, metrics: dict[str, float]) -> None:
+        """Compare the policy that trains with the one that acted, where their weights are equal.
+
+        Args:
+            metrics: Of the first update of a phase; the sums of the comparison are taken out.
+
+        Raises:
+            RunFailure: They disagree.
+        """
+        kl, far, count = (metrics.pop(name) for name in (_KL, _FAR, _COUNT))
+        self._first_kl = kl / count if count else None
         config = self._config
-        if self._first_kl <= config.first_update_kl_bound and (
-            deviation <= config.first_update_ratio_bound
-        ):
+        if self._first_kl is None or (self._first_kl <= config.first_update_kl_bound and not far):
             return
         raise RunFailure(
-            "rollout and trainer do not compute the same log-probs: in the first micro batch after "
-            f"a weight synchronisation the KL between them is {self._first_kl:.2e} (bound "
-            f"{config.first_update_kl_bound:.0e}) and a ratio is {deviation:.2e} away from 1 "
-            f"(bound {config.first_update_ratio_bound:.0e})"
+            "rollout and trainer do not compute the same log-probs: in the first update after a "
+            f"weight synchronisation the KL between them is {self._first_kl:.2e} (bound "
+            f"{config.first_update_kl_bound:.0e}), and {far:.0f} of {count:.0f} ratios are further "
+            f"than {config.first_update_ratio_bound:.0e} away from 1"
         )
 
-    def _apply(self, gradient: torch.Tensor, metrics: dict[str, float]) -> UpdateResult:
+    def _apply(self, gradient: torch.Tensor, metrics: dict[str, float]) -> Update:
         """Clip and apply a flat gradient; skipped where it is not finite."""
         norm = torch.linalg.vector_norm(gradient)
         metrics["actor/grad_norm"] = norm.item()
         if not math.isfinite(metrics["actor/grad_norm"]):
-            return UpdateResult(metrics, applied=False)
+            return Update("skipped", metrics)
         limit = self._config.optim.max_grad_norm
         if limit is not None and metrics["actor/grad_norm"] > limit:
             gradient = gradient * (limit / (norm + 1e-6))
         self._optimizer.step(self._flat.by_group(gradient))
-        return UpdateResult(metrics, applied=True)
+        return Update("applied", metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and the algorithm's running statistics."""
@@ -246,7 +237,7 @@ class PolicyTrainer:
             "optimizer": self._optimizer.state_dict(),
             "algorithm": self._algorithm.state_dict(),
             "reference": None if self._reference is None else self._reference.state_dict(),
-            "skipped_in_a_row": self._skipped_in_a_row,
+            "skipped": self._skipped.in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -261,10 +252,10 @@ class PolicyTrainer:
         self._algorithm.load_state_dict(state["algorithm"])
         if self._reference is not None:
             self._reference.load_state_dict(state["reference"])
-        self._skipped_in_a_row = state["skipped_in_a_row"]
+        self._skipped.in_a_row = int(state["skipped"])
 
 
-def _mean_metrics(updates: list[UpdateResult]) -> dict[str, float]:
+def _mean_metrics(updates: list[Update]) -> dict[str, float]:
     """Mean over the optimizer steps of a phase."""
     names = updates[0].metrics
     return {name: sum(u.metrics[name] for u in updates) / len(updates) for name in names}

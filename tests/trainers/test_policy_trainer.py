@@ -58,8 +58,14 @@ def test_micro_batches_do_not_change_the_update(
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_give_the_same_bits_as_one_process(make_policy, make_algorithm, rollout, world_size):
+    # Another policy acted, so that there is a difference to be measured.
+    actor = make_policy()
+    with torch.no_grad():
+        next(actor.parameters()).add_(0.01)
+    wide = {"first_update_kl_bound": 1.0, "first_update_ratio_bound": 10.0, "micro_batch_size": 8}
     reference = make_policy()
-    _, expected = train(reference, make_algorithm(), rollout(reference), micro_batch_size=8)
+    _, expected = train(reference, make_algorithm(), rollout(actor), **wide)
+    assert expected["actor/first_update_kl"] > 1e-6
 
     parts: list[torch.Tensor | None] = [None] * world_size
     barrier = threading.Barrier(world_size)
@@ -76,11 +82,11 @@ def test_ranks_give_the_same_bits_as_one_process(make_policy, make_algorithm, ro
         _, metrics = train(
             policy,
             make_algorithm(),
-            rollout(policy),
-            micro_batch_size=8,
+            rollout(actor),
             rank=rank,
             world_size=world_size,
             all_reduce=all_reduce,
+            **wide,
         )
         return weights(policy), metrics
 
@@ -130,7 +136,7 @@ def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
     assert first.train(spoilt(), 0)["actor/skipped_updates"] == 1
     second = trainer_of(make_policy(), make_algorithm(), max_skipped_updates=1, **options)
     second.load_state_dict(first.state_dict())
-    with pytest.raises(RunFailure, match="2 updates, up to training phase 1,"):
+    with pytest.raises(RunFailure, match="2 updates in a row, up to training phase 1,"):
         second.train(spoilt(), 1)
 
 

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous as meet
 
 from rlinf.errors import RLinfError
 from rlinf.trainers.language.parallel import Grid
-from rlinf.trainers.language.rescale import Prepared, Rescalable, forget_group
+from rlinf.trainers.language.rescale import Prepared, Rescalable
 
 Kind = Literal["go", "move", "end"]
 
@@ -57,7 +57,7 @@ class MoveReport:
         seconds: From its begin to its end.
         prepared: Part of it in which the groups and the new layout were made.
         transferred: Part of it in which tensors travelled.
-        bytes_sent: By this rank.
+        bytes_sent: By this rank, everything in float32.
     """
 
     seconds: float
@@ -104,6 +104,7 @@ class Company:
             timeout=self._timeout,
         )
         self._group: Any = None
+        self._offer: str | None = None
         self._read = 0
         self._moves = 0
 
@@ -113,9 +114,14 @@ class Company:
         """Tell all ranks, of which rank 0 is the one that may."""
         self._store.set(f"say/{self._read}", pickle.dumps(command))
         # All have read what is two phases old; it would stay in memory for the whole run.
-        with suppress(RuntimeError, NotImplementedError):
-            self._store.delete_key(f"say/{self._read - 4096}")
+        self._delete(f"say/{self._read - 4096}")
         self._read += 1
+
+    def _delete(self, *keys: str) -> None:
+        """Give the memory of keys back that nobody reads any more."""
+        with suppress(RuntimeError):  # a store that cannot delete keeps them
+            for key in keys:
+                self._store.delete_key(key)
 
     def listen(self, while_waiting: Callable[[], None]) -> Command:
         """The next command of rank 0.
@@ -134,7 +140,11 @@ class Company:
 
     def offer(self, phase: int) -> None:
         """Say that this rank has its device, and may be made to train in a phase."""
-        self._store.set(f"offer/{phase}/{self.rank}", b"1")
+        key = f"offer/{phase}/{self.rank}"
+        self._store.set(key, b"1")
+        former, self._offer = self._offer, key
+        if former not in (None, key):
+            self._delete(former)
 
     def offered(self, phase: int) -> int:
         """The largest n for which ranks 0 to n − 1 have offered; rank 0 always has."""
@@ -152,13 +162,16 @@ class Company:
         part of the model.
 
         Args:
-            trainer: Policy or critic, made movable.
+            trainer: This rank's, made movable.
             before: Ranks that train now.
             after: Ranks that are to train.
 
         Raises:
-            MoveFailed: On every rank that takes part, with what went wrong on which; the former
-                ranks go on as if nothing had been tried.
+            MoveFailed: A rank could not get ready or not transfer, or did not answer in time. All
+                that were to take part raise it, with what went wrong on which; those that trained
+                have their layout still, and may go on with it.
+            RuntimeError: The process groups could not be made, or a rank was lost after all had
+                agreed.
         """
         begin = time.perf_counter()
         number, members = self._moves, max(before, after)
@@ -167,6 +180,9 @@ class Company:
         union = own = dist.new_group(range(members), timeout=self._timeout)
         if after < before:
             own = dist.new_group(range(after), timeout=self._timeout) if after > 1 else None
+        if self.rank == 0 and number:
+            # New groups are made by all ranks together: all have left the last move.
+            self._delete(*_keys_of(number - 1, self.world_size))
         if self.rank >= members:
             self.size = after
             return MoveReport(0.0, 0.0, 0.0, 0)
@@ -194,7 +210,7 @@ class Company:
                 ranks = Grid.over(trial.own, rank=self.rank, size=after, device=self.device)
             prepared = trainer.prepare_move(before=before, after=after, rank=self.rank, ranks=ranks)
             if self.rank == 0:
-                numbers = pickle.dumps(trainer._moving_numbers())
+                numbers = pickle.dumps(trainer.moving_numbers())
                 self._store.set(f"numbers/{trial.number}", numbers)
         except Exception as caught:  # noqa: BLE001 - told to all ranks, whatever it is
             error = caught
@@ -215,6 +231,10 @@ class Company:
     def _agree(self, trial: _Trial, phase: str, error: Exception | None) -> None:
         """Learn from rank 0, who asks all, whether every member came so far.
 
+        Rank 0 waits for all votes together as long as for a lost process, from its own on. The
+        others wait for what it says, which must be the same for all: also where it is as late as
+        that itself.
+
         Raises:
             MoveFailed: One did not.
         """
@@ -222,17 +242,22 @@ class Company:
         words = "ok" if error is None else f"{type(error).__name__}: {error}"
         self._store.set(f"{place}/{self.rank}", words)
         if self.rank == 0:
-            found = [self._vote(f"{place}/{rank}") for rank in range(trial.members)]
+            end = time.monotonic() + self._timeout.total_seconds()
+            found = [
+                self._vote(f"{place}/{rank}", end - time.monotonic())
+                for rank in range(trial.members)
+            ]
             bad = [f"rank {rank}: {vote}" for rank, vote in enumerate(found) if vote != "ok"]
             self._store.set(place, "; ".join(bad) or "ok")
-        verdict = self._vote(place)
+        verdict = self._vote(place, 3 * self._timeout.total_seconds())
         if verdict != "ok":
             trial.forget()
             raise MoveFailed(verdict) from error
 
-    def _vote(self, key: str) -> str:
+    def _vote(self, key: str, seconds: float) -> str:
         try:
-            self._store.wait([key], self._timeout)
+            # What is there already is found in any time; no time at all would mean for ever.
+            self._store.wait([key], timedelta(seconds=max(seconds, 0.01)))
         except (RuntimeError, ValueError):
             return "does not answer"
         return bytes(self._store.get(key)).decode()
@@ -264,3 +289,16 @@ class _Trial:
         forget_group(self.union)
         if self.own is not None and self.own is not self.union:
             forget_group(self.own)
+
+
+def _keys_of(number: int, members: int) -> list[str]:
+    """What the ranks wrote into the store for a move."""
+    places = [f"vote/{number}/{phase}" for phase in ("prepared", "moved")]
+    votes = [f"{place}/{rank}" for place in places for rank in range(members)]
+    return [f"numbers/{number}", *places, *votes]
+
+
+def forget_group(group: Any) -> None:
+    """Leave a process group, also one whose peers are gone."""
+    with suppress(Exception):  # what broke it is told elsewhere
+        dist.destroy_process_group(group)

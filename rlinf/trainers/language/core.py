@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import ceil, isfinite
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,11 @@ from rlinf.trainers.language.config import ComputeConfig, PhaseConfig
 from rlinf.trainers.language.layout import Layout, Sequences, layout_of, lengths_of
 from rlinf.trainers.language.parallel import Grid, Ranks
 from rlinf.trainers.language.trained import PlainModule, TrainedModule
+from rlinf.trainers.skipped import Update
 
-Outcome = Literal["applied", "skipped", "refused", "empty"]
 BatchT = TypeVar("BatchT", bound=Sequences)
 LossOf = Callable[[Any, Layout], tuple[Tensor, dict[str, Tensor]]]
 """From a micro batch and its layout to its share of the loss and of the metrics."""
-
-
-@dataclass(frozen=True)
-class Update:
-    """What became of one global batch: ``skipped`` where its gradient was not finite, ``refused``
-    where the algorithm does not want it, ``empty`` where there is nothing to train on."""
-
-    outcome: Outcome
-    metrics: dict[str, float]
 
 
 class SequenceCore:

@@ -12,15 +12,15 @@ from torch import Tensor
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import CriticTrainerConfig
-from rlinf.trainers.language.core import SequenceCore, Update, global_batches, phase_metrics
-from rlinf.trainers.language.failure import SkippedUpdates
+from rlinf.trainers.language.core import SequenceCore, global_batches, phase_metrics
+from rlinf.trainers.language.failure import batch_keeper
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
-from rlinf.trainers.language.rescale import Rescalable
 from rlinf.trainers.language.scoring import ValueScorer
+from rlinf.trainers.skipped import SkippedUpdates, Update
 
 
-class FSDPCritic(Rescalable):
+class FSDPCritic:
     """Values of tokens, trained by the algorithm's value loss with an optimizer of their own.
 
     Every rank calls the same methods with the same batches. See
@@ -43,7 +43,7 @@ class FSDPCritic(Rescalable):
         self._skipped = SkippedUpdates(
             bound=config.max_skipped_updates,
             section="critic",
-            directory=failure_directory if ranks.rank == 0 else None,
+            keep=batch_keeper(failure_directory if ranks.rank == 0 else None, "critic"),
         )
         backbone = copy.deepcopy(model.base_model)
         self._core = SequenceCore(
@@ -99,12 +99,6 @@ class FSDPCritic(Rescalable):
 
     def _numbers(self) -> dict[str, Any]:
         return {"skipped": self._skipped.in_a_row}
-
-    def _moving_numbers(self) -> dict[str, Any]:
-        return {**self._numbers(), "steps": self._core.trained.optimizer.steps}
-
-    def _load_moving_numbers(self, numbers: Mapping[str, Any]) -> None:
-        self._skipped.in_a_row = int(numbers["skipped"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank.

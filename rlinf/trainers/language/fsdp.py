@@ -16,15 +16,16 @@ from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
 from rlinf.trainers.language import lora
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
-from rlinf.trainers.language.core import SequenceCore, Update, global_batches, phase_metrics
+from rlinf.trainers.language.core import SequenceCore, global_batches, phase_metrics
 from rlinf.trainers.language.export import save_adapter, save_model
-from rlinf.trainers.language.failure import SkippedUpdates
+from rlinf.trainers.language.failure import batch_keeper
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import Content, LanguageTrainer
 from rlinf.trainers.language.rescale import Rescalable
 from rlinf.trainers.language.scoring import TokenScorer
 from rlinf.trainers.language.supervised import Example, SupervisedTrainer, TargetBatch
+from rlinf.trainers.skipped import SkippedUpdates, Update
 
 _KL, _RATIO, _COUNT = "first/kl", "first/ratio", "first/tokens"
 
@@ -49,7 +50,7 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
         self._skipped = SkippedUpdates(
             bound=config.max_skipped_updates,
             section="actor",
-            directory=failure_directory if ranks.rank == 0 else None,
+            keep=batch_keeper(failure_directory if ranks.rank == 0 else None, "actor"),
         )
         self._adapter = None
         if config.lora is not None:
@@ -287,7 +288,8 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
     def _keeps_reference(self) -> bool:
         return self._algorithm.needs_reference and self._adapter is None
 
-    def _moving_numbers(self) -> dict[str, Any]:
+    def moving_numbers(self) -> dict[str, Any]:
+        """See :meth:`Rescalable.moving_numbers`."""
         steps = self._core.trained.optimizer.steps
         return {**self._numbers(), "steps": steps, "updated_in": self._updated_in}
 

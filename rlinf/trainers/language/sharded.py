@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -12,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from rlinf.trainers.language.config import ComputeConfig
 from rlinf.trainers.language.parallel import Grid
 from rlinf.trainers.language.tensor_parallel import parallelize
-from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule
+from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule, local_part
 
 
 class ShardedModule(TrainedModule):
@@ -49,7 +47,7 @@ class ShardedModule(TrainedModule):
             )
         blank = any(parameter.is_meta for parameter in module.parameters())
         if blank:
-            _give_memory(module, ranks.device)
+            _allocate(module, ranks.device)
         self.module = module
         self._sharded = [m for m in module.modules() if isinstance(m, FSDPModule)]
         for part in self._sharded:
@@ -70,7 +68,7 @@ class ShardedModule(TrainedModule):
     def gradients(self) -> Source:
         """Local part of each parameter's gradient."""
         return [
-            torch.zeros_like(_local(p)) if p.grad is None else _local(p.grad)
+            torch.zeros_like(local_part(p)) if p.grad is None else local_part(p.grad)
             for p in self.named.values()
         ]
 
@@ -105,7 +103,7 @@ class ShardedModule(TrainedModule):
 
     def used(self) -> Source:
         """Local parts."""
-        return [_local(parameter) for parameter in self.named.values()]
+        return [local_part(parameter) for parameter in self.named.values()]
 
     def master(self) -> Source:
         """The same: they are rounded when they are gathered."""
@@ -150,7 +148,7 @@ class ShardedModule(TrainedModule):
 
     def _buffers(self, kind: str) -> list[Tensor]:
         if kind == "weights":
-            return [_local(parameter) for parameter in self.module.parameters()]
+            return [local_part(parameter) for parameter in self.module.parameters()]
         if kind == "gradients":
             return []
         return [*self.optimizer.averages, *self.optimizer.squares]
@@ -163,18 +161,9 @@ class ShardedModule(TrainedModule):
         super().offload()
 
 
-def _give_memory(module: nn.Module, device: torch.device) -> None:
+def _allocate(module: nn.Module, device: torch.device) -> None:
     """Put the parts of a module without weights on a device; buffers keep their values."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     for name, buffer in module.named_buffers():
         buffer.copy_(buffers[name])
-
-
-def _local(tensor: Any) -> Tensor:
-    """This rank's part itself, without a copy."""
-    if isinstance(tensor, DTensor):
-        part: Tensor = tensor._local_tensor.detach()
-        return part
-    plain: Tensor = tensor.detach()
-    return plain

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from rlinf.errors import RunFailure
 from rlinf.trainers.language.config import ComputeConfig, SupervisedConfig
-from rlinf.trainers.language.core import SequenceCore, Update
+from rlinf.trainers.language.core import SequenceCore
 from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.scoring import TokenScorer
 from rlinf.trainers.language.trained import PlainModule
+from rlinf.trainers.skipped import Update
 
 Example = tuple[Sequence[int], Sequence[int]]
 """Tokens of a prompt and of its target."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.trainers.config import OptimizerConfig
@@ -265,3 +266,9 @@ class PlainModule(TrainedModule):
         if kind == "gradients":
             return [self._gradient, self._sum]
         return [*self.optimizer.averages, *self.optimizer.squares]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor itself, without a copy."""
+    part: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return part.detach()

@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from rlinf.trainers.language import rescale
-from rlinf.trainers.language.company import Company, MoveFailed
-from rlinf.trainers.language.config import CriticTrainerConfig
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.language import rescale, transfer
+from rlinf.trainers.language.company import Company, MoveFailed, _keys_of
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
 from tests.trainers.language.processes import results_of_two
 
@@ -22,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "tied, reference": {"keys": {"kl_beta": 0.1}},
     "bfloat16": {"precision": {"param": "bfloat16"}},
+    "bfloat16, reference": {"keys": {"kl_beta": 0.1}, "precision": {"param": "bfloat16"}},
     "adapter": {"lora": {"rank": 4}},
 }
 OPTIM = {"lr": 1e-3, "max_grad_norm": 1.0}
@@ -45,25 +44,10 @@ def build(case: str) -> Any:
     return trainer(model(), keys=keys, max_tokens_per_micro_batch=40, optim=OPTIM, **config)
 
 
-def build_critic() -> Any:
-    """A critic at a learning rate that shows."""
-    config = CriticTrainerConfig.model_validate({"optim": OPTIM})
-    return config.build(model(), algorithm("ppo"), ranks=Ranks(), total_steps=10, seed=3)
-
-
-def critic_batches(count: int) -> list[Any]:
-    first, made = build_critic(), []
-    for number in range(count):
-        batch = random_batch(13, seed=number)
-        made.append(algorithm("ppo").prepare(replace(batch, values=first.values(batch)))[0])
-    return made
-
-
 def fixed(case: str, count: int = 5) -> dict[str, Any]:
     """What one process computes without any move."""
-    one = build_critic() if case == "critic" else build(case)
-    found = critic_batches(count) if case == "critic" else batches(count)
-    return outcome(one, [one.train_stream(found, 3)])
+    one = build(case)
+    return outcome(one, [one.train_stream(batches(count), 3)])
 
 
 def outcome(one: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
@@ -76,8 +60,7 @@ def outcome(one: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
 
 def moving(company: Company, case: str) -> dict[str, Any] | None:
     """One phase in which the number of ranks is 1, 2 and 1 again."""
-    one = build_critic() if case == "critic" else build(case)
-    found = critic_batches(5) if case == "critic" else batches(5)
+    one, found = build(case), batches(5)
     one.make_movable(keep=company.rank == 0)
     moved: list[float] = []
 
@@ -110,7 +93,7 @@ def _from(stream: Any, found: list[Any]) -> Any:
 
 def moves(company: Company, folder: Path) -> dict[str, Any]:
     """All cases."""
-    return {case: moving(company, case) for case in (*CASES, "critic")}
+    return {case: moving(company, case) for case in CASES}
 
 
 def failing(company: Company, folder: Path) -> dict[str, Any]:
@@ -118,14 +101,14 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
     one = build("tied, reference")
     one.make_movable(keep=company.rank == 0)
     found = batches(4)
-    one_run = rescale.Transfer.run
+    one_run = transfer.Transfer.run
     messages = []
 
     def attempt(before: int, after: int, phase: str, rank: int) -> None:
         def broken(*arguments: Any, **more: Any) -> Any:
             raise OSError(f"no memory while {phase}")
 
-        name = {"preparing": (rescale.Skeleton, "build"), "moving": (rescale.Transfer, "run")}
+        name = {"preparing": (rescale.Skeleton, "build"), "moving": (transfer.Transfer, "run")}
         owner, method = name[phase]
         if company.rank == rank and (after > before or phase == "moving"):
             kept = getattr(owner, method)
@@ -154,7 +137,9 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
         attempt(2, 1, "moving", rank)
     one.train_stream(found[3:4], 6)
     attempt(2, 1, "moving", -1)
-    assert rescale.Transfer.run is one_run
+    assert transfer.Transfer.run is one_run
+    kept = [n for n in range(8) for k in _keys_of(n, 2) if company._store.check([k])]
+    assert set(kept) <= {7}
     if company.rank == 1:
         return {"messages": messages}
     return {"messages": messages, **outcome(one, [])}

@@ -189,6 +189,10 @@ class PlacedConfig(StrictModel):
         for key in ("auto_scheduler", "profiling", "net_emulation"):
             if getattr(cluster, key) and not (key == "auto_scheduler" and self.can_rescale):
                 raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
+        for key in ("use_pre_process_policy", "use_wait_before_last_iter_policy"):
+            if getattr(cluster, key):
+                why = "is not asked here: each such choice is made from measured times"
+                raise illegal(f"cluster.{key}", why, hint="leave it out, or false")
         placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
         known = set(self.components)
         missing, unknown = known - placed, placed - known
@@ -199,11 +203,24 @@ class PlacedConfig(StrictModel):
                 f"{'does not know' if unknown else 'does not place'} {found}",
                 hint=f"the components of this task are {', '.join(self.components)}",
             )
+        self._check_node_groups()
         self._check_residency()
         try:
             _ = self.plan
         except PlacementError as error:
             raise illegal("cluster.component_placement", str(error)) from error
+
+    def _check_node_groups(self) -> None:
+        """A plan numbers the devices of the whole cluster; those of a group are counted anew."""
+        for entry in parse_component_placement(self.placement()):
+            labels = [label for label in entry.node_groups or () if label != "cluster"]
+            if labels:
+                raise illegal(
+                    "cluster.component_placement",
+                    f"places {', '.join(entry.components)} by ranks inside of node group "
+                    f"{', '.join(labels)}, but leases and residency need those of the cluster",
+                    hint="write the global ranks instead; groups may still set environments",
+                )
 
     def _check_residency(self) -> None:
         for name, value in self.residency().items():

@@ -2,8 +2,13 @@
 
     python benchmarks/recipe.py quickstart --seeds 5 --picture docs/pictures/quickstart.png
     python benchmarks/recipe.py reasoning/arithmetic_grpo --gain 0.25
+    python benchmarks/recipe.py quickstart --beside rollout.max_staleness=1 -- \\
+        runner.total_env_steps=98304 evaluation.stop_at_success=null
 
-Each run is a process of its own, one after the other, as a user would start it.
+Each run is a process of its own, one after the other, as a user would start it. With ``--beside``
+every seed is trained a second time with further overrides, and the two learning curves against
+steps are compared: the mean of each run's evaluations, paired by seed, with the 95 % interval of
+the mean difference.
 """
 
 from __future__ import annotations
@@ -11,15 +16,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from scipy.stats import t as student
+
 from rlinf.data.evaluation import EvaluationResult
 from rlinf.data.text_evaluation import TextEvaluationResult
-from rlinf.monitor.curve import Curve, overlay_curves
+from rlinf.monitor.curve import EVAL_SUCCESS, Curve, overlay_curves
 
 COMMAND = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
 
@@ -67,6 +75,52 @@ def outcome_of(run: Path) -> Outcome:
     return Outcome(first.value, (last.value, last.low, last.high), int(steps), seconds)
 
 
+def table(runs: list[Path], level: float, gain: float | None) -> None:
+    """Print what each seed reached, and how many reached what was wanted."""
+    print("\n| seed | before | held-out success (95 % interval) | steps | training seconds |")
+    print("|---|---|---|---|---|")
+    reached = 0
+    for seed, run in enumerate(runs):
+        found = outcome_of(run)
+        rate, low, high = found.after
+        reached += rate >= level if gain is None else rate - found.before >= gain
+        before = "" if math.isnan(found.before) else f"{found.before:.2f}"
+        print(
+            f"| {seed} | {before} | {rate:.2f} ({low:.2f} to {high:.2f}) "
+            f"| {found.steps} | {found.seconds:.0f} |"
+        )
+    wanted = f"{level}" if gain is None else f"a rise of {gain}"
+    print(f"\n{reached} of {len(runs)} seeds reach {wanted} on what they never trained on")
+
+
+def compare(runs: list[Path], others: list[Path]) -> None:
+    """Print how far two sets of runs, paired by seed, lie apart along their learning curves."""
+    means = [[_mean_success(run) for run in each] for each in (runs, others)]
+    differences = [other - own for own, other in zip(*means, strict=True)]
+    half = 0.0
+    if len(differences) > 1:
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        half = float(student.ppf(0.975, len(differences) - 1)) * error
+    speeds = [statistics.median(_steps_per_second(run) for run in each) for each in (runs, others)]
+    print("\nmean success of all evaluations of a run, by seed:")
+    for name, each in zip(("recipe", "beside"), means, strict=True):
+        print(f"  {name}: {', '.join(f'{value:.3f}' for value in each)}")
+    mean = statistics.mean(differences)
+    print(f"  difference: {mean:+.3f} ± {half:.3f} (95 % interval of the mean)")
+    print(
+        f"steps per second: {speeds[1]:.0f} beside {speeds[0]:.0f}: {speeds[1] / speeds[0]:.2f} x"
+    )
+
+
+def _mean_success(run: Path) -> float:
+    return statistics.mean(value for _, value in Curve.of(run).series(EVAL_SUCCESS))
+
+
+def _steps_per_second(run: Path) -> float:
+    steps, seconds = Curve.of(run).seconds()[-1]
+    return steps / seconds
+
+
 def main() -> None:
     """Train every seed, print the table, draw the curves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -75,32 +129,26 @@ def main() -> None:
     parser.add_argument("--level", type=float, default=0.9, help="success rate to be reached")
     parser.add_argument("--gain", type=float, help="rise of the rate to be reached, instead")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--beside", nargs="+", metavar="KEY=VALUE", help="train with these too")
     parser.add_argument("overrides", nargs="*", help="key=value")
     arguments = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as directory:
-        runs = [
-            train(arguments.recipe, seed, arguments.overrides, Path(directory))
-            for seed in range(arguments.seeds)
-        ]
-        print("\n| seed | before | held-out success (95 % interval) | steps | training seconds |")
-        print("|---|---|---|---|---|")
-        reached = 0
-        for seed, run in enumerate(runs):
-            found = outcome_of(run)
-            rate, low, high = found.after
-            enough = rate >= arguments.level
-            if arguments.gain is not None:
-                enough = rate - found.before >= arguments.gain
-            reached += enough
-            before = "" if math.isnan(found.before) else f"{found.before:.2f}"
-            print(
-                f"| {seed} | {before} | {rate:.2f} ({low:.2f} to {high:.2f}) "
-                f"| {found.steps} | {found.seconds:.0f} |"
-            )
-        wanted = f"{arguments.level}" if arguments.gain is None else f"a rise of {arguments.gain}"
-        print(f"\n{reached} of {len(runs)} seeds reach {wanted} on what they never trained on")
+        runs: dict[str, list[Path]] = {arguments.recipe: []}
+        if arguments.beside:
+            runs[" ".join(arguments.beside)] = []
+        for seed in range(arguments.seeds):
+            for number, (each, more) in enumerate(
+                zip(runs.values(), ([], arguments.beside), strict=False)
+            ):
+                words = [*arguments.overrides, *more]
+                folder = Path(directory) / f"{number}"
+                each.append(train(arguments.recipe, seed, words, folder))
+        for each in runs.values():
+            table(each, arguments.level, arguments.gain)
+        if arguments.beside:
+            compare(*runs.values())
         if arguments.picture is not None:
-            print(f"curves: {overlay_curves({arguments.recipe: runs}, arguments.picture)}")
+            print(f"curves: {overlay_curves(runs, arguments.picture)}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/rescale.py move       # 50 M parameters between 1 and 2 ranks
     python benchmarks/rescale.py modes      # whole steps beside static placements, 2 CPU slots
+    python benchmarks/rescale.py modes --modes --fixed 64   # where nothing is worth a move
     python benchmarks/rescale.py simulate   # 64 and 128 devices, published lengths
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
@@ -133,6 +134,9 @@ PLACED = {
 
 
 def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace) -> ReasoningConfig:
+    sampling = {"max_new_tokens": LONGEST}
+    if arguments.fixed:
+        sampling = {"max_new_tokens": arguments.fixed, "min_new_tokens": arguments.fixed}
     data = {
         "task": "reasoning",
         "runner": {"total_steps": 1000},
@@ -141,7 +145,7 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
         "rollout": {
             "prompts": arguments.prompts,
             "group_size": arguments.group,
-            "sampling": {"max_new_tokens": LONGEST},
+            "sampling": sampling,
             "engine": {"type": "hf"},
         },
         "reward": {
@@ -332,6 +336,7 @@ def main() -> None:
     whole.add_argument("--rounds", type=int, default=2)
     others = [mode for mode in PLACED if mode not in ("rescaled", "collocated")]
     whole.add_argument("--modes", nargs="*", default=others, choices=others, help="beside")
+    whole.add_argument("--fixed", type=int, help="tokens of every answer: nothing is to be moved")
     whole.set_defaults(run=modes)
     at_scale = commands.add_parser("simulate", help="64 and 128 devices")
     at_scale.add_argument("--devices", type=int, nargs="+", default=[64, 128])

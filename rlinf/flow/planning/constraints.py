@@ -34,6 +34,9 @@ class ComponentConstraint(StrictModel):
     """What happens to its memory while it is idle; None: the planner decides."""
 
 
+_NO_LIMIT = ComponentConstraint()
+
+
 class Constraints(StrictModel):
     """The work of one training step, and the limits of who does it."""
 
@@ -81,7 +84,7 @@ class Constraints(StrictModel):
 
     def of(self, component: str) -> ComponentConstraint:
         """Limits of a component."""
-        return self.components.get(component, ComponentConstraint())
+        return self.components.get(component, _NO_LIMIT)
 
     def check_names(self, flow: Flow) -> None:
         """Refuse limits of what is not in the flow.

@@ -7,6 +7,7 @@ remembers where it came from, so that the tree of the best one can be read back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from rlinf.flow.planning.formulas import Floats, Kind, Stream
 
 Integers = NDArray[np.int64]
+
+# A grid of more cells takes longer to go through than rows take to be compared with each other.
+CELLS_PER_ROW = 128
 
 
 class Indexed(Protocol):
@@ -127,7 +131,7 @@ def undominated(values: Floats) -> Integers:
     Of equal rows the first stays.
 
     Args:
-        values: [N, D].
+        values: [N, D], finite.
     """
     if len(values) < 2:
         return np.arange(len(values))
@@ -139,18 +143,50 @@ def undominated(values: Floats) -> Integers:
         order = np.lexsort(values.T[::-1])
         last = values[order][:, -1]
         kept = _staircase(last) if values.shape[1] == 2 else np.arange(1)
-    else:
-        # Rows that are small altogether come first: they dominate most of the others.
-        low, width = values.min(axis=0), np.ptp(values, axis=0)
-        order = np.lexsort((*values.T[::-1], ((values - low) / width).sum(axis=1)))
-        kept = _front(values[order])
-    return np.sort(order[kept])
+        return np.sort(order[kept])
+    levels = [np.unique(column) for column in values.T]
+    widest = max(range(len(levels)), key=lambda column: len(levels[column]))
+    sides = [column for column in range(len(levels)) if column != widest]
+    shape = tuple(len(levels[column]) for column in sides)
+    if math.prod(shape) <= CELLS_PER_ROW * len(values):
+        places = tuple(np.searchsorted(levels[column], values[:, column]) for column in sides)
+        return _lowest(np.ravel_multi_index(places, shape), shape, values[:, widest])
+    # Rows that are small altogether come first: they dominate most of the others.
+    low, width = values.min(axis=0), np.ptp(values, axis=0)
+    order = np.lexsort((*values.T[::-1], ((values - low) / width).sum(axis=1)))
+    return np.sort(order[_front(values[order])])
 
 
 def _staircase(last: Floats) -> Integers:
     """Rows that are below all rows before them."""
     least = np.minimum.accumulate(last)
     return np.flatnonzero(np.append(True, last[1:] < least[:-1]))
+
+
+def _lowest(cells: Integers, shape: tuple[int, ...], heights: Floats) -> Integers:
+    """Rows, as cells of a grid and heights, below which no cell before or beside them has a row.
+
+    One pass over the grid compares a row with all others. Times of parts differ from row to row,
+    while numbers of devices and amounts of memory repeat, so that a grid of these is small.
+
+    Args:
+        cells: [N] index of the cell.
+        shape: Of the grid.
+        heights: [N] what the cell does not say.
+    """
+    least = np.full(shape, np.inf)
+    np.minimum.at(least.reshape(-1), cells, heights)
+    reached = least
+    for axis in range(len(shape)):
+        reached = np.minimum.accumulate(reached, axis=axis)
+    before = np.full(shape, np.inf)
+    for axis in range(len(shape)):
+        one, other = np.moveaxis(before, axis, 0), np.moveaxis(reached, axis, 0)
+        np.minimum(one[1:], other[:-1], out=one[1:])
+    lowest = (heights == least.reshape(-1)[cells]) & (heights < before.reshape(-1)[cells])
+    rows = np.flatnonzero(lowest)
+    _, first = np.unique(cells[rows], return_index=True)
+    return np.sort(rows[first])
 
 
 def _front(rows: Floats, block: int = 256) -> Integers:

@@ -183,10 +183,8 @@ class MovingRollout:
         assert self._devices is not None
         if self._engine.unfinished == 0 and not (self._complete or self._ended):
             return
-        progress = self._engine.progress()
-        known = tuple(progress.values())
-        waiting = self._engine.unfinished - len(known)
-        self._report(known + (0,) * waiting, self._round.bounds(self._engine))
+        running = tuple(self._engine.progress().values())
+        self._report(running, self._round.bounds(self._engine))
 
     def _report(
         self, running: tuple[int, ...], bounds: Mapping[int, int], *, left: bool = False

@@ -180,10 +180,11 @@ def _seconds(
                 problem, name, kind, sizes, items=items, stages=division.stages
             )
             seconds[stage] = np.zeros_like(time) if name == without else time
-            share = component_closing(
-                problem, name, kind, sizes, items=items, stages=division.stages
-            )
-            closing[stage] = seconds[stage] * share
+            if node.is_loop:
+                share = component_closing(
+                    problem, name, kind, sizes, items=items, stages=division.stages
+                )
+                closing[stage] = seconds[stage] * share
     if not node.is_loop:
         return seconds[0]
     return loop_seconds(

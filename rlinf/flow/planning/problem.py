@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,31 @@ class Problem:
     constraints: Constraints
     costs: Mapping[tuple[str, int], CostModel]
     most_sizes: int | None = None
+    _by_size: dict[tuple[object, ...], Floats] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def by_size(
+        self, key: tuple[object, ...], sizes: Integers, evaluate: Callable[[Integers], Floats]
+    ) -> Floats:
+        """Values for numbers of devices; each number is evaluated once.
+
+        Args:
+            key: What the values are, and what they depend on besides the number.
+            sizes: [N] numbers of devices.
+            evaluate: Gives the values of numbers that were not asked for before.
+        """
+        known = self._by_size.get(key, np.zeros(0))
+        beyond = int(sizes.max(initial=0)) + 1 - len(known)
+        if beyond > 0:
+            self._by_size[key] = known = np.append(known, np.full(beyond, np.nan))
+        found = known[sizes]
+        unknown = np.isnan(found)
+        if not unknown.any():
+            return found
+        new = np.unique(sizes[unknown])
+        known[new] = evaluate(new)
+        return known[sizes]
 
     def limits(self, component: str) -> ComponentConstraint:
         """What a component can do."""
@@ -107,22 +132,30 @@ def component_seconds(
     The process with most items sets the time. A component that serves all items at once is
     measured on all items of the step; a chunk is its part of the time in which results come.
     """
-    constraints, cost = problem.constraints, problem.costs[component, kind]
-    seen = constraints.items if cost.profile.concurrent else items
-    processes = sizes // problem.limits(component).devices_per_process
-    fullest = _fullest(problem, processes, seen, stages)
-    seconds = cost.seconds(fullest * processes, sizes, stages)
-    seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
-    return seconds * (items / seen) * (1 - _lead_share(problem, component))
+    cost = problem.costs[component, kind]
+    seen = problem.constraints.items if cost.profile.concurrent else items
+
+    def evaluate(sizes: Integers) -> Floats:
+        processes = sizes // problem.limits(component).devices_per_process
+        fullest = _fullest(problem, processes, seen, stages)
+        seconds = cost.seconds(fullest * processes, sizes, stages)
+        seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
+        return seconds * (items / seen) * (1 - _lead_share(problem, component))
+
+    return problem.by_size(("seconds", component, kind, items, stages), sizes, evaluate)
 
 
 def component_closing(
     problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
 ) -> Floats:
     """Part of the time of a component that the last pass of its loop takes."""
-    processes = sizes // problem.limits(component).devices_per_process
-    fullest = _fullest(problem, processes, items, stages)
-    return problem.costs[component, kind].closing_share(fullest * processes, sizes, stages)
+
+    def evaluate(sizes: Integers) -> Floats:
+        processes = sizes // problem.limits(component).devices_per_process
+        fullest = _fullest(problem, processes, items, stages)
+        return problem.costs[component, kind].closing_share(fullest * processes, sizes, stages)
+
+    return problem.by_size(("closing", component, kind, items, stages), sizes, evaluate)
 
 
 def component_lead(
@@ -146,9 +179,13 @@ def component_bytes(
     problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
 ) -> Floats:
     """Most memory of a device, which does not depend on the chunks that items arrive in."""
-    processes = sizes // problem.limits(component).devices_per_process
-    fullest = _fullest(problem, processes, problem.constraints.items, stages)
-    return problem.costs[component, kind].peak_bytes(fullest * processes, sizes, stages)
+
+    def evaluate(sizes: Integers) -> Floats:
+        processes = sizes // problem.limits(component).devices_per_process
+        fullest = _fullest(problem, processes, problem.constraints.items, stages)
+        return problem.costs[component, kind].peak_bytes(fullest * processes, sizes, stages)
+
+    return problem.by_size(("bytes", component, kind, stages), sizes, evaluate)
 
 
 def _fullest(problem: Problem, processes: Integers, items: int, stages: int) -> Integers:

@@ -1,3 +1,4 @@
+import itertools
 import time
 
 import numpy as np
@@ -209,7 +210,8 @@ def test_constraints_that_cannot_hold_are_refused():
         plan(chain("rollout"), profile(rollout=component(1.0)), cluster(1), limits(rolout={}))
 
 
-def test_1024_devices_are_planned_in_the_time_of_a_command():
+@pytest.mark.parametrize(("group", "even"), [(16, True), (1, False)])
+def test_1024_devices_are_planned_in_the_time_of_a_command(group, even):
     law = ScalingLaw(lowest=1, highest=8192, factor_per_doubling=1.02, origin="test")
     sizes = (8, 64, 512, 4096)
     parts = {
@@ -217,7 +219,8 @@ def test_1024_devices_are_planned_in_the_time_of_a_command():
         for name, seconds in (("rollout", 2.0), ("inference", 0.3), ("actor", 1.0))
     }
     shape = parse_cluster_shape("128x8:H100")
-    asked = Constraints(items=8192, group_size=16)
+    each = {name: ComponentConstraint(even=even) for name in parts}
+    asked = Constraints(items=8192, group_size=group, components=each)
     begin = time.process_time()
     found = plan(chain("rollout", "inference", "actor"), profile(**parts), shape, asked)
     assert time.process_time() - begin < 5  # a tenth of that on an idle machine
@@ -227,9 +230,11 @@ def test_1024_devices_are_planned_in_the_time_of_a_command():
 
 def test_undominated_rows_are_those_of_the_definition():
     rng = np.random.default_rng(0)
-    for columns in (1, 2, 3, 4):
-        for _ in range(20):
-            rows = rng.integers(0, 5, (int(rng.integers(1, 60)), columns)).astype(float)
+    # Few values are compared on a grid, many row by row.
+    for columns, values in itertools.product((1, 2, 3, 4, 5), (5, 1000)):
+        for _ in range(10):
+            rows = rng.integers(0, values, (int(rng.integers(1, 60)), columns)).astype(float)
+            rows[:, 0] = np.where(rng.random() < 0.5, rows[:, 0], rng.random(len(rows)))
             expected = [
                 i
                 for i, row in enumerate(rows)

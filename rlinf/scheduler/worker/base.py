@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 import socket
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from rlinf.scheduler.process import (
     require_process,
     take_launching,
 )
+from rlinf.scheduler.worker.extensions import register_extensions, register_extensions_once
 from rlinf.scheduler.worker.messaging import Messaging
 from rlinf.scheduler.worker.routing import RoutedMessaging
 from rlinf.scheduler.worker.timers import WorkerTimers
@@ -112,6 +111,7 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
         from rlinf.scheduler.runtime.attach import adopt
 
         adopt(self, launch)
+        register_extensions_once()
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
@@ -124,20 +124,12 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
     def _load_user_extensions() -> None:
         """Import the module that ``RLINF_EXT_MODULE`` names and call its ``register()``.
 
+        Every worker does so by itself, once in a process, before the rest of its ``__init__``.
+
         Raises:
-            SchedulerError: The module has no ``register``.
+            SchedulerError: There is no such module, or it has no ``register``.
         """
-        name = os.environ.get("RLINF_EXT_MODULE")
-        if not name:
-            return
-        module = importlib.import_module(name)
-        register = getattr(module, "register", None)
-        if register is None:
-            raise SchedulerError(
-                f"RLINF_EXT_MODULE names '{name}', which has no function 'register()'. Add one "
-                "that registers your models and environments."
-            )
-        register()
+        register_extensions()
 
     @property
     def worker_address(self) -> WorkerAddress:

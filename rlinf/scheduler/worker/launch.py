@@ -12,6 +12,7 @@ from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
 from rlinf.scheduler.placement import Placement
+from rlinf.scheduler.worker.extensions import VARIABLE as EXTENSION
 
 PATH_VARIABLES = (
     "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH",
@@ -114,6 +115,8 @@ def worker_environment(
         "NODE_GROUP_LABEL": placement.node_group_label,
         "CLUSTER_NAMESPACE": namespace,
     }
+    if extension := os.environ.get(EXTENSION):
+        environment[EXTENSION] = extension
     interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
     if interfaces:
         library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)

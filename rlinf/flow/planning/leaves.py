@@ -43,7 +43,7 @@ def node_table(
         for kinds in itertools.product(*(_common_kinds(problem, node, b) for b in blocks))
         for stages in _stage_counts(problem, node)
         for table in _tables(
-            problem, node, _division(node, blocks, kinds, stages), granularity, every=others is None
+            problem, node, _division(node, blocks, kinds, stages), granularity, others
         )
     ]
     found = _legal(problem, tables) if tables else None
@@ -100,11 +100,11 @@ def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -
 
 
 def _tables(
-    problem: Problem, node: Node, division: Choice, items: int, *, every: bool
+    problem: Problem, node: Node, division: Choice, items: int, others: MemoryOfOthers | None
 ) -> Iterator[NodeTable]:
     """All sizes of one division of a node, for each legal residency."""
     per_block = [
-        _block_sizes(problem, division, block, items, every=every)
+        _block_sizes(problem, division, block, items, others)
         for block in range(len(division.blocks))
     ]
     grid = tuple(g.ravel() for g in np.meshgrid(*per_block, indexing="ij"))
@@ -126,12 +126,12 @@ def _tables(
 
 
 def _block_sizes(
-    problem: Problem, division: Choice, block: int, items: int, *, every: bool
+    problem: Problem, division: Choice, block: int, items: int, others: MemoryOfOthers | None
 ) -> Integers:
     """Sizes that are legal, and measured or covered by a law, for all components of a block.
 
-    Those at which no component is faster, or holds less, than at a smaller one are left out, unless
-    ``every`` size is asked for.
+    Those at which no component is faster, or holds less to the ``others``, than at a smaller one
+    are left out; without these every size is kept.
     """
     kind, stages = division.kinds[block], division.stages
     names = [division.components[stage] for stage in division.blocks[block]]
@@ -139,12 +139,13 @@ def _block_sizes(
     sizes = legal[0][np.logical_and.reduce([np.isin(legal[0], other) for other in legal])]
     values: list[Floats] = [sizes.astype(float)]
     for name in names:
+        # What passes before the first result is a share of these seconds.
         values.append(component_seconds(problem, name, kind, sizes, items=items, stages=stages))
-        values.append(component_lead(problem, name, kind, sizes, stages=stages))
         if np.isfinite(problem.memory()[kind]):
-            values.append(component_bytes(problem, name, kind, sizes, stages=stages))
+            held = component_bytes(problem, name, kind, sizes, stages=stages)
+            values.append(others.raised(held, kind) if others and len(names) == 1 else held)
     finite = np.flatnonzero(np.isfinite(values[1:]).all(axis=0))
-    if every:
+    if others is None:
         return sizes[finite]
     return sizes[finite][undominated(np.column_stack(values)[finite])]
 

@@ -34,14 +34,18 @@ class MemoryOfOthers:
 
     def relevant(self, peak: Floats, idle: Floats) -> tuple[Floats, Floats]:
         """[N, K] the memory of options, without differences that cannot matter."""
-        raised = peak.copy()
-        for kind, amounts in enumerate(self.amounts):
-            if len(amounts) == 0:
-                continue
-            index = np.searchsorted(amounts, peak[:, kind])
-            above = amounts[np.minimum(index, len(amounts) - 1)]
-            raised[:, kind] = np.where(index < len(amounts), above, peak[:, kind])
-        return np.where(self.plenty, 0.0, raised), np.where(self.plenty, 0.0, idle)
+        raised = [self.raised(peak[:, kind], kind) for kind in range(peak.shape[1])]
+        peak = np.stack(raised, axis=1)
+        return np.where(self.plenty, 0.0, peak), np.where(self.plenty, 0.0, idle)
+
+    def raised(self, peak: Floats, kind: int) -> Floats:
+        """[N] the least amount that holds each peak, of one kind of device; or else the peak."""
+        amounts = self.amounts[kind]
+        if len(amounts) == 0:
+            return peak
+        index = np.searchsorted(amounts, peak)
+        above = amounts[np.minimum(index, len(amounts) - 1)]
+        return np.where(index < len(amounts), above, peak)
 
 
 def memory_of_others(

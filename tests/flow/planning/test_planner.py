@@ -5,6 +5,9 @@ import pytest
 
 from rlinf.errors import ConfigError
 from rlinf.flow.planning import plan, predict
+from rlinf.flow.planning.formulas import Stream
+from rlinf.flow.planning.junction import Junction, Limits
+from rlinf.flow.planning.options import Options
 from tests.flow.planning.brute_force import fastest
 from tests.flow.planning.random_problems import random_problem
 
@@ -38,6 +41,40 @@ def test_the_planner_finds_what_trying_everything_finds():
         rng = np.random.default_rng(seed)
         solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 4))))
     assert solved > 25
+
+
+def random_part(rng, count):
+    """Options of one kind of device with few amounts of memory and few paces."""
+    few = [rng.integers(0, 3, count).astype(float) for _ in range(4)]
+    stream = Stream(rng.integers(0, 200, count) / 8, few[0], few[1], np.zeros(count, bool))
+    index = np.arange(count)
+    devices = rng.integers(1, 40, (count, 1))
+    return Options(devices, stream, few[2][:, None], few[3][:, None], index, index, index, ())
+
+
+@pytest.mark.parametrize("form", ["closed", "out", "into", "through"])
+def test_pairs_that_are_not_looked_at_are_dominated(form, monkeypatch):
+    rng = np.random.default_rng(0)
+    limits = Limits(np.array([40]), np.array([3.5]), 30.0)
+    turns = Junction("temporal", form, 8, 2, (1, 1))
+    looked_at = np.zeros(2)
+    for _ in range(20):
+        parts = [random_part(rng, int(rng.integers(1, 150))) for _ in range(2)]
+        found = []
+        for few in (0, 10**9):
+            monkeypatch.setattr("rlinf.flow.planning.junction.FEW_PAIRS", few)
+            options = turns.combine(*parts, limits)
+            found.append(options and (len(options), options.undominated()))
+        if found[1] is None:
+            assert found[0] is None
+            continue
+        (some, one), (every, other) = found
+        looked_at += some, every
+        assert (one.left.tolist(), one.right.tolist()) == (
+            other.left.tolist(),
+            other.right.tolist(),
+        )
+    assert looked_at[0] < looked_at[1]
 
 
 def test_a_plan_that_was_found_is_predicted_to_take_what_it_promised():

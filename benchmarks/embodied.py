@@ -98,7 +98,7 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
         "first_step_seconds": start,
         "exchange_overhead_ms": 1e3 * statistics.median(overhead),
         "checkpoint_blocking": blocking / (sum(whole) / len(whole)),
-        "memory_gib": memory,
+        "memory_gb": memory,
     }
 
 
@@ -131,13 +131,13 @@ def checkpoint_blocking(system: EmbodiedSystem, config: EmbodiedConfig) -> float
 
 
 def proportional_memory() -> float:
-    """GiB of this process and all below it, shared pages counted once (PSS)."""
+    """GB of this process and all below it, shared pages counted once (PSS)."""
     this = psutil.Process()
     total = 0
     for process in [this, *this.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             total += process.memory_full_info().pss
-    return total / 2**30
+    return total / 1e9
 
 
 def stock_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
@@ -266,7 +266,7 @@ def throughput(config: EmbodiedConfig, seconds: float, *, peer: bool) -> dict[st
     print(f"start to end of first step   {mine['first_step_seconds']:10.1f} s")
     print(f"exchange overhead            {mine['exchange_overhead_ms']:10.2f} ms")
     print(f"commit blocks, of a step     {100 * mine['checkpoint_blocking']:10.1f} %")
-    print(f"memory (PSS)                 {mine['memory_gib']:10.2f} GiB")
+    print(f"memory (PSS)                 {mine['memory_gb']:10.2f} GB")
     return rows
 
 

@@ -136,8 +136,9 @@ def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     assert [m.items for m in kept.components["env"].measurements] == [4, 8]
     # One that cannot be read is replaced.
     path = kept_profiles.keep_profile(kept, "embodied")
-    path.write_text('{"hardware": 1}')
-    assert kept_profiles.usable_profile(config)[0] is None
+    for damaged in (b'{"hardware": 1}', b"\xff\xfe\x00"):
+        path.write_bytes(damaged)
+        assert kept_profiles.usable_profile(config)[0] is None
     kept_profiles.keep_profile(kept, "embodied")
     assert kept_profiles.usable_profile(config)[0] == kept
 

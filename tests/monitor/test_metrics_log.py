@@ -174,7 +174,7 @@ def test_a_failing_logger_of_another_package_is_dropped_with_one_warning(
 
 def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
     add_outside_logger(monkeypatch, "Absent")
-    with pytest.raises(MissingPackageError, match=r"no_such_package_at_all.*rlinf\[absent\]"):
+    with pytest.raises(MissingPackageError, match=r"no_such_package_at_all.*\[absent\]"):
         MetricsLog(tmp_path, LoggerConfig(backends=("absent",)))
 
 

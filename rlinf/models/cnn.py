@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class CNNPolicy(GaussianPolicy):
     """Images and states into features, features into separate actor and critic trunks."""
 
+    values_in_parts = True
+
     def __init__(
         self, config: CNNConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:

@@ -194,6 +194,8 @@ class GaussianPolicy(Policy):
     @torch.inference_mode()
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, V] values of observations, without gradients."""
+        if self.critic is None:
+            return torch.zeros(len(next(iter(observations.values()))), 0)
         return self._values(self.encode(observations)[1])
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:

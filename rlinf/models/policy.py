@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +58,9 @@ class Policy(torch.nn.Module, ABC):
     """A."""
     value_dim: int
     """V: 1, C, or 0 without a critic."""
+    values_in_parts: ClassVar[bool] = False
+    """Whether the values of few rows take as long, for each row, as those of many: then they are
+    computed while the environments are at work, and otherwise all at once at the end."""
 
     @abstractmethod
     def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:

@@ -105,8 +105,10 @@ class RolloutWorker(StageWorker):
                 if batch.act:
                     answer = self._act(batch, None if deterministic else noise.rows(batch))
                 else:
-                    answer = self._values_of(memory)
+                    answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
+            if self._policy.values_in_parts:
+                self._value_while_waiting(observations, memories)
 
     def _act(self, batch: ObservationBatch, noise: torch.Tensor | None) -> PolicyBatch:
         inputs = _tensors(batch.observations)
@@ -126,12 +128,27 @@ class RolloutWorker(StageWorker):
             version=self._version,
         )
 
+    @torch.inference_mode()
+    def _value_while_waiting(self, observations: InputStream, memories: dict[int, _Memory]) -> None:
+        """Values of what was seen, as long as no environment waits for an answer.
+
+        Each is computed by itself, then or at the end: the result does not depend on the time.
+        """
+        while not observations.ready():
+            memory = max(memories.values(), key=lambda each: len(each.unvalued), default=None)
+            if memory is None or not memory.unvalued:
+                return
+            memory.values.append(self._values(memory.unvalued[:1]))
+
     def _values_of(self, memory: _Memory) -> RolloutValues:
         """Values of everything that a sub-batch saw in the rollout."""
         if not memory.observations:
             nothing = torch.zeros(0, 0, 0)
             return RolloutValues(nothing, nothing, nothing[0:0].flatten(1))
-        values = self._values(memory.observations)
+        size = 1 if self._policy.values_in_parts else len(memory.observations)
+        while memory.unvalued:
+            memory.values.append(self._values(memory.unvalued[:size]))
+        values = torch.cat(memory.values)
         final_values = torch.zeros_like(values)[1:]
         for time, (mask, final) in memory.finals.items():
             # Among the other rows of its time: the place of a row stays what it was, and with it
@@ -170,6 +187,12 @@ class _Memory:
 
     observations: list[dict[str, torch.Tensor]] = field(default_factory=list)
     finals: dict[int, tuple[torch.Tensor, dict[str, torch.Tensor]]] = field(default_factory=dict)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def unvalued(self) -> list[dict[str, torch.Tensor]]:
+        """Observations whose values are not known yet."""
+        return self.observations[sum(map(len, self.values)) :]
 
     def add(self, batch: ObservationBatch) -> None:
         if batch.final_observations is not None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.models.mlp import MLPPolicy
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import embodied
 from rlinf.scheduler.cpu_slots import available_cores
+from rlinf.workers.rollout import RolloutWorker
 
 from .support import assert_equal_runs, small_config
 
@@ -64,6 +66,22 @@ def test_ray_gives_the_same_as_local(reference, tmp_path, placement):
         f"cluster.component_placement={PLACEMENTS[placement]}",
         f"rollout.pipeline_stage_num={stages}",
     )
+    assert_equal_runs(reference, run)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_values_are_the_same_while_waiting_and_at_the_end(reference, tmp_path, monkeypatch, stages):
+    alone = []
+    values = RolloutWorker._values
+
+    def counted(worker, observations):
+        alone.append(len(observations) == 1)
+        return values(worker, observations)
+
+    monkeypatch.setattr(RolloutWorker, "_values", counted)
+    monkeypatch.setattr(MLPPolicy, "values_in_parts", True)
+    run = train(tmp_path / "run", "rollout.block_size=4", f"rollout.pipeline_stage_num={stages}")
+    assert all(alone)
     assert_equal_runs(reference, run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import queue
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -170,6 +171,10 @@ class LocalWorker(WorkerHandle):
             import torch
 
             torch.set_num_threads(len(self._launch.cores))
+        elif "torch" in sys.modules:
+            # Else it would take the number of whichever worker computes when it first does.
+            torch = sys.modules["torch"]
+            torch.set_num_threads(torch.get_num_threads())
         if not first:
             self._built.wait()
             set_current_worker(self._worker, whole_process=False)

@@ -2,12 +2,15 @@
 
     python benchmarks/reasoning.py                      # heavy-tailed and fixed lengths
     python benchmarks/reasoning.py --lengths heavy --engine vllm
+    python benchmarks/reasoning.py --slots 2            # ours collocated on two slots of the cores
 
 All sides train the same Qwen2 of random weights on the same prompts in groups of 8, float32, with
 AdamW at the same rate. Logits of random weights are almost equal, so a completion ends at each
 token with the probability of the end token: ``heavy`` has geometric lengths of about 64 tokens, cut
 at 256; ``fixed`` has 64 tokens each. The floor is a generation by the engine alone plus one forward
-and backward pass of transformers over the same number of tokens.
+and backward pass of transformers over the same number of tokens. TRL has one thread and then as
+many as there are cores; the better counts. Ours has one process of rollout and trainer, or with
+``--slots`` one of each on every slot.
 
 Needs ``pip install trl==1.16.0``. One thread per process (``OMP_NUM_THREADS=1``) is set unless
 given.
@@ -91,9 +94,20 @@ def penalty(length: int) -> float:
 
 
 def configuration(
-    model: LanguageModelConfig, prompts: Path, lengths: str, engine: str
+    model: LanguageModelConfig, prompts: Path, lengths: str, engine: str, slots: int
 ) -> ReasoningConfig:
     """Our recipe."""
+    cluster: dict[str, Any] = {}
+    if slots > 1:
+        every = f"0-{slots - 1}"
+        cluster = {
+            "runtime": "ray",
+            "cpu_devices_per_node": slots,
+            "component_placement": {"rollout,actor": every, "reward": "0"},
+        }
+    # A least length is a filter that vLLM's processed log-probs do not know; at temperature 1 the
+    # raw ones are the same.
+    log_probs = {"log_probs": "raw"} if engine == "vllm" and lengths == "fixed" else {}
     data = {
         "task": "reasoning",
         "runner": {"total_steps": 1000},
@@ -103,7 +117,7 @@ def configuration(
             "prompts": PROMPTS,
             "group_size": GROUP,
             "sampling": sampling(lengths),
-            "engine": {"type": engine},
+            "engine": {"type": engine, **log_probs},
         },
         "reward": {
             "processes": 1,
@@ -113,6 +127,7 @@ def configuration(
         },
         "algorithm": {"type": "grpo"},
         "actor": {"type": "fsdp", "optim": {"lr": RATE}},
+        "cluster": cluster,
     }
     return ReasoningConfig.model_validate(data)
 
@@ -255,15 +270,29 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
         texts = write_prompts(Path(directory) / "prompts.jsonl", 512)
-        config = configuration(model, Path(directory) / "prompts.jsonl", lengths, arguments.engine)
+        config = configuration(
+            model,
+            Path(directory) / "prompts.jsonl",
+            lengths,
+            arguments.engine,
+            arguments.slots,
+        )
         mine = ours(config, arguments.steps)
         bare = floor(config, arguments.steps)
-        peer = trl(model, texts, lengths, arguments.steps)
+        peers = {}
+        for threads in sorted({1, os.cpu_count() or 1}):
+            torch.set_num_threads(threads)
+            peers[threads] = trl(model, texts, lengths, arguments.steps)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    threads = min(peers, key=lambda number: peers[number]["seconds"])
+    peer = peers[threads]
     sequences = PROMPTS * GROUP
-    print(f"\n{lengths} lengths, {sequences} sequences a step, engine {arguments.engine}")
+    where = f"{arguments.slots} slots" if arguments.slots > 1 else "one process"
+    print(f"\n{lengths} lengths, {sequences} sequences a step, engine {arguments.engine}, {where}")
     print(f"ours    {mine['seconds']:7.2f} s  {mine['tokens']:5.1f} tokens per completion")
     print(f"floor   {bare:7.2f} s  ours / floor {mine['seconds'] / bare:5.2f}")
-    print(f"TRL     {peer['seconds']:7.2f} s  {peer['tokens']:5.1f} tokens per completion")
+    tokens = f"{peer['tokens']:5.1f} tokens per completion"
+    print(f"TRL     {peer['seconds']:7.2f} s  {tokens}, {threads} threads")
     print(f"        completions per second, ours / TRL {peer['seconds'] / mine['seconds']:5.2f}")
     print(f"start to the end of our first step {mine['start']:.1f} s", flush=True)
     return {"lengths": lengths, "ours": mine, "floor": bare, "trl": peer}
@@ -274,6 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lengths", choices=["heavy", "fixed", "both"], default="both")
     parser.add_argument("--engine", default="hf")
+    parser.add_argument("--slots", type=int, default=1, help="slots that the cores are divided in")
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each side")
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)

@@ -45,8 +45,8 @@ def embodied_modes(block: int) -> dict[str, dict[str, Any]]:
     trainer = {"env,rollout": "0", "actor": "1"}
     two = {"rollout.pipeline_stage_num": 2}
     return {
-        SEQUENTIAL: placed(apart, **exact),
-        "one slot": placed(one, **exact),
+        SEQUENTIAL: placed(one, **exact),
+        "disaggregated": placed(apart, **exact),
         "disaggregated, 2 stages": placed(apart, **exact, **two),
         "hybrid": placed(both, **exact),
         "hybrid, 2 stages": placed(both, **exact, **two),

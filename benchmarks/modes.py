@@ -11,7 +11,7 @@ The machine's cores are divided into two slots, which act as devices. Workloads:
 
 Every mode is a run of `rlinf train` with another placement; rounds are interleaved, so that what
 else the machine does hits all modes alike. Printed: the median seconds of a step, its ratio to the
-sequential mode (one slot at work at a time), and whether the training metrics of the modes agree
+sequential mode (everything on one slot), and whether the training metrics of the modes agree
 to the bit. `auto` is a run with ``plan: auto`` that plans and settles by itself; counted are its
 steps after it has settled.
 

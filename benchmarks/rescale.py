@@ -7,8 +7,8 @@
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
 within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
-``cluster.auto_scheduler``: the heavy-tailed lengths of ``benchmarks/reasoning.py`` (geometric, mean
-64 tokens, cut at 256), global batches by length. The modes take turns, several times.
+``cluster.auto_scheduler``: heavy-tailed lengths (geometric, mean 64 tokens, cut at ``--longest``),
+global batches by length. The modes take turns, several times.
 ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
 placement beside it is the best of all divisions, simulated on the same lengths. One thread per
 process (``OMP_NUM_THREADS=1``) is set unless given.
@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reasoning import CACHE, LONGEST, write_model, write_prompts
+from reasoning import CACHE, write_model, write_prompts
 
 from rlinf.algorithms.tokens.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
@@ -126,15 +126,16 @@ def move(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 PLACED = {
-    "collocated": {"rollout,actor": "0-1", "reward": "1"},
-    "disaggregated": {"rollout": "0", "actor": "1", "reward": "1"},
-    "rollout on both": {"rollout": "0-1", "actor": "1", "reward": "1"},
-    "rescaled": {"rollout,actor": "0-1", "reward": "1"},
+    "collocated": {"rollout,actor": "0-1", "reward": "0"},
+    # The reward shares the rollout's slot: on the actor's it would keep that from beginning early.
+    "disaggregated": {"rollout,reward": "0", "actor": "1"},
+    "rollout on both": {"rollout": "0-1", "actor": "1", "reward": "0"},
+    "rescaled": {"rollout,actor": "0-1", "reward": "0"},
 }
 
 
 def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace) -> ReasoningConfig:
-    sampling = {"max_new_tokens": LONGEST}
+    sampling = {"max_new_tokens": arguments.longest}
     if arguments.fixed:
         sampling = {"max_new_tokens": arguments.fixed, "min_new_tokens": arguments.fixed}
     data = {
@@ -146,12 +147,16 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
             "prompts": arguments.prompts,
             "group_size": arguments.group,
             "sampling": sampling,
-            "engine": {"type": "hf"},
+            "engine": {"type": "hf", "max_running_requests": 512},
         },
         "reward": {
             "processes": 1,
             "functions": {
-                "length": {"type": "length", "max_length": LONGEST, "cache_length": CACHE}
+                "length": {
+                    "type": "length",
+                    "max_length": arguments.longest,
+                    "cache_length": CACHE,
+                }
             },
         },
         "algorithm": {"type": "grpo"},
@@ -327,10 +332,11 @@ def main() -> None:
     moving.add_argument("--repeats", type=int, default=5)
     moving.set_defaults(run=move)
     whole = commands.add_parser("modes", help="whole steps beside static placements")
-    whole.add_argument("--hidden", type=int, default=192)
+    whole.add_argument("--hidden", type=int, default=96)
     whole.add_argument("--layers", type=int, default=4)
-    whole.add_argument("--prompts", type=int, default=16)
+    whole.add_argument("--prompts", type=int, default=96)
     whole.add_argument("--group", type=int, default=4)
+    whole.add_argument("--longest", type=int, default=448, help="most tokens of an answer")
     whole.add_argument("--batches", type=int, default=8)
     whole.add_argument("--steps", type=int, default=6, help="measured steps of a mode in a round")
     whole.add_argument("--rounds", type=int, default=2)

@@ -60,7 +60,7 @@ class Policy(torch.nn.Module, ABC):
     """V: 1, C, or 0 without a critic."""
     values_in_parts: ClassVar[bool] = False
     """Whether the values of few rows take as long, for each row, as those of many: then they are
-    computed while the environments are at work, and otherwise all at once at the end."""
+    computed while the environments are at work on other devices, otherwise at once at the end."""
 
     @abstractmethod
     def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:

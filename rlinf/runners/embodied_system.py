@@ -113,6 +113,7 @@ class EmbodiedSystem(WorkerSystem):
                 seed=config.seed,
                 block_size=config.rollout.block_size,
                 total_envs=config.env.num_envs,
+                shares_devices=self._plan.overlap(("env",), ("rollout",)),
             )
         return ActorSetup(
             model=config.model,

@@ -30,6 +30,8 @@ class RolloutSetup:
             differently for another number of rows.
         total_envs: Environments of the whole run; noise is drawn for all of them and sliced, so
             that it does not depend on the split either.
+        shares_devices: Whether the environments compute on devices of the policy. Where they do,
+            values that are computed while they work would only slow them down.
     """
 
     model: ModelConfig
@@ -37,6 +39,7 @@ class RolloutSetup:
     seed: int
     block_size: int | None
     total_envs: int
+    shares_devices: bool
 
 
 _NOISE = "noise"
@@ -107,7 +110,7 @@ class RolloutWorker(StageWorker):
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
-            if self._policy.values_in_parts:
+            if self._policy.values_in_parts and not self._setup.shares_devices:
                 self._value_while_waiting(observations, memories)
 
     def _act(self, batch: ObservationBatch, noise: torch.Tensor | None) -> PolicyBatch:

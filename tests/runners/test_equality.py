@@ -69,6 +69,7 @@ def test_ray_gives_the_same_as_local(reference, tmp_path, placement):
     assert_equal_runs(reference, run)
 
 
+@needs_two_cores
 @pytest.mark.parametrize("stages", [1, 2])
 def test_values_are_the_same_while_waiting_and_at_the_end(reference, tmp_path, monkeypatch, stages):
     alone = []
@@ -80,7 +81,12 @@ def test_values_are_the_same_while_waiting_and_at_the_end(reference, tmp_path, m
 
     monkeypatch.setattr(RolloutWorker, "_values", counted)
     monkeypatch.setattr(MLPPolicy, "values_in_parts", True)
-    run = train(tmp_path / "run", "rollout.block_size=4", f"rollout.pipeline_stage_num={stages}")
+    run = train(
+        tmp_path / "run",
+        *SPLIT,
+        f"cluster.component_placement={PLACEMENTS['disaggregated']}",
+        f"rollout.pipeline_stage_num={stages}",
+    )
     assert all(alone)
     assert_equal_runs(reference, run)
 

@@ -12,7 +12,9 @@ from rlinf.algorithms.losses import at_level
 from rlinf.algorithms.objective import policy_terms
 from rlinf.algorithms.ppo import PPO
 from rlinf.algorithms.protocol import Evaluation, TrainingBatch
+from rlinf.algorithms.samples import intact_rows
 from rlinf.algorithms.tokens.importance import importance_weights, interpolated_log_probs
+from rlinf.data.trajectory import Trajectory
 
 
 class DecoupledPPO(PPO):
@@ -28,7 +30,24 @@ class DecoupledPPO(PPO):
 
     def __init__(self, config: DecoupledPPOConfig, *, group_size: int = 1) -> None:
         super().__init__(config, group_size=group_size)
-        self.needs_proximal = config.proximal == "recomputed"
+        self.needs_present = config.proximal == "recomputed"
+
+    def prepare(self, trajectory: Trajectory) -> tuple[TrainingBatch, dict[str, float]]:
+        """Samples of PPO; the policy that acted is the proximal one."""
+        batch, metrics = super().prepare(trajectory)
+        return replace(batch, proximal_log_probs=batch.log_probs), metrics
+
+    def prepare_stale(
+        self, trajectory: Trajectory, present: Evaluation
+    ) -> tuple[TrainingBatch, dict[str, float]]:
+        """Samples with the proximal log-probs, and advantages and targets of the present critic.
+
+        With the critic that acted, values would be learnt from values that are as many training
+        phases old as the rollout.
+        """
+        batch, metrics = super().prepare(trajectory.with_values(present.values))
+        proximal = at_level(intact_rows(present.log_probs, trajectory), self.config.logprob_type)
+        return replace(batch, proximal_log_probs=proximal), metrics
 
     def _policy_terms(
         self, evaluation: Evaluation, batch: TrainingBatch, normalizer: float

@@ -93,8 +93,9 @@ class Algorithm(ABC):
 
     needs_reference: bool
     """Whether the batch must carry log-probs of a reference policy."""
-    needs_proximal: bool = False
-    """Whether it must carry log-probs that the trainer recomputed before the first update."""
+    needs_present: bool = False
+    """Whether a rollout of older weights comes with what the present ones make of it, by
+    :meth:`prepare_stale`."""
 
     @abstractmethod
     def value_dim(self, chunk: int) -> int:
@@ -107,6 +108,19 @@ class Algorithm(ABC):
         The samples are those of the rows that no fault spoilt, row by row, environments in the
         order of their numbers. Running statistics are updated.
         """
+
+    def prepare_stale(
+        self, trajectory: Trajectory, present: Evaluation
+    ) -> tuple[TrainingBatch, dict[str, float]]:
+        """As :meth:`prepare`, for a rollout in which older weights acted.
+
+        Args:
+            trajectory: The rollout.
+            present: Its actions under the weights that the training phase begins with, each
+                [T, B, ...].
+        """
+        del present
+        return self.prepare(trajectory)
 
     @abstractmethod
     def normalizer(self, batch: TrainingBatch) -> float:

@@ -42,8 +42,21 @@ def training_batch(
         weights=None if weights is None else weights.flatten(),
         versions=trajectory.versions.flatten(),
     )
+    intact = _intact_samples(trajectory)
+    return batch if intact is None else batch.select(intact)
+
+
+def intact_rows(tensor: Tensor, trajectory: Trajectory) -> Tensor:
+    """[T, B, ...] to [N, ...]: the rows that :func:`training_batch` makes samples of."""
+    intact = _intact_samples(trajectory)
+    flat = tensor.flatten(0, 1)
+    return flat if intact is None else flat[intact]
+
+
+def _intact_samples(trajectory: Trajectory) -> Tensor | None:
+    """Numbers of the rows that no fault spoilt; None: all."""
     intact = trajectory.uninterrupted().flatten()
-    return batch if bool(intact.all()) else batch.select(intact.nonzero().squeeze(-1))
+    return None if bool(intact.all()) else intact.nonzero().squeeze(-1)
 
 
 def advantage_metrics(batch: TrainingBatch, trajectory: Trajectory) -> dict[str, float]:

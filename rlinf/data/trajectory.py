@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -132,6 +132,25 @@ class Trajectory:
             spoilt = (spoilt & ~dones[step]) | ~self.valid[step]
             intact[step] = ~spoilt
         return intact
+
+    def with_values(self, values: Tensor) -> Trajectory:
+        """The same rollout valued by another critic.
+
+        The observations after the last row and after the end of an episode are not kept. Their
+        values move by as much as the value of the row before them.
+
+        Args:
+            values: [T, B, V] of the other critic.
+        """
+        shift = (values - self.values)[..., -1:]
+        return replace(
+            self,
+            values=values,
+            final_values=torch.where(
+                self.dones.unsqueeze(-1), self.final_values + shift, self.final_values
+            ),
+            bootstrap_values=self.bootstrap_values + shift[-1],
+        )
 
     def to_tensors(self) -> dict[str, Tensor]:
         """A flat dictionary of tensors; entries of ``forward_inputs`` get that prefix."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from rlinf.algorithms.staleness import staleness_metrics
 from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure
-from rlinf.models.policy import Policy
+from rlinf.models.policy import ActionEvaluation, Policy
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.flat_parameters import FlatParameters
 from rlinf.trainers.optimizer import VectorAdamW, parameter_groups
@@ -99,16 +99,18 @@ class PolicyTrainer:
         """
         factor = self._config.lr_sched.factor(step, self._total_steps)
         self._optimizer.set_factor(factor)
-        batch, metrics = self._algorithm.prepare(trajectory)
+        present = self._present(trajectory, version) if self._algorithm.needs_present else None
+        batch, metrics = (
+            self._algorithm.prepare(trajectory)
+            if present is None
+            else self._algorithm.prepare_stale(trajectory, present)
+        )
         if version is not None:
             staleness = version - batch.versions
             batch = replace(batch, staleness=staleness)
             metrics.update(staleness_metrics(staleness))
         if self._reference is not None:
-            found = self._log_probs(batch, self._reference)
-            batch = replace(batch, reference_log_probs=found)
-        if self._algorithm.needs_proximal:
-            batch = replace(batch, proximal_log_probs=self._log_probs(batch, self.policy))
+            batch = replace(batch, reference_log_probs=self._reference_log_probs(batch))
         updates: list[Update] = []
         for epoch in range(self._config.update_epoch):
             if not self._epoch(batch, step, epoch, updates):
@@ -122,14 +124,39 @@ class PolicyTrainer:
             metrics[f"actor/{name}"] = float(sum(u.outcome == outcome for u in updates))
         return metrics
 
-    def _log_probs(self, batch: TrainingBatch, policy: Policy) -> torch.Tensor:
-        """Log-probs of the samples' actions under a policy, shaped as those of the batch."""
-        with torch.no_grad():
-            parts = [
-                part.at_level(policy.evaluate_actions(part.forward_inputs).log_probs)
-                for part in batch.split(self.micro_batch_size)
-            ]
-        return torch.cat(parts)
+    def _reference_log_probs(self, batch: TrainingBatch) -> torch.Tensor:
+        """Log-probs of the samples' actions under the reference, shaped as those of the batch."""
+        assert self._reference is not None
+        found = self._evaluate(self._reference, batch.forward_inputs, len(batch))
+        return batch.at_level(found.log_probs)
+
+    def _present(self, trajectory: Trajectory, version: int | None) -> ActionEvaluation | None:
+        """A rollout under the present weights; None where they acted in all of it."""
+        if version is None or bool((trajectory.versions == version).all()):
+            return None
+        rows = trajectory.num_steps, trajectory.num_envs
+        flat = {name: t.flatten(0, 1) for name, t in trajectory.forward_inputs.items()}
+        found = self._evaluate(self.policy, flat, rows[0] * rows[1])
+        return ActionEvaluation(
+            **{each.name: getattr(found, each.name).unflatten(0, rows) for each in fields(found)}
+        )
+
+    @torch.no_grad()
+    def _evaluate(
+        self, policy: Policy, forward_inputs: Mapping[str, torch.Tensor], count: int
+    ) -> ActionEvaluation:
+        """Stored actions [count, ...] under a policy, in micro batches."""
+        size = self.micro_batch_size
+        parts = [
+            policy.evaluate_actions({k: t[i : i + size] for k, t in forward_inputs.items()})
+            for i in range(0, count, size)
+        ]
+        return ActionEvaluation(
+            **{
+                each.name: torch.cat([getattr(part, each.name) for part in parts])
+                for each in fields(ActionEvaluation)
+            }
+        )
 
     def _epoch(self, batch: TrainingBatch, step: int, epoch: int, updates: list[Update]) -> bool:
         """Pass once over the samples; False ends the phase early."""

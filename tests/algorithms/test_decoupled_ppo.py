@@ -12,6 +12,9 @@ import torch
 from rlinf.algorithms.config import DecoupledPPOConfig, PPOConfig
 from rlinf.algorithms.protocol import TrainingBatch
 from rlinf.algorithms.registry import REGISTRY
+from rlinf.data.trajectory import Trajectory
+from rlinf.models.policy import ActionEvaluation
+from tests.algorithms.rollouts import flags, random_trajectory
 
 from .test_ppo import Outcome, random_batch, random_evaluation
 
@@ -119,3 +122,51 @@ def test_what_is_missing_is_named() -> None:
         with pytest.raises(ValueError, match=field):
             DecoupledPPOConfig(proximal=proximal).build().loss(outcome, batch, normalizer=24)
     assert "decoupled_ppo" in REGISTRY.names()
+
+
+def rollout_with_faults() -> Trajectory:
+    """Episodes that end, one that is cut, and a row that a fault spoilt."""
+    valid = torch.ones(6, 4, dtype=torch.bool)
+    valid[2, 1] = False
+    cut = flags(6, 4, [(3, 2)])
+    return random_trajectory(
+        terminations=flags(6, 4, [(1, 0)]),
+        truncations=cut,
+        valid=valid,
+        final_values=torch.where(cut, 0.7, 0.0),
+    )
+
+
+def test_stale_rollouts_get_the_advantages_of_the_present_critic() -> None:
+    """The values after the last row and of a cut episode move with those of the row before."""
+    trajectory = rollout_with_faults()
+    offset = torch.arange(4.0).view(1, 4, 1)
+    present = ActionEvaluation(
+        log_probs=trajectory.log_probs + 0.1,
+        values=trajectory.values + offset,
+        entropy=torch.zeros_like(trajectory.log_probs),
+    )
+    batch, _ = DecoupledPPOConfig().build().prepare_stale(trajectory, present)
+    valued = replace(
+        trajectory,
+        values=trajectory.values + offset,
+        bootstrap_values=trajectory.bootstrap_values + offset[0],
+        final_values=torch.where(trajectory.truncations, 0.7 + offset, 0.0),
+    )
+    expected, _ = PPOConfig().build().prepare(valued)
+    torch.testing.assert_close(batch.advantages, expected.advantages)
+    torch.testing.assert_close(batch.returns, expected.returns)
+    assert torch.equal(batch.log_probs, expected.log_probs)
+    assert batch.proximal_log_probs is not None
+    torch.testing.assert_close(batch.proximal_log_probs, batch.log_probs + 0.2)
+    assert len(batch) == 24 - 3
+
+
+def test_rollouts_of_the_present_weights_are_those_of_ppo() -> None:
+    trajectory = rollout_with_faults()
+    batch, metrics = DecoupledPPOConfig().build().prepare(trajectory)
+    expected, expected_metrics = PPOConfig().build().prepare(trajectory)
+    assert metrics == expected_metrics
+    assert torch.equal(batch.advantages, expected.advantages)
+    assert batch.proximal_log_probs is not None
+    assert torch.equal(batch.proximal_log_probs, expected.log_probs)

@@ -74,8 +74,11 @@ class ComputeConfig(StrictModel):
     and in a row; one more stops the run."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share each layer; all others hold different data."""
-    gradient_sync: Literal["every_micro_batch", "last_micro_batch"] = "every_micro_batch"
-    """When ranks exchange gradients: after each micro batch, which needs less memory, or once."""
+    reshard: Literal["auto", "after_forward", "after_update"] = "auto"
+    """When ranks drop the weights that they gathered from each other: after each layer's forward
+    pass, with gradients summed after each micro batch; or after the optimizer step, with weights
+    gathered and gradients summed once for it, which takes the memory of both whole; auto: the
+    second for weights of at most 256 MiB."""
 
     @model_validator(mode="after")
     def _check_micro_batch(self) -> Self:

@@ -12,6 +12,9 @@ from rlinf.trainers.language.parallel import Grid
 from rlinf.trainers.language.tensor_parallel import parallelize
 from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule, local_part
 
+_LITTLE = 256 * 2**20
+"""Bytes of weights that `reshard: auto` keeps gathered."""
+
 
 class ShardedModule(TrainedModule):
     """Each layer is gathered for its computation, and its gradients summed into their parts.
@@ -41,9 +44,13 @@ class ShardedModule(TrainedModule):
             reduce_dtype=DTYPES[config.precision.reduce],
             cast_forward_inputs=False,
         )
+        self._keeps = _keeps_gathered(module, config)
         for target in [*layers, module]:
             fully_shard(
-                target, mesh=ranks.mesh["data"], mp_policy=policy, reshard_after_forward=True
+                target,
+                mesh=ranks.mesh["data"],
+                mp_policy=policy,
+                reshard_after_forward=not self._keeps,
             )
         blank = any(parameter.is_meta for parameter in module.parameters())
         if blank:
@@ -60,9 +67,10 @@ class ShardedModule(TrainedModule):
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """See :meth:`TrainedModule.backward`."""
-        if self._config.gradient_sync == "last_micro_batch":
+        if self._keeps:
             for part in self._sharded:
                 part.set_requires_gradient_sync(last, recurse=False)
+                part.set_reshard_after_backward(last, recurse=False)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self) -> Source:
@@ -159,6 +167,14 @@ class ShardedModule(TrainedModule):
             self.discard_gradients()
         self.changed()
         super().offload()
+
+
+def _keeps_gathered(module: nn.Module, config: ComputeConfig) -> bool:
+    """Whether all weights stay gathered until an optimizer step changes them."""
+    if config.reshard == "auto":
+        numbers = sum(parameter.numel() for parameter in module.parameters())
+        return numbers * DTYPES[config.precision.param].itemsize <= _LITTLE
+    return config.reshard == "after_update"
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:

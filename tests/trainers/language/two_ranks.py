@@ -54,10 +54,15 @@ CASES: dict[str, dict[str, Any]] = {
         "micro_batch_size": 3,
         "balance": False,
         "packing": False,
-        "gradient_sync": "last_micro_batch",
+        "reshard": "after_forward",
     },
     "data, checkpointing": {"gradient_checkpointing": True, "micro_batch_size": 1},
     "data, bfloat16": {"precision": {"param": "bfloat16"}, "n_minibatches": 2},
+    "data, bfloat16, little memory": {
+        "precision": {"param": "bfloat16"},
+        "micro_batch_size": 4,
+        "reshard": "after_forward",
+    },
     "data, adapter": {"lora": {"rank": 4}},
     "tensor": {"tensor_parallel_size": 2, "n_minibatches": 2},
 }

@@ -159,9 +159,6 @@ class HFEngineConfig(EngineConfig):
     it, and when it is aborted and resumed. Costs speed."""
     block_size: int = Field(default=16, ge=1)
     """Sequences per forward pass of the deterministic mode."""
-    threads: int | None = Field(default=None, ge=1)
-    """Threads that compute on a CPU. null: one for a model of less than 10 million weights, as
-    waking the others would take longer than what they do; those of the process for larger ones."""
 
 
 class VLLMEngineConfig(EngineConfig):

@@ -28,7 +28,6 @@ from rlinf.engines.protocol import (
 from rlinf.engines.requests import Unfinished, answer, given_tokens
 from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
-from rlinf.engines.threads import computing_threads, threads_for
 from rlinf.engines.weights import adopt_weights, assign_weights
 
 
@@ -61,7 +60,6 @@ class HFEngine(Engine):
         self._running = Running(config.max_running_requests, vocabulary, self._model.device)
         self._prompts = Prompts(self._model, config)
         self._decoder = Decoder(self._model, config)
-        self._threads = config.threads or threads_for(self._model)
         self.version = 0
 
     @property
@@ -82,7 +80,7 @@ class HFEngine(Engine):
         """One token for every running sequence; waiting requests fill the free places first."""
         if not self._unfinished:
             return []
-        with torch.inference_mode(), computing_threads(self._threads):
+        with torch.inference_mode():
             fresh = self._admit()
             decoding = len(self._running) - len(fresh)
             logits = [*self._decoder.decode(self._running.active[:decoding]), *fresh]
@@ -132,7 +130,7 @@ class HFEngine(Engine):
         self._prompts.drop()
         if self._config.on_update == "recompute" and len(self._running):
             texts = [self._running.cached_tokens(slot) for slot in range(len(self._running))]
-            with torch.inference_mode(), computing_threads(self._threads):
+            with torch.inference_mode():
                 self._decoder.replace(self._prompts.read(texts, [False] * len(texts)))
 
     def release_memory(self) -> None:

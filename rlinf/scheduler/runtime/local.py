@@ -16,6 +16,7 @@ from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.node_table import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
+from rlinf.scheduler.runtime.compute_threads import release_compute_threads
 from rlinf.scheduler.transport.endpoint import LocalEndpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 from rlinf.scheduler.worker.execution import (
@@ -185,6 +186,7 @@ class LocalWorker(WorkerHandle):
             self._worker = self._class(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
             self._start_error = error
+        release_compute_threads()
         self._built.set()
 
     def _run_calls(self, first: bool) -> None:
@@ -192,9 +194,9 @@ class LocalWorker(WorkerHandle):
         while (call := self._calls.get()) is not _STOP:
             method, arguments, future = call
             if claim(future):
-                _settle(
-                    future, self._start_failure() or run_method(self._worker, method, arguments)
-                )
+                found = self._start_failure() or run_method(self._worker, method, arguments)
+                release_compute_threads()
+                _settle(future, found)
 
     def _run_loop(self, first: bool) -> None:
         self._enter(first)

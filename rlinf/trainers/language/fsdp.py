@@ -108,14 +108,17 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
             with lora.without_adapter(self._model):
                 yield
             return
-        used = self._core.trained.used()
+        trained = self._core.trained
+        used = trained.used()
         with torch.no_grad():
             present = [tensor.clone() for tensor in used]
             _copy(used, self._reference)
+            trained.forget_gathered()
             try:
                 yield
             finally:
                 _copy(used, present)
+                trained.forget_gathered()
 
     def train(self, batch: TokenBatch, step: int) -> dict[str, float]:
         """See :meth:`LanguageTrainer.train`."""
@@ -198,6 +201,7 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
     def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
         """See :meth:`LanguageTrainer.weights`."""
         with self._core.loaded("weights") as away:
+            self._core.trained.keep_gathered()
             if content == "adapter":
                 found = self._adapter_weights()
             elif self._adapter is not None:

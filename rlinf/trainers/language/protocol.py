@@ -94,8 +94,8 @@ class LanguageTrainer(ABC):
         """Whole tensors for engines, one at a time; every rank must iterate to the end.
 
         Names and shapes are those of transformers, a tied tensor comes once, numbers are in
-        ``precision.param``. On one rank they are views of the trained weights where possible.
-        ``adapter`` gives an adapter by the names of its file.
+        ``precision.param``. They are views of what is trained or gathered where possible: write or
+        copy them before the next phase. ``adapter`` gives an adapter by the names of its file.
         """
 
     @abstractmethod

@@ -105,7 +105,17 @@ class ShardedModule(TrainedModule):
             parameter.grad = None
 
     def changed(self) -> None:
-        """Forget what was gathered."""
+        """Gather anew."""
+        self.forget_gathered()
+
+    def keep_gathered(self) -> None:
+        """See :meth:`TrainedModule.keep_gathered`."""
+        if self._keeps:
+            for part in self._sharded:
+                part.unshard()
+
+    def forget_gathered(self) -> None:
+        """See :meth:`TrainedModule.forget_gathered`."""
         for part in self._sharded:
             part.reshard()
 
@@ -165,7 +175,7 @@ class ShardedModule(TrainedModule):
         """See :meth:`TrainedModule.offload`."""
         if self._config.offload.gradients:
             self.discard_gradients()
-        self.changed()
+        self.forget_gathered()
         super().offload()
 
 

@@ -59,6 +59,15 @@ class TrainedModule(ABC):
     def changed(self) -> None:
         """Bring what was written to the sources into the forward passes."""
 
+    def keep_gathered(self) -> None:
+        """Gather the weights that ranks have parts of, all at once; where there is memory for it.
+
+        They stay as they are until :meth:`forget_gathered` or :meth:`changed`.
+        """
+
+    def forget_gathered(self) -> None:
+        """Let the next forward pass read what was written to :meth:`used`."""
+
     @abstractmethod
     def used(self) -> Source:
         """The numbers that forward passes read."""

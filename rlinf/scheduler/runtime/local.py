@@ -135,7 +135,8 @@ class LocalWorker(WorkerHandle):
         return self._launch.name
 
     def call(self, method: str, arguments: Payload) -> _LocalCall:
-        """Queue a method call."""
+        """Queue a method call; what the caller computed with is free for the worker."""
+        release_compute_threads()
         future: Future[Outcome] = Future()
         if self.killed:
             future.set_exception(self._ended())

@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -42,7 +43,7 @@ class Timeline:
         self.enabled = enabled
         self._process = process or f"{socket.gethostname()} {os.getpid()}"
         self._thread = thread
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
 
     def span(
         self, name: str, *, category: str = "stage", **arguments: Any
@@ -61,7 +62,7 @@ class Timeline:
     ) -> None:
         """Record a span that has ended; times are those of ``time.time_ns``."""
         if self.enabled:
-            # One append is atomic, so that threads need no lock.
+            # Appending to this very deque is atomic, so that threads need no lock.
             self._events.append(
                 {
                     "name": name,
@@ -76,8 +77,7 @@ class Timeline:
 
     def drain(self) -> list[Event]:
         """Return the events so far, as plain dicts, and forget them."""
-        events, self._events = self._events, []
-        return events
+        return [self._events.popleft() for _ in range(len(self._events))]
 
 
 class _Span:

@@ -147,7 +147,7 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
             "prompts": arguments.prompts,
             "group_size": arguments.group,
             "sampling": sampling,
-            "engine": {"type": "hf", "max_running_requests": 512},
+            "engine": {"type": "hf", "max_running_requests": arguments.running},
         },
         "reward": {
             "processes": 1,
@@ -337,6 +337,7 @@ def main() -> None:
     whole.add_argument("--prompts", type=int, default=96)
     whole.add_argument("--group", type=int, default=4)
     whole.add_argument("--longest", type=int, default=448, help="most tokens of an answer")
+    whole.add_argument("--running", type=int, default=512, help="sequences of an engine at once")
     whole.add_argument("--batches", type=int, default=8)
     whole.add_argument("--steps", type=int, default=6, help="measured steps of a mode in a round")
     whole.add_argument("--rounds", type=int, default=2)

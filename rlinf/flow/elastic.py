@@ -228,7 +228,7 @@ def resize(state: TrainerState) -> Choice:
     """How many ranks should take the next optimizer steps.
 
     A larger number pays where ``batches · batch_seconds · (1/size − 1/larger)`` is more than the
-    move there and the move back at the end of the step.
+    move there and the move back, which the next step needs where it begins with fewer devices.
     """
     size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:

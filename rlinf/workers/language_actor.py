@@ -53,7 +53,7 @@ class LanguageActorSetup:
         slots: Groups of a phase.
         max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
             all count.
-        rescaled: Whether the number of ranks changes inside a step; between steps rank 0 has all.
+        rescaled: Whether the number of ranks changes inside a step; first rank 0 has all.
     """
 
     model: LanguageModelConfig
@@ -251,8 +251,8 @@ class LanguageActorWorker(TrainingWorker):
 
     @property
     def _has_model(self) -> bool:
-        """False on a rank that idles between the steps of a run whose ranks change."""
-        return self._company is None or self._rank == 0
+        """False on a rank without a part of the model, in a run whose ranks change."""
+        return self._company is None or rescalable(self._trainer).has_part
 
     def state(self) -> dict[str, Any] | None:
         """Everything that training needs to continue; rank 0 gives it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlinf.data.sequences import PromptGroup
-from rlinf.flow.elastic import Choice, TrainerState, complete_batches, resize
+from rlinf.flow.elastic import Choice, TrainerState, complete_batches, largest_size, resize
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
@@ -17,6 +18,11 @@ from rlinf.trainers.language.company import Command, Company, MoveFailed
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.trainers.language.rescale import Rescalable
 from rlinf.workers.moving_round import Progress, Trained
+
+_PATIENCE = 0.1
+"""Seconds to wait for devices where no move was timed yet."""
+_POLL = 0.002
+"""Seconds between two looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +140,14 @@ class Phase:
         with self.shared.leases[0]:
             if self.shared.offload:
                 self.trainer.onload()
+            self._settle()
+            first, early = self.company.size, self.groups.known() < self.count
             begin = time.perf_counter()
             metrics: dict[str, Any] = self.trainer.train_stream(self._batches(), self.step)
             metrics["time/update"] = time.perf_counter() - begin - self._waited
-            self._move(self.shared.sizes[0])
+            if early and first < self.company.size:
+                # The next step is likely to begin so too, when the other ranks' devices are busy.
+                self._move(first, self.count)
             self.company.say(self._command("end", self.count))
             if self.shared.offload:
                 self.trainer.offload()
@@ -148,6 +158,28 @@ class Phase:
 
     _waited = 0.0
     _most = 1
+
+    def _settle(self) -> None:
+        """Wait for the devices of all that have a part, or let fewer ranks have the model.
+
+        Where the rollout has ended, all devices are about to be free. Where it goes on, waiting is
+        given up after as long as a move takes.
+        """
+        wanted, begin = self.company.size, time.perf_counter()
+        patience: float = self.timings.move_seconds or _PATIENCE
+        while (offered := self.company.offered(self.step)) < wanted:
+            ended = self.groups.known() == self.count
+            if not ended and time.perf_counter() - begin > patience:
+                size = largest_size(self.shared.sizes, offered)
+                if self._move(size, 0):
+                    reason = f"the rollout goes on; {offered} of {wanted} devices are free"
+                    cost = self.timings.move_seconds or 0.0
+                    self.choices.append(
+                        Choice(action="resize", count=size, reason=reason, cost_seconds=cost)
+                    )
+                    return
+                patience = math.inf
+            time.sleep(_POLL)
 
     def _batches(self) -> Iterator[Any]:
         for number in range(self.count):
@@ -174,23 +206,20 @@ class Phase:
         )
         if choice.action == "resize":
             self.choices.append(choice)
-            self._move(choice.count, done)
+            self._move(choice.count, done)  # where it fails, fewer ranks go on
 
-    def _move(self, size: int, done: int | None = None) -> None:
+    def _move(self, size: int, done: int) -> bool:
+        """Change the number of ranks; whether that succeeded."""
         before = self.company.size
-        if size == before:
-            return
-        done = self.count if done is None else done
         self.company.say(Command("move", size, before, done))
         try:
             report = self.company.move(self.trainer, before, size)
         except MoveFailed as error:
             reason = f"the move to {size} ranks failed and was undone: {error}"
             self.choices.append(Choice(action="stay", count=before, reason=reason))
-            if size < before:
-                raise  # the rest of the run counts on rank 0 having everything
-            return
+            return False
         self.timings.note_move(report.seconds)
+        return True
 
     def _command(self, kind: Any, done: int) -> Command:
         return Command(kind, self.company.size, self.company.size, done)
@@ -205,10 +234,16 @@ class Phase:
         lease = self.shared.leases[self.company.rank]
         threading.Thread(target=self._get_device, args=(lease,), daemon=True).start()
         self._over = False
+        if self.shared.offload and self.trainer.has_part:
+            self.trainer.onload()
         while not self._over:
-            self._obey(self._listen())
-            if self.trainer.has_part:
-                self.trainer.train_stream(self._given(), self.step)
+            command = self._listen()
+            if command.kind == "go":
+                self.trainer.train_stream(self._given(command), self.step)
+            else:
+                self._obey(command)
+        if self.shared.offload and self.trainer.has_part:
+            self.trainer.offload()
         # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
         lease.cancel()
 
@@ -241,14 +276,15 @@ class Phase:
         except MoveFailed:
             return  # rank 0 says so
 
-    def _given(self) -> Iterator[Any]:
-        """Batches that this rank takes part in, from joining to leaving."""
+    def _given(self, command: Command) -> Iterator[Any]:
+        """Batches that this rank takes part in, from the first one to leaving."""
         while self.trainer.has_part and not self._over:
-            command = self._listen()
             if command.kind == "go":
                 yield self.prepare(self.groups.batch(command.done))
             else:
                 self._obey(command)
+            if self.trainer.has_part and not self._over:
+                command = self._listen()
 
 
 def choices_as_data(choices: list[Choice]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def _pause() -> Callable[[int], int] | None:
     libraries = Path(sys.modules["torch"].__file__ or "").parent / "lib"
     for library in sorted(libraries.glob("lib*omp*")):
         if library.name.startswith(("libgomp", "libomp", "libiomp")):
-            pause: Callable[[int], int] | None
-            pause = getattr(ctypes.CDLL(str(library)), "omp_pause_resource_all", None)
-            return pause
+            with suppress(OSError, AttributeError):
+                pause: Callable[[int], int] = ctypes.CDLL(str(library)).omp_pause_resource_all
+                return pause
     return None

@@ -46,7 +46,7 @@ from rlinf.runners.evaluate import evaluation_spec
 SUCCESS = 0.9
 STANDSTILL = 1e-12
 """Learning rate of the throughput: a policy that learns comes to touch things, and contacts make a
-step of the simulator 1.5 times as expensive as under the random actions of the ceiling."""
+step of the simulator more expensive than under the random actions of the ceiling."""
 
 
 def configuration(recipe: str, overrides: list[str]) -> EmbodiedConfig:

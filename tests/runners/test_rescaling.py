@@ -92,6 +92,22 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
     assert_same(static, run)
 
 
+@needs_two_cores
+@pytest.mark.slow
+def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path) -> None:
+    """Checkpoints are written and read while both ranks have a part of the model."""
+    equal = (*BY_LENGTH, "rollout.sampling={max_new_tokens: 24, min_new_tokens: 24}")
+    static = train(tmp_path / "static", *equal)
+    run = train(tmp_path / "run", *equal, *SHARED, "runner.total_steps=2")
+    with RunDirectory.open(run) as directory:
+        longer = small_config(tmp_path / "run", *equal, *SHARED)
+        reasoning.resume(longer, directory, threading.Event())
+    second = assert_same(static, run)
+    assert {line["actor/ranks_most"] for line in second if "actor/ranks_most" in line} == {2.0}
+    resizes = [d for d in read_decisions(run) if d.reason.startswith("resize")]
+    assert len(resizes) <= 2  # to two ranks, where a run begins and where it goes on
+
+
 def test_a_disk_that_is_full_does_not_stop_a_step_that_rescales(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,15 +55,16 @@ FIXED, LONGEST, CACHE = 64, 256, 200
 PROMPTS, GROUP, RATE = 8, 8, 1e-6
 
 
-def write_model(directory: Path, hidden: int, layers: int) -> LanguageModelConfig:
-    """A model of random weights with 64 tokens, in the format of transformers."""
-    tokenizer = train_tokenizer([LETTERS], directory)
+def write_model(directory: Path, hidden: int, layers: int, tokens: int = 64) -> LanguageModelConfig:
+    """A model of random weights with so many tokens, in the format of transformers."""
+    more = "".join(chr(0x4E00 + number) for number in range(tokens - 64))
+    tokenizer = train_tokenizer([LETTERS + more], directory)
     architecture = ArchitectureConfig(
         hidden_size=hidden,
         layers=layers,
         intermediate_size=hidden * 8 // 3,
         tie_word_embeddings=False,
-        max_position_embeddings=512,
+        max_position_embeddings=2048,
     )
     config = LanguageModelConfig(path=directory, architecture=architecture)
     model = create_language_model(config, seed=0, tokenizer=tokenizer)

@@ -7,8 +7,8 @@
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
 within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
-``cluster.auto_scheduler``: heavy-tailed lengths (geometric, mean 64 tokens, cut at ``--longest``),
-global batches by length. The modes take turns, several times.
+``cluster.auto_scheduler``: heavy-tailed lengths (geometric with mean ``--mean``, cut at
+``--longest``), global batches by length. The modes take turns, several times.
 ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
 placement beside it is the best of all divisions, simulated on the same lengths. One thread per
 process (``OMP_NUM_THREADS=1``) is set unless given.
@@ -212,7 +212,9 @@ def modes(arguments: argparse.Namespace) -> dict[str, Any]:
     wanted = {"rescaled", "collocated", *arguments.modes}
     found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in PLACED if mode in wanted}
     with tempfile.TemporaryDirectory() as directory:
-        model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
+        model = write_model(
+            Path(directory) / "model", arguments.hidden, arguments.layers, arguments.mean
+        )
         prompts = Path(directory) / "prompts.jsonl"
         write_prompts(prompts, 512)
         for number in range(arguments.rounds):
@@ -337,6 +339,7 @@ def main() -> None:
     whole.add_argument("--prompts", type=int, default=96)
     whole.add_argument("--group", type=int, default=4)
     whole.add_argument("--longest", type=int, default=448, help="most tokens of an answer")
+    whole.add_argument("--mean", type=int, default=64, help="tokens of an answer, 64 or more")
     whole.add_argument("--running", type=int, default=512, help="sequences of an engine at once")
     whole.add_argument("--batches", type=int, default=8)
     whole.add_argument("--steps", type=int, default=6, help="measured steps of a mode in a round")
@@ -354,6 +357,8 @@ def main() -> None:
     at_scale.add_argument("--seeds", type=int, default=3)
     at_scale.set_defaults(run=simulate)
     arguments = parser.parse_args()
+    if arguments.command == "modes" and arguments.mean < 64:
+        parser.error(f"--mean {arguments.mean}: an answer has 64 tokens or more; nearest: 64")
     torch.set_num_threads(1)
     found = arguments.run(arguments)
     if arguments.json:

@@ -11,6 +11,7 @@ import torch
 from rlinf.conformance import CheckResult, NotMetError, outcome, require
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.conformance_subject import (
+    KINDS,
     LETTERS,
     VOCABULARY,
     Kind,
@@ -29,8 +30,8 @@ _FAILURES = (RLinfError, RuntimeError, ValueError)
 def check_engine(config: EngineConfig) -> list[CheckResult]:
     """Run the conformance suite on the engine of ``config``, with tiny float32 models.
 
-    Works for every engine, also one of another package; builds it three times. The reference is a
-    full forward pass of transformers, without any cache.
+    Works for every engine, also one of another package; builds it once for each of them. The
+    reference is a full forward pass of transformers, without any cache.
 
     Raises:
         ConfigError: The engine cannot be built as configured.
@@ -38,7 +39,7 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
     """
     config.check()
     results = []
-    for kind in ("tied", "untied", "adapter"):
+    for kind in KINDS:
         with open_subject(config, kind) as subject:
             for name, kinds, check in CHECKS:
                 if kind in kinds:
@@ -296,14 +297,13 @@ def _wrong_weights(subject: Subject) -> str:
     return "incomplete and unknown weights are refused, the old ones stay"
 
 
-_ALL: tuple[Kind, ...] = ("tied", "untied", "adapter")
 _ONE: tuple[Kind, ...] = ("tied",)
 
 CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
     ("nothing to do", _ONE, _nothing_to_do),
-    ("log-probs after updates", _ALL, _updates),
-    ("prefixes of old weights", _ALL, _prefixes),
-    ("update midway", _ALL, _update_midway),
+    ("log-probs after updates", KINDS, _updates),
+    ("prefixes of old weights", KINDS, _prefixes),
+    ("update midway", KINDS, _update_midway),
     ("abort and continue", _ONE, _abort),
     ("progress", _ONE, _progress),
     ("seeds", _ONE, _seeds),

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from rlinf.engines.protocol import (
 )
 from rlinf.models.adapters import adapter_file_name, is_adapter
 
-Kind = Literal["tied", "untied", "adapter"]
+Kind = Literal["tied", "untied", "experts", "adapter"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Tied and untied embeddings, a mixture of experts, and a LoRA adapter."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., !?:"
 END = len(LETTERS)
@@ -133,7 +135,7 @@ def prompt(length: int, seed: int) -> np.ndarray:
 @contextmanager
 def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
     """Build the engine of ``config`` on a tiny model, in float32."""
-    model = _tiny_model(tied=kind != "untied")
+    model = _tiny_model(kind)
     with tempfile.TemporaryDirectory(prefix="rlinf-check-") as folder:
         model.save_pretrained(folder)
         _tokenizer().save_pretrained(folder)
@@ -149,22 +151,28 @@ def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
             yield Subject(engine, model)
 
 
-def _tiny_model(*, tied: bool) -> Any:
-    from transformers import AutoModelForCausalLM, Qwen2Config
+def _tiny_model(kind: Kind) -> Any:
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=64,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=END,
-        pad_token_id=END,
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": kind in ("tied", "adapter"),
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": END,
+        "pad_token_id": END,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config = (
+        Qwen3MoeConfig(**sizes, **experts, head_dim=32)
+        if kind == "experts"
+        else Qwen2Config(**sizes)
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(23)

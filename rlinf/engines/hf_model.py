@@ -13,6 +13,7 @@ from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.protocol import ModelSource
 from rlinf.errors import ConfigError
+from rlinf.models.buffers import saved_buffers
 
 
 def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:
@@ -63,9 +64,9 @@ def _converted(module: nn.Module, dtype: torch.dtype) -> Any:
     would turn distant tokens by other angles.
     """
     converted = copy.deepcopy(module).to(dtype)
-    weights = module.state_dict().keys()
+    saved = dict(saved_buffers(module))
     for name, buffer in module.named_buffers():
-        if name not in weights:
+        if name not in saved:
             owner, _, own_name = name.rpartition(".")
             converted.get_submodule(owner).register_buffer(own_name, buffer.clone(), False)
     return converted

@@ -3,7 +3,8 @@
 Registered under the public extension point for attention functions, so that the architectures stay
 the library's. Key and value caches are not repeated for grouped queries, no mask tensor is built
 for the whole batch, and rows of similar length are computed together, each set only as far as its
-longest sequence. n rows, H heads, K key-value heads, W window, D head dimension.
+longest sequence. n rows, H heads, K key-value heads, W window, D dimension of a head's keys and V
+that of its values, which differ in latent attention.
 """
 
 from __future__ import annotations
@@ -116,14 +117,14 @@ def ragged_attention(
         module: The attention layer.
         query: [n, H, 1, D], or [n, H, P, D] for prompts padded on the right.
         key: [slots, K, capacity, D] the cache, or [n, K, P, D].
-        value: Like ``key``.
+        value: [slots, K, capacity, V], or [n, K, P, V].
         attention_mask: Not used: the plan and causality say everything.
         scaling: Factor of the scores.
         plan: Which part of the cache each row looks at.
         options: What the architecture asks for besides.
 
     Returns:
-        [n, 1 or P, H, D], and nothing for the attention weights.
+        [n, 1 or P, H, V], and nothing for the attention weights.
 
     Raises:
         ConfigError: The architecture needs what this function does not compute.
@@ -151,11 +152,11 @@ def ragged_attention(
             keys, values = keys.index_select(0, plan.gather), values.index_select(0, plan.gather)
         parts.append(_attend(grouped_query[segment.rows], keys, values, segment.bias, scaling))
     output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output.view(rows, 1, heads, dim), None
+    return output.view(rows, 1, heads, value.shape[-1]), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float) -> Tensor:
-    """[n, K, H/K, D] of queries of that shape."""
+    """[n, K, H/K, V] of queries [n, K, H/K, D]."""
     if query.dtype == torch.float32:
         scores = torch.matmul(query, key.transpose(2, 3)).mul_(scaling).add_(bias)
         return torch.matmul(scores.softmax(-1), value)

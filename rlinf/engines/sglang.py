@@ -25,6 +25,7 @@ from rlinf.engines.protocol import (
 from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
 from rlinf.engines.weights import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.models.file_format import file_weights, without_weights
 
 _MOMENT = 0.05
 """Seconds that a step waits for a sequence to end."""
@@ -57,6 +58,7 @@ class SGLangEngine(Engine):
         path = local_directory(source.path)
         vocabulary, context = sizes_of(path)
         self._end_tokens = end_tokens_of(path)
+        self._structure = without_weights(path)
         self._engine: Any = sglang.Engine(
             model_path=str(path),
             dtype=config.dtype,
@@ -120,7 +122,8 @@ class SGLangEngine(Engine):
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights; see :meth:`Engine.update_weights`."""
-        given = [(name, value.detach()) for name, value in weights]
+        whole = {name: value.detach() for name, value in weights}
+        given = list(file_weights(self._structure, whole).items())
         if not given:
             raise ValueError("no weights were given, and SGLang shares none with a trainer")
         requests = {number: self._flights[number].request for number in self._flights}

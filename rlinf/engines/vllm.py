@@ -30,9 +30,17 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
-from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names, head_size_of, sizes_of
+from rlinf.engines.weights import (
+    AdapterFile,
+    end_tokens_of,
+    given_names,
+    has_latent_attention,
+    head_size_of,
+    sizes_of,
+)
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import is_adapter
+from rlinf.models.file_format import file_weights, without_weights
 
 _WORKER = "rlinf.engines.vllm_worker.WeightUpdate"
 _PASS = 4096  # tokens of a forward pass on a CPU
@@ -73,6 +81,7 @@ class VLLMEngine(Engine):
         model = self._engine.model_config
         self._end_tokens = end_tokens_of(self._path)
         self._names = given_names(self._path)
+        self._structure = without_weights(self._path)
         self._lora_request: Any = None
         self._running: Unfinished[_Progress] = Unfinished(
             context=int(model.max_model_len), vocabulary=int(model.get_vocab_size())
@@ -136,6 +145,7 @@ class VLLMEngine(Engine):
         if self._adapter is not None:
             self._replace_adapter(given)
         else:
+            given = file_weights(self._structure, given)
             self._check_names(given)
             self._engine.collective_rpc("replace_weights", args=(self._portable(given),))
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -273,12 +283,17 @@ def _set_environment(config: VLLMEngineConfig) -> None:
 
 
 def _check_heads(path: Path) -> None:
-    """Raises ConfigError where vLLM has no kernel for the attention heads of the model on a CPU.
+    """Raises ConfigError where vLLM has no kernel for the attention of the model on a CPU.
 
     It would say so in the first pass only, from a worker of its own.
     """
     if torch.cuda.is_available():
         return
+    if has_latent_attention(path):
+        raise ConfigError(
+            "the engine `vllm` computes latent attention (DeepSeek) wrongly on a CPU; use the "
+            "engine `hf`, or another model"
+        )
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     size, legal = head_size_of(path), CPUAttentionBackend.get_supported_head_sizes()

@@ -23,8 +23,9 @@ class WeightUpdate:
     def replace_weights(self, weights: Received) -> None:
         """Load values under the names of the checkpoint format.
 
-        The linear layers on a CPU keep repacked copies, and an output layer that is tied to the
-        embedding keeps *its* copy through a reload without an error: it is packed again here.
+        On a CPU layers keep their weights packed. A reload packs linear layers again, but leaves an
+        output layer that is tied to the embedding with its former copy and experts unpacked,
+        without an error: both are packed here.
         """
         pairs = (
             (name, value if isinstance(value, Tensor) else torch.from_numpy(value))
@@ -35,6 +36,7 @@ class WeightUpdate:
         parameter = next(model.parameters(), None)
         if parameter is not None and parameter.device.type == "cpu":
             _repack_embeddings(model)
+            _pack_experts(model)
 
 
 def _repack_embeddings(model: Any) -> None:
@@ -44,3 +46,12 @@ def _repack_embeddings(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and module.weight.numel():
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def _pack_experts(model: Any) -> None:
+    from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
+
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.moe_kernel is not None:
+            method.moe_kernel.fused_experts.process_weights_after_loading(module)

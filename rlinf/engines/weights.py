@@ -127,6 +127,11 @@ def head_size_of(path: Path) -> int:
     return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
 
 
+def has_latent_attention(path: Path) -> bool:
+    """Whether keys and values are made from a common smaller vector (DeepSeek-V2, 2024)."""
+    return _text_config(path).get("kv_lora_rank") is not None
+
+
 def sizes_of(path: Path) -> tuple[int, int | None]:
     """Vocabulary and context of the model in a directory."""
     text = _text_config(path)

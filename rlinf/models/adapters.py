@@ -67,22 +67,48 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     """
     import peft
 
-    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    names = {name.rpartition(".")[2] for name in layers}
-    unknown = [name for name in config.target_modules or () if name not in names]
-    if unknown:
-        raise ConfigError(
-            f"the model has no linear layer {unknown[0]}; it has: {', '.join(sorted(names))}",
-            key="lora.target_modules",
+    layers = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    beside = _beside_experts(model)
+    names = {_last(name) for name in layers} - beside
+    for name in config.target_modules or ():
+        if name in names:
+            continue
+        reason = (
+            f"layers {name} of a mixture of experts take no adapter, as its experts are one tensor"
+            if name in beside
+            else f"the model has no linear layer {name}"
         )
+        raise ConfigError(f"{reason}; legal: {', '.join(sorted(names))}", key="lora.target_modules")
+    chosen: str | list[str] = "all-linear"
+    if config.target_modules or beside:
+        head = model.get_output_embeddings()
+        output = {_last(name) for name in layers if model.get_submodule(name) is head}
+        chosen = list(config.target_modules or sorted(names - output))
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha or config.rank,
         lora_dropout=0.0,
-        target_modules=list(config.target_modules) if config.target_modules else "all-linear",
+        target_modules=chosen,
         init_lora_weights="gaussian",
         task_type="CAUSAL_LM",
     )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _beside_experts(model: nn.Module) -> set[str]:
+    """Last names of layers in blocks with experts that no adapter may have; empty without experts.
+
+    The experts of a block are one tensor, and peft takes these names, wherever they occur, for
+    those of the experts' matrices in former versions of transformers.
+    """
+    fused = any(
+        _last(name) == "experts" and any(True for _ in part.parameters(recurse=False))
+        for name, part in model.named_modules()
+    )
+    return {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"} if fused else set()
 
 
 def load_adapter(model: Any, config: LoraConfig) -> None:

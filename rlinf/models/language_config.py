@@ -24,8 +24,8 @@ class LoraConfig(StrictModel):
     target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
         default=None, min_length=1
     )
-    """Last parts of the names of the layers to be adapted; null: every linear layer but the
-    output layer."""
+    """Last parts of the names of the layers to be adapted; null: every linear layer but the output
+    layer, in a mixture of experts those of attention."""
     path: Path | None = None
     """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
 

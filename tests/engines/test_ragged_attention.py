@@ -17,18 +17,19 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [[5], [3, 60, 7, 7], [200] * 9 + [4] * 20 + [90]])
-def test_rows_attend_to_what_they_have(lengths: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("values", [8, 5])
+def test_rows_attend_to_what_they_have(values: int, lengths: list[int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     n, slots = len(lengths), len(lengths) + 3
     query = torch.randn(n, 4, 1, 8, dtype=dtype)
-    key, value = (torch.randn(slots, 2, 256, 8, dtype=dtype) for _ in range(2))
+    key, value = (torch.randn(slots, 2, 256, size, dtype=dtype) for size in (8, values))
     gather = torch.randperm(slots)[:n]
     for plan, place in (
         (plan_segments(np.array(lengths), dtype=dtype, device=CPU), torch.arange(n)),
         (plan_block(gather, np.array(lengths), 256, dtype=dtype, device=CPU), gather),
     ):
         found, _ = ragged_attention(None, query, key, value, None, scaling=0.3, plan=plan)
-        assert found.shape == (n, 1, 4, 8)
+        assert found.shape == (n, 1, 4, values)
         for row, length in enumerate(lengths):
             alone = functional.scaled_dot_product_attention(
                 query[row],

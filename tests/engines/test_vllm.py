@@ -66,6 +66,15 @@ def test_heads_without_a_kernel_are_refused_at_once(tmp_path: Path) -> None:
         VLLMEngineConfig().build(ModelSource(path=str(tmp_path)))
 
 
+def test_latent_attention_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("refused on a CPU only")
+    config = {"vocab_size": 32, "hidden_size": 64, "num_attention_heads": 2, "kv_lora_rank": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"latent attention .* use the engine `hf`"):
+        VLLMEngineConfig().build(ModelSource(path=str(tmp_path)))
+
+
 def test_building_one_leaves_the_random_state_alone() -> None:
     random.seed(3)
     np.random.seed(3)

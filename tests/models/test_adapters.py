@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
@@ -126,3 +126,35 @@ def test_an_adapter_that_does_not_fit_is_refused(
         inject_adapters(model, LoraConfig(rank=4, alpha=8.0, path=saved), seed=1)
     assert caught.value.key == "lora.path"
     assert not any(value.any() for name, value in _adapter(model).items() if "lora_B" in name)
+
+
+def _mixture() -> Any:
+    config = Qwen3MoeConfig(
+        vocab_size=11,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=16,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        mlp_only_layers=[0],
+        tie_word_embeddings=False,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+def test_in_a_mixture_of_experts_attention_alone_is_adapted() -> None:
+    model = _mixture()
+    inject_adapters(model, LoraConfig(rank=4), seed=1)
+    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name in _adapter(model)}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("name", ["up_proj", "gate"])
+def test_experts_take_no_adapter(name: str) -> None:
+    lora = LoraConfig(rank=4, target_modules=("q_proj", name))
+    with pytest.raises(ConfigError, match=rf"{name} of a mixture .* legal: k_proj, .*q_proj"):
+        inject_adapters(_mixture(), lora, seed=1)

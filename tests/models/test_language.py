@@ -189,7 +189,7 @@ def test_the_names_of_adapters_are_those_of_their_file(saved: Path, tmp_path: Pa
 
 def test_an_unknown_layer_gets_no_adapter(saved: Path) -> None:
     lora = LoraConfig(target_modules=("q_proj", "query"))
-    with pytest.raises(ConfigError, match=r"no linear layer query; it has: .*q_proj"):
+    with pytest.raises(ConfigError, match=r"no linear layer query; legal: .*q_proj"):
         load_language_model(LanguageModelConfig(path=saved, lora=lora))
 
 

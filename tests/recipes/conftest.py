@@ -53,6 +53,14 @@ def _write(architecture: str, path: Path) -> Path:
         config = transformers.Qwen3MoeConfig(
             **sizes, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
         )
+    elif architecture == "deepseek_v3":
+        latent = {"kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 8}
+        heads = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+        # Every head has keys and values of its own, made from the latent ones.
+        sizes |= {"num_key_value_heads": 4, **latent, **heads, **experts, **groups}
+        config = transformers.DeepseekV3Config(**sizes)
     else:
         config = transformers.Qwen2Config(**sizes)
     assert config.model_type == architecture

@@ -17,6 +17,7 @@ from rlinf.runners.reasoning_config import ReasoningConfig
 
 from .conftest import rlinf
 
+# Of Moonlight's run only the tensor parallelism of the engine is published; the rest is ours.
 # Nodes, devices and engines; longest sequence, answers per prompt, prompts, optimizer steps; tensor
 # parallelism of actor and engine; rates of actor and critic.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
@@ -30,11 +31,14 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "math_7b_grpo": (16, 128, 64, 28672, 32, 512, 4, 4, 2, 2e-5, None),
     "math_32b_grpo": (32, 256, 64, 28672, 32, 512, 4, 8, 4, 2e-5, None),
     "math_30b_a3b_grpo": (16, 128, 32, 28672, 16, 512, 4, 1, 4, 2e-6, None),
+    "math_moonlight_16b_grpo": (2, 16, 2, 8192, 16, 64, 4, 1, 8, 2e-6, None),
 }
 NAMES = [name for name in recipe_names() if name.startswith("reasoning/math_")]
 
 
 def architecture(name: str) -> str:
+    if "moonlight" in name:
+        return "deepseek_v3"
     return "qwen3_moe" if "a3b" in name else "qwen2"
 
 
@@ -151,7 +155,7 @@ def test_a_cluster_of_other_nodes_is_refused_when_it_is_found() -> None:
 @pytest.mark.parametrize(
     "name",
     ["math_1.5b_grpo_single_gpu", "math_1.5b_ppo", "math_1.5b_reinforce_pp", "math_1.5b_grpo_is",
-     "math_30b_a3b_grpo"],
+     "math_30b_a3b_grpo", "math_moonlight_16b_grpo"],
 )  # fmt: skip
 def test_a_recipe_runs_with_a_tiny_model(
     name: str,

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlinf.models.file_format import file_weights
+
 _FILE_BYTES = 4 << 30
 
 
@@ -32,15 +34,15 @@ def save_model(
         if not write:
             continue
         if pieces[-1] and size + tensor.nbytes > _FILE_BYTES:
-            names.append(_write_piece(directory, len(names), pieces.pop()))
+            names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
             pieces.append({})
             size = 0
-        pieces[-1][name] = tensor.detach().to("cpu").contiguous()
+        pieces[-1][name] = tensor.detach().to("cpu")
         size += tensor.nbytes
     if not write:
         return
     dtypes = {tensor.dtype for tensor in pieces[-1].values() if tensor.is_floating_point()}
-    names.append(_write_piece(directory, len(names), pieces.pop()))
+    names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
     _name_pieces(directory, names)
     _write_config(directory, model, dtypes.pop() if len(dtypes) == 1 else None)
 
@@ -48,6 +50,7 @@ def save_model(
 def _write_piece(directory: Path, number: int, tensors: dict[str, Tensor]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"piece-{number}.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     return path
 

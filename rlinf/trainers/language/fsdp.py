@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
 from rlinf.errors import RunFailure
 from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
+from rlinf.models.buffers import saved_buffers
 from rlinf.trainers.language import lora
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import FSDPTrainerConfig, SupervisedConfig
@@ -205,10 +207,11 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
             if content == "adapter":
                 found = self._adapter_weights()
             elif self._adapter is not None:
-                found = self._merged_weights()
+                found = chain(self._merged_weights(), saved_buffers(self._model))
             else:
                 parameters = self._model.named_parameters()
-                found = ((name, self._whole(parameter)) for name, parameter in parameters)
+                whole = ((name, self._whole(parameter)) for name, parameter in parameters)
+                found = chain(whole, saved_buffers(self._model))
             for name, tensor in found:
                 yield name, tensor.clone() if away else tensor
 

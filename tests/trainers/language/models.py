@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
@@ -36,6 +40,20 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "v_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
 
 def model(family: str = "qwen2", *, tied: bool = True, seed: int = 0, **sizes: Any) -> Any:
     """A causal language model with random weights."""
@@ -45,6 +63,14 @@ def model(family: str = "qwen2", *, tied: bool = True, seed: int = 0, **sizes: A
         return LlamaForCausalLM(LlamaConfig(**values))
     if family == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**values, head_dim=8))
+    if family == "qwen3_moe":
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**values, **EXPERTS, num_experts=4, head_dim=8))
+    if family == "deepseek_v3":
+        latent = DeepseekV3ForCausalLM(DeepseekV3Config(**values | EXPERTS | LATENT))
+        for name, buffer in latent.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer))
+        return latent
     return Qwen2ForCausalLM(Qwen2Config(**values))
 
 

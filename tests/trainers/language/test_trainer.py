@@ -311,6 +311,27 @@ def test_weights_of_a_large_model_are_written_in_several_files(tmp_path, monkeyp
     assert_equal(weights_of(one), {n: p.detach() for n, p in loaded.named_parameters()})
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_experts_are_saved_as_their_files_have_them(family, tmp_path):
+    of = model(family, tied=False)
+    of.save_pretrained(tmp_path / "by transformers")
+    expected = load_file(tmp_path / "by transformers" / "model.safetensors")
+    assert any("mlp.experts.3.up_proj" in name for name in expected)
+    trainer(of).save_pretrained(tmp_path / "ours")
+    assert_equal(load_file(tmp_path / "ours" / "model.safetensors"), expected)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_buffers_of_the_files_are_among_the_weights(lora):
+    of = model("deepseek_v3", tied=False)
+    expected = of.model.layers[1].mlp.gate.e_score_correction_bias.clone()
+    one = trainer(of, **({} if lora is None else {"lora": lora}))
+    one.train(prepared(), 0)
+    found = dict(one.weights())
+    assert torch.equal(found["model.layers.1.mlp.gate.e_score_correction_bias"], expected)
+    assert found.keys() == model("deepseek_v3", tied=False).state_dict().keys()
+
+
 def test_weights_share_memory_and_names_with_the_model():
     of = model(tied=True)
     expected = {name: p.detach().clone() for name, p in of.named_parameters()}

@@ -70,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tensor": {"tensor_parallel_size": 2, "n_minibatches": 2},
 }
 MODELS: dict[str, list[tuple[str, bool]]] = {
-    "data": [("qwen2", True), ("qwen2", False)],
+    "data": [("qwen2", True), ("qwen2", False), ("deepseek_v3", False)],
     "tensor": [("qwen2", True), ("qwen2", False), ("qwen3", True)],
 }
 REFERENCE = {"kl_beta": 0.1}

@@ -267,7 +267,7 @@ def trl(model: LanguageModelConfig, texts: list[str], lengths: str, steps: int) 
 
 
 def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
-    """All sides for one kind of lengths."""
+    """All sides for one kind of lengths, in turn."""
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
         texts = write_prompts(Path(directory) / "prompts.jsonl", 512)
@@ -278,25 +278,43 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
             arguments.engine,
             arguments.slots,
         )
-        mine = ours(config, arguments.steps)
-        bare = floor(config, arguments.steps)
-        peers = {}
-        for threads in sorted({1, os.cpu_count() or 1}):
-            torch.set_num_threads(threads)
-            peers[threads] = trl(model, texts, lengths, arguments.steps)
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    threads = min(peers, key=lambda number: peers[number]["seconds"])
-    peer = peers[threads]
+        rounds = [one_round(arguments, config, texts, lengths) for _ in range(arguments.rounds)]
+    mine, bare, peer = (middle(rounds, side) for side in ("ours", "floor", "trl"))
+    own, others = (
+        [found[side]["seconds"] / found["ours"]["seconds"] for found in rounds]
+        for side in ("floor", "trl")
+    )
     sequences = PROMPTS * GROUP
     where = f"{arguments.slots} slots" if arguments.slots > 1 else "one process"
     print(f"\n{lengths} lengths, {sequences} sequences a step, engine {arguments.engine}, {where}")
     print(f"ours    {mine['seconds']:7.2f} s  {mine['tokens']:5.1f} tokens per completion")
-    print(f"floor   {bare:7.2f} s  ours / floor {mine['seconds'] / bare:5.2f}")
+    print(f"floor   {bare['seconds']:7.2f} s  ours / floor {1 / statistics.median(own):5.2f}")
     tokens = f"{peer['tokens']:5.1f} tokens per completion"
-    print(f"TRL     {peer['seconds']:7.2f} s  {tokens}, {threads} threads")
-    print(f"        completions per second, ours / TRL {peer['seconds'] / mine['seconds']:5.2f}")
+    print(f"TRL     {peer['seconds']:7.2f} s  {tokens}, {peer['threads']:.0f} threads")
+    every = ", ".join(f"{ratio:.2f}" for ratio in others) if len(others) > 1 else ""
+    print(f"        completions per second, ours / TRL {statistics.median(others):5.2f}  {every}")
     print(f"start to the end of our first step {mine['start']:.1f} s", flush=True)
-    return {"lengths": lengths, "ours": mine, "floor": bare, "trl": peer}
+    return {"lengths": lengths, "ours": mine, "floor": bare, "trl": peer, "ratios": others}
+
+
+def one_round(
+    arguments: argparse.Namespace, config: ReasoningConfig, texts: list[str], lengths: str
+) -> dict[str, dict[str, float]]:
+    """Every side once; of TRL's thread settings the better one."""
+    found = {"ours": ours(config, arguments.steps)}
+    found["floor"] = {"seconds": floor(config, arguments.steps)}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(threads)
+        peer = trl(config.model, texts, lengths, arguments.steps) | {"threads": threads}
+        if "trl" not in found or peer["seconds"] < found["trl"]["seconds"]:
+            found["trl"] = peer
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    return found
+
+
+def middle(rounds: list[dict[str, dict[str, float]]], side: str) -> dict[str, float]:
+    """Medians of one side's figures."""
+    return {key: statistics.median(found[side][key] for found in rounds) for key in rounds[0][side]}
 
 
 def main() -> None:
@@ -306,6 +324,9 @@ def main() -> None:
     parser.add_argument("--engine", default="hf")
     parser.add_argument("--slots", type=int, default=1, help="slots that the cores are divided in")
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each side")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="times that the sides take turns; ratios are medians"
+    )
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "reasoning.json")

@@ -7,8 +7,9 @@
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
 within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
-``cluster.auto_scheduler``: heavy-tailed lengths (geometric with mean ``--mean``, cut at
-``--longest``), global batches by length. The modes take turns, several times.
+``cluster.auto_scheduler``: heavy-tailed lengths (geometric, as an answer of random weights ends at
+each token with about one chance in ``--vocabulary``, cut at ``--longest``), global batches by
+length. The modes take turns step by step, and step i has the same lengths in all of them.
 ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
 placement beside it is the best of all divisions, simulated on the same lengths. One thread per
 process (``OMP_NUM_THREADS=1``) is set unless given.
@@ -178,81 +179,107 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
     return ReasoningConfig.model_validate(data)
 
 
-def _steps(config: ReasoningConfig, count: int) -> dict[str, Any]:
-    """Seconds and metrics of each step after the first two, and what was decided."""
+def _serve(config: ReasoningConfig, link: Any) -> None:
+    """Take a step whenever asked to; answers seconds, metrics and what was decided."""
+    torch.set_num_threads(1)
     tokenizer = load_tokenizer(config.model)
     loader = PromptLoader(config.data.build(tokenizer).train)
-    seconds, metrics, choices = [], [], []
+    wanted = config.rollout.prompts
     with (
         tempfile.TemporaryDirectory() as directory,
         ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
     ):
-        for step in range(count + 2):
-            wanted = config.rollout.prompts
+        while (step := link.recv()) is not None:
             drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
             report = system.start_step(
                 step, synchronise=True, draw=lambda drawn=drawn: drawn
             ).wait()
+            seconds = time.perf_counter() - begin
             found = dict(report.results("actor")[0])
             made = found.pop("choices", [])
             generated = report.results("rollout")
             made = [choice for part in generated for choice in part.choices] + made
             found["tokens"] = sum(part.tokens for part in generated)
             found["rollout"] = report.seconds("rollout")
+            link.send((seconds, found, made))
+
+
+def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, dict[str, list[Any]]]:
+    """Every step under each mode in turn, so that all meet the same state of the machine.
+
+    Each mode runs in a process of its own; the others are idle meanwhile. Steps before the third
+    warm up: the first compiles and times, the second is the first that is chosen by times.
+    """
+    context = multiprocessing.get_context("spawn")
+    links, processes = {}, []
+    found: dict[str, dict[str, list[Any]]] = {
+        mode: {"seconds": [], "metrics": [], "choices": []} for mode in configs
+    }
+    for mode, config in configs.items():
+        links[mode], end = context.Pipe()
+        processes.append(context.Process(target=_serve, args=(config, end)))
+        processes[-1].start()
+        end.close()  # so that the end of the process is seen here
+    for step in range(steps + 2):
+        order = list(configs) if step % 2 else list(reversed(configs))
+        for mode in order:
+            links[mode].send(step)
+            answer = links[mode].recv()
             if step > 1:
-                seconds.append(time.perf_counter() - begin)
-                metrics.append(found)
-                choices.append(made)
-    return {"seconds": seconds, "metrics": metrics, "choices": choices}
+                for name, value in zip(found[mode], answer, strict=True):
+                    found[mode][name].append(value)
+    for link in links.values():
+        link.send(None)
+    for process in processes:
+        process.join()
+    return found
 
 
 def modes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians of a step under every mode."""
     wanted = {"rescaled", "collocated", *arguments.modes}
-    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in PLACED if mode in wanted}
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(
-            Path(directory) / "model", arguments.hidden, arguments.layers, arguments.mean
+            Path(directory) / "model", arguments.hidden, arguments.layers, arguments.vocabulary
         )
         prompts = Path(directory) / "prompts.jsonl"
         write_prompts(prompts, 512)
-        for number in range(arguments.rounds):
-            # What the machine does beside it should not meet the same mode every time.
-            order = list(PLACED) if number % 2 else list(reversed(PLACED))
-            for mode in [mode for mode in order if mode in wanted]:
-                config = _recipe(model, prompts, mode, arguments)
-                found[mode].append(_steps(config, arguments.steps))
-    seconds = {mode: [s for p in parts for s in p["seconds"]] for mode, parts in found.items()}
-    medians = {mode: statistics.median(each) for mode, each in seconds.items()}
-    fastest = {mode: min(each) for mode, each in seconds.items()}
-    static = min((mode for mode in medians if mode != "rescaled"), key=lambda mode: medians[mode])
-    for mode, median in medians.items():
-        rollout = statistics.median(m["rollout"] for p in found[mode] for m in p["metrics"])
-        update = statistics.median(m["time/update"] for p in found[mode] for m in p["metrics"])
+        chosen = [mode for mode in PLACED if mode in wanted]
+        configs = {mode: _recipe(model, prompts, mode, arguments) for mode in chosen}
+        found = _take_turns(configs, arguments.steps)
+    answers = arguments.prompts * arguments.group
+    tokens = statistics.mean(m["tokens"] for m in found["rescaled"]["metrics"])
+    print(f"{tokens / answers:.0f} tokens per answer, {answers} answers a step")
+    seconds = {mode: statistics.mean(each["seconds"]) for mode, each in found.items()}
+    for mode, each in found.items():
+        rollout = statistics.mean(m["rollout"] for m in each["metrics"])
+        update = statistics.mean(m["time/update"] for m in each["metrics"])
         print(
-            f"{mode:16} {median:7.3f} s per step, fastest {fastest[mode]:.3f} "
-            f"(rollout {rollout:.3f}, update {update:.3f})",
+            f"{mode:16} {seconds[mode]:7.3f} s per step (rollout {rollout:.3f}, update "
+            f"{update:.3f}; steps {', '.join(f'{s:.2f}' for s in each['seconds'])})",
             flush=True,
         )
-    saved = 1 - medians["rescaled"] / medians[static]
-    best = min(each for mode, each in fastest.items() if mode != "rescaled")
+    static = min((mode for mode in seconds if mode != "rescaled"), key=lambda mode: seconds[mode])
+    saved = 1 - seconds["rescaled"] / seconds[static]
+    own, others = (found[mode]["seconds"] for mode in ("rescaled", static))
+    pairs = [1 - mine / other for mine, other in zip(own, others, strict=True)]
     print(
-        f"rescaled is {100 * saved:.1f} % below {static}, the best static placement, by medians; "
-        f"{100 * (1 - fastest['rescaled'] / best):.1f} % by the fastest steps"
+        f"rescaled is {100 * saved:.1f} % below {static}, the best static placement; step by step "
+        f"{100 * statistics.median(pairs):.1f} % (median)"
     )
     print(f"largest relative difference of metrics: {_difference(found):.1e}")
-    made = [c for part in found["rescaled"] for step in part["choices"] for c in step]
+    made = [c for step in found["rescaled"]["choices"] for c in step]
     for action in ("release", "resize"):
         of = [c for c in made if c["action"] == action]
         print(f"{action}: {len(of)} times; {of[-1]['reason'] if of else ''}")
-    return {"medians": medians, "saved": saved, "choices": made[-8:]}
+    return {"seconds": seconds, "saved": saved, "pairs": pairs, "choices": made[-8:]}
 
 
-def _difference(found: dict[str, list[dict[str, Any]]]) -> float:
+def _difference(found: dict[str, dict[str, list[Any]]]) -> float:
     """Between the first steps of rescaled and collocated, where neither has rounding to add up."""
     names = ("actor/loss", "actor/grad_norm", "rollout/rewards", "tokens")
-    pairs = zip(found["rescaled"][0]["metrics"], found["collocated"][0]["metrics"], strict=True)
+    pairs = zip(found["rescaled"]["metrics"], found["collocated"]["metrics"], strict=True)
     return max(
         abs(one[name] - other[name]) / max(abs(other[name]), 1e-3)
         for one, other in pairs
@@ -339,11 +366,10 @@ def main() -> None:
     whole.add_argument("--prompts", type=int, default=96)
     whole.add_argument("--group", type=int, default=4)
     whole.add_argument("--longest", type=int, default=448, help="most tokens of an answer")
-    whole.add_argument("--mean", type=int, default=64, help="tokens of an answer, 64 or more")
+    whole.add_argument("--vocabulary", type=int, default=64, help="tokens of the model, 64 or more")
     whole.add_argument("--running", type=int, default=512, help="sequences of an engine at once")
     whole.add_argument("--batches", type=int, default=8)
-    whole.add_argument("--steps", type=int, default=6, help="measured steps of a mode in a round")
-    whole.add_argument("--rounds", type=int, default=2)
+    whole.add_argument("--steps", type=int, default=12, help="measured steps of each mode")
     others = [mode for mode in PLACED if mode not in ("rescaled", "collocated")]
     whole.add_argument("--modes", nargs="*", default=others, choices=others, help="beside")
     whole.add_argument("--fixed", type=int, help="tokens of every answer: nothing is to be moved")
@@ -357,8 +383,8 @@ def main() -> None:
     at_scale.add_argument("--seeds", type=int, default=3)
     at_scale.set_defaults(run=simulate)
     arguments = parser.parse_args()
-    if arguments.command == "modes" and arguments.mean < 64:
-        parser.error(f"--mean {arguments.mean}: an answer has 64 tokens or more; nearest: 64")
+    if arguments.command == "modes" and arguments.vocabulary < 64:
+        parser.error(f"--vocabulary {arguments.vocabulary}: too few tokens; nearest: 64")
     torch.set_num_threads(1)
     found = arguments.run(arguments)
     if arguments.json:

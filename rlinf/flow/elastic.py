@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import exp
 from typing import Literal
 
 Action = Literal["stay", "release", "finish", "resize", "borrow"]
 
 _WORTH = 0.02
 """Part of the remaining time below which a gain is not worth a move."""
+
+_LATER = tuple(n / 8 for n in range(8))
+"""Parts of the remaining decoding steps after which a release is tried in thought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +66,12 @@ class RolloutState:
             workers would give it up.
         total: Sequences of the step.
         capacity: Sequences that one worker runs at once.
-        steps_left: Decoding steps until the last sequence ends; see :func:`steps_left`.
+        steps_left: Decoding steps until the last sequence ends; see :func:`expected`.
+        mean_left: Those of one of the running sequences, on average; likewise.
         decode: Of one worker.
         handover_seconds: What bringing one sequence to another worker takes.
         train_seconds: Training of the whole step by one rank; None: not known yet.
-        global_batches: Optimizer steps of the step.
+        last_seconds: Of these, the last global batch, which waits for the last sequence.
         ready: How many of their batches could be trained on now.
         trainer_sizes: Ranks that the trainer can have, ascending.
         trainer_devices: Devices that it has already.
@@ -77,21 +81,23 @@ class RolloutState:
     total: int
     capacity: int
     steps_left: float
+    mean_left: float
     decode: DecodeCost
     handover_seconds: float
     train_seconds: float | None
-    global_batches: int
+    last_seconds: float
     ready: int
     trainer_sizes: tuple[int, ...]
     trainer_devices: int = 0
 
 
-def steps_left(running: Sequence[int], ended: Sequence[int], limit: int) -> float:
-    """Decoding steps until the last of some sequences ends, as far as can be known.
+def expected(running: Sequence[int], ended: Sequence[int], limit: int) -> tuple[float, float]:
+    """Tokens to go of the longest of some sequences, and of one on average, as far as can be known.
 
     The chance h that a token is the last one is estimated from all tokens so far, those of running
-    sequences included (maximum likelihood of a geometric length that is cut off); the longest of n
-    such sequences has 1/h · (1 + 1/2 + … + 1/n) tokens to go, and none more than up to the limit.
+    sequences included (maximum likelihood of a geometric length that is cut off). A sequence has
+    1/h tokens to go, the longest of n has 1/h · (1 + 1/2 + … + 1/n), and none more than up to the
+    limit.
 
     Args:
         running: Tokens of each sequence that runs.
@@ -99,23 +105,26 @@ def steps_left(running: Sequence[int], ended: Sequence[int], limit: int) -> floa
         limit: Most tokens of a sequence.
     """
     if not running:
-        return 0.0
-    longest = float(limit - min(running))
+        return 0.0, 0.0
+    longest, mean = float(limit - min(running)), limit - sum(running) / len(running)
     tokens = sum(running) + sum(ended)
     if not ended or not tokens:
-        return longest
-    expected = tokens / len(ended) * sum(1 / k for k in range(1, len(running) + 1))
-    return min(expected, longest)
+        return longest, mean
+    each = tokens / len(ended)
+    most = each * sum(1 / k for k in range(1, len(running) + 1))
+    return min(most, longest), min(each, mean)
 
 
 def release(state: RolloutState) -> Choice:
     """How many workers should give their devices up now.
 
-    Tried is every number that lets the trainer have a legal size. With d devices for the trainer
-    while the rest of the rollout takes g seconds, the step ends after
-    ``g + max(W − g · d, W / batches) / all``, where W is what one rank would train for: the last
-    batch cannot be trained on before the last sequence has ended. Until W is known, half of the
-    workers stop when half of the sequences have ended.
+    Tried is every number that lets the trainer have a legal size, at once and after some of the
+    decoding steps that are left: few sequences cost less to bring together, and a trainer that
+    would have nothing left to do can begin later. With d devices for the trainer in the last g of
+    the r seconds that the rollout goes on, the step ends after ``r + max(W − g · d, L) / all``,
+    where W is what one rank would train for and L the part of it that is the last batch's, which
+    cannot be trained on before the last sequence has ended. Until W is known, half of the workers
+    stop when half of the sequences have ended.
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
@@ -135,6 +144,10 @@ def release(state: RolloutState) -> Choice:
     }
     best = min(options, key=lambda count: options[count], default=0)
     gain = now - options.get(best, now)
+    later = min(
+        (_seconds_left(state, count, part) for count in options for part in _LATER[1:]),
+        default=now,
+    )
     numbers = {
         "running": float(sequences), "seconds_left": now, "ready": float(state.ready),
         "steps_left": state.steps_left,
@@ -142,6 +155,9 @@ def release(state: RolloutState) -> Choice:
     if gain <= _WORTH * now:
         why = f"{sequences} sequences run on {live} workers; moving saves {max(gain, 0.0):.3f} s"
         return Choice(action="stay", count=0, reason=why, numbers=numbers)
+    if later < now - gain - _WORTH * gain:
+        why = f"{sequences} sequences run on {live} workers; moving later saves {now - later:.3f} s"
+        return Choice(action="stay", count=0, reason=f"{why}, now {gain:.3f}", numbers=numbers)
     return Choice(
         action="release",
         count=best,
@@ -189,18 +205,30 @@ def _handover(state: RolloutState, count: int) -> float:
     return state.handover_seconds * sum(state.running[:count])
 
 
-def _seconds_left(state: RolloutState, count: int) -> float:
-    """Until rollout and training have ended, where so many workers give their devices up now."""
+def _seconds_left(state: RolloutState, count: int, after: float = 0.0) -> float:
+    """Until rollout and training have ended, where so many workers give their devices up.
+
+    Args:
+        state: Where the rollout stands.
+        count: The workers.
+        after: They do so after this part of the decoding steps that are left.
+    """
     assert state.train_seconds is not None
-    left = len(state.running) - count
-    each = ceil(sum(state.running) / left) if count else max(state.running)
-    rollout = state.steps_left * state.decode.of(each) + _handover(state, count)
-    trains = largest_size(state.trainer_sizes, state.trainer_devices + count)
-    last = state.train_seconds / state.global_batches
-    rest = max(state.train_seconds - rollout * trains, last)
-    return rollout + rest / largest_size(
-        state.trainer_sizes, state.trainer_devices + len(state.running)
+    live, sequences = len(state.running), sum(state.running)
+    steps = after * state.steps_left
+    # As if lengths were geometric: then so many of the running sequences have not ended after that.
+    still = sequences * exp(-steps / state.mean_left) if state.mean_left else 0.0
+    before = steps * state.decode.fixed + state.decode.per_sequence * state.mean_left * (
+        max(state.running) * (1 - still / sequences)
     )
+    each = still / (live - count) if count else max(state.running) * still / sequences
+    together = (state.steps_left - steps) * state.decode.fixed
+    together += state.decode.per_sequence * state.mean_left * each
+    together += _handover(state, count) * still / sequences
+    trains = largest_size(state.trainer_sizes, state.trainer_devices + count)
+    rest = max(state.train_seconds - together * trains, state.last_seconds)
+    every = largest_size(state.trainer_sizes, state.trainer_devices + live)
+    return before + together + rest / every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +240,7 @@ class TrainerState:
         offered: Devices that it could have.
         sizes: Ranks that it can have, ascending.
         batches: Optimizer steps that are left.
-        batch_seconds: One of them by one rank; None: not known yet.
+        seconds_left: They together, by one rank; None: not known yet.
         move_seconds: What changing the number of ranks takes; None: not known yet.
     """
 
@@ -220,26 +248,26 @@ class TrainerState:
     offered: int
     sizes: tuple[int, ...]
     batches: int
-    batch_seconds: float | None
+    seconds_left: float | None
     move_seconds: float | None
 
 
 def resize(state: TrainerState) -> Choice:
     """How many ranks should take the next optimizer steps.
 
-    A larger number pays where ``batches · batch_seconds · (1/size − 1/larger)`` is more than the
-    move there and the move back, which the next step needs where it begins with fewer devices.
+    A larger number pays where ``seconds_left · (1/size − 1/larger)`` is more than the move there
+    and the move back, which the next step needs where it begins with fewer devices.
     """
     size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:
         return Choice(action="stay", count=state.size, reason="no more devices for it")
-    if state.batch_seconds is None or state.move_seconds is None:
+    if state.seconds_left is None or state.move_seconds is None:
         why = f"{size} devices are free; moves were not timed yet"
         return Choice(action="resize", count=size, reason=why)
-    saved = state.batches * state.batch_seconds * (1 / state.size - 1 / size)
+    saved = state.seconds_left * (1 / state.size - 1 / size)
     # The way back is another move, unless ranks train already that would make it anyway.
     cost = state.move_seconds * (2 if state.size == state.sizes[0] else 1)
-    numbers = {"batches": float(state.batches), "batch_seconds": state.batch_seconds}
+    numbers = {"batches": float(state.batches), "seconds_left": state.seconds_left}
     if saved <= cost:
         why = f"{size} ranks would save {saved:.3f} s, moving takes {cost:.3f} s"
         return Choice(action="stay", count=state.size, reason=why, numbers=numbers)

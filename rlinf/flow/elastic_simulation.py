@@ -18,10 +18,10 @@ from rlinf.flow.elastic import (
     RolloutState,
     TrainerState,
     complete_batches,
+    expected,
     largest_size,
     release,
     resize,
-    steps_left,
 )
 from rlinf.flow.simulation.generation import GenerationModel
 
@@ -212,16 +212,18 @@ def _released(
     ended = engines.lengths[~unfinished & (engines.lengths < limit)].astype(int).tolist()
     mean = float(np.mean(tokens)) if tokens else 0.0
     begin = time.thread_time()
+    longest, each = expected(tokens, ended, limit)
     choice = release(
         RolloutState(
             running=tuple(running.tolist()),
             total=engines.lengths.size,
             capacity=setting.generation.slots,
-            steps_left=steps_left(tokens, ended, limit),
+            steps_left=longest,
+            mean_left=each,
             decode=setting.decode,
             handover_seconds=mean / setting.tokens_per_second / max(setting.devices - gone, 1),
             train_seconds=setting.train_seconds,
-            global_batches=setting.batches,
+            last_seconds=setting.train_seconds / setting.batches,
             ready=ready,
             trainer_sizes=setting.trainer_sizes,
             trainer_devices=gone,
@@ -248,7 +250,7 @@ def _ranks(
             offered=offered,
             sizes=setting.trainer_sizes,
             batches=setting.batches - trained,
-            batch_seconds=setting.train_seconds / setting.batches,
+            seconds_left=setting.train_seconds * (1 - trained / setting.batches),
             move_seconds=setting.move_seconds,
         )
     )

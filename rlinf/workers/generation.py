@@ -22,7 +22,7 @@ from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
 from rlinf.workers.group_pool import GroupPool
 from rlinf.workers.moving_rollout import MovingRollout, StepTimes
-from rlinf.workers.moving_round import Mailbox, MovingRound, SharedDevices
+from rlinf.workers.moving_round import Mailbox, MovingRound, SharedDevices, Trained
 from rlinf.workers.partial_config import PartialRolloutConfig
 from rlinf.workers.partial_rollout import fill_from_pool
 from rlinf.workers.rollout_leader import RolloutLeader
@@ -78,7 +78,7 @@ class GenerationWorker(StageWorker):
         self._pool: GroupPool | None = None
         self._mailbox: Mailbox | None = None
         self._step_times = StepTimes()
-        self._train_seconds: float | None = None
+        self._trained: Trained | None = None
         if setup.partial is not None:
             self._pool = GroupPool(
                 setup.partial,
@@ -193,7 +193,7 @@ class GenerationWorker(StageWorker):
                 group_size=setup.group_size,
                 global_batches=setup.global_batches,
                 limit=setup.sampling.max_new_tokens,
-                train_seconds=self._train_seconds,
+                trained=self._trained,
                 handover_seconds=self._step_times.cost().of(1),
             )
         rollout = MovingRollout(
@@ -211,7 +211,7 @@ class GenerationWorker(StageWorker):
         mine = [(s, prompts[s], self._seeds(prompts[s])) for s in self._slots(len(prompts))]
         report = yield from rollout.fill(mine)
         if leader is not None:
-            self._train_seconds = leader.train_seconds
+            self._trained = leader.trained
         return report
 
     def _fill_slots(

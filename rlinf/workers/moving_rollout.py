@@ -79,7 +79,6 @@ class MovingRollout:
         devices: How devices are shared; None: they stay where they are.
         mailbox: This worker's own; None likewise.
         times: Of decoding steps.
-        train_seconds: What the last training phase took, if known.
         leader: Decides, on the last worker; None on the others, and without shared devices.
         release: Frees the device.
     """

@@ -113,9 +113,15 @@ class Over:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the last training phase took: seconds of one rank, for all of its batches."""
+    """What the last training phase took, as if by one rank.
+
+    Args:
+        seconds: All of its batches.
+        last_seconds: The last one, whose answers are the longest.
+    """
 
     seconds: float
+    last_seconds: float
 
 
 class MovingRound(Round):

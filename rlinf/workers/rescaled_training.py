@@ -84,23 +84,32 @@ class GroupsByLength:
 
 @dataclass
 class Timings:
-    """What updates and moves took, over training steps; None where none was seen.
+    """What updates and moves took, over training steps.
 
     Args:
-        batch_seconds: A global batch, by one rank.
-        move_seconds: A change of the number of ranks.
+        batches: Seconds of the global batches of a phase in their order, by one rank; each is the
+            average over the last phases, as later batches have longer answers.
+        move_seconds: A change of the number of ranks; None where none was seen.
     """
 
-    batch_seconds: float | None = None
+    batches: dict[int, float] = field(default_factory=dict)
     move_seconds: float | None = None
 
-    def note_batch(self, seconds: float) -> None:
-        """Average over the last ones."""
-        self.batch_seconds = _average(self.batch_seconds, seconds)
+    def note_batch(self, number: int, seconds: float) -> None:
+        """Average over the last phases."""
+        self.batches[number] = _average(self.batches.get(number), seconds)
 
     def note_move(self, seconds: float) -> None:
         """Average over the last ones."""
         self.move_seconds = _average(self.move_seconds, seconds)
+
+    def seconds_left(self, done: int, count: int) -> float | None:
+        """Of the batches after the first ``done`` of ``count``; None: not known."""
+        if not self.batches:
+            return None
+        # In the first phase later batches are not known, and taken for as long as those before.
+        mean = sum(self.batches.values()) / len(self.batches)
+        return sum(self.batches.get(number, mean) for number in range(done, count))
 
 
 def _average(before: float | None, now: float) -> float:
@@ -151,8 +160,10 @@ class Phase:
             self.company.say(self._command("end", self.count))
             if self.shared.offload:
                 self.trainer.offload()
-        if self.timings.batch_seconds is not None:
-            self.shared.leader.post(Trained(self.count * self.timings.batch_seconds))
+        whole = self.timings.seconds_left(0, self.count)
+        last = self.timings.seconds_left(self.count - 1, self.count)
+        if whole is not None and last is not None:
+            self.shared.leader.post(Trained(whole, last))
         metrics["actor/ranks_most"] = float(self._most)
         return metrics
 
@@ -191,7 +202,7 @@ class Phase:
             self._most = max(self._most, self.company.size)
             begin = time.perf_counter()
             yield self.prepare(groups)
-            self.timings.note_batch((time.perf_counter() - begin) * self.company.size)
+            self.timings.note_batch(number, (time.perf_counter() - begin) * self.company.size)
 
     def _decide(self, done: int) -> None:
         choice = resize(
@@ -200,7 +211,7 @@ class Phase:
                 offered=self.company.offered(self.step),
                 sizes=self.shared.sizes,
                 batches=self.count - done,
-                batch_seconds=self.timings.batch_seconds,
+                seconds_left=self.timings.seconds_left(done, self.count),
                 move_seconds=self.timings.move_seconds,
             )
         )

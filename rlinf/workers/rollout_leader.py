@@ -10,8 +10,8 @@ from rlinf.flow.elastic import (
     RolloutState,
     borrow,
     complete_batches,
+    expected,
     release,
-    steps_left,
 )
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 
@@ -26,8 +26,9 @@ class RolloutLeader:
         group_size: Sequences of a group.
         global_batches: Optimizer steps of the step.
         limit: Most tokens of a sequence.
-        train_seconds: What the last training phase took by one rank; None: not known.
-        handover_seconds: What bringing one sequence elsewhere takes.
+        trained: What the last training phase took; None: not known.
+        handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
+            again.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class RolloutLeader:
         group_size: int,
         global_batches: int,
         limit: int,
-        train_seconds: float | None,
+        trained: Trained | None,
         handover_seconds: float,
     ) -> None:
         self._devices, self._step = devices, step
         self._slots, self._size = slots, group_size
         self._batches, self._limit = global_batches, limit
         self._handover_seconds = handover_seconds
-        self.train_seconds = train_seconds
+        self.trained = trained
         self._standing: dict[int, Standing] = {}
         self._ended: list[int] = []
         self._complete: dict[int, int] = {}
@@ -58,7 +59,7 @@ class RolloutLeader:
     def hear(self, message: Standing | Trained) -> None:
         """Take in what a worker tells, or the trainer."""
         if isinstance(message, Trained):
-            self.train_seconds = message.seconds
+            self.trained = message
             return
         if message.step != self._step:
             return  # it was on its way when the step before ended
@@ -123,16 +124,29 @@ class RolloutLeader:
         for slot in self._complete:
             bounds.pop(slot, None)
         size = self._slots // self._batches
+        longest, each = expected(running, self._ended, self._limit)
         return RolloutState(
             running=tuple(len(self._standing[rank].running) for rank in live),
             total=self._slots * self._size,
             capacity=self._devices.capacity,
-            steps_left=steps_left(running, self._ended, self._limit),
+            steps_left=longest,
+            mean_left=each,
             decode=decode,
-            handover_seconds=self._handover_seconds,
-            train_seconds=self.train_seconds,
-            global_batches=self._batches,
+            handover_seconds=self._handover_seconds + self._again(running, each),
+            train_seconds=self.trained.seconds if self.trained else None,
+            last_seconds=self.trained.last_seconds if self.trained else 0.0,
             ready=len(complete_batches(self._complete, bounds, size)),
             trainer_sizes=self._devices.trainer_sizes,
             trainer_devices=len(self._leaving),
         )
+
+    def _again(self, running: list[int], left: float) -> float:
+        """Seconds to compute the tokens again that a running sequence has, on average.
+
+        A third of what training on them takes: a backward pass costs as much as two forward passes.
+        """
+        has = sum(running)
+        tokens = has + sum(self._ended) + left * len(running)
+        if self.trained is None or not has:
+            return 0.0
+        return self.trained.seconds / 3 / tokens * has / len(running)

@@ -15,10 +15,10 @@ from rlinf.flow.elastic import (
     TrainerState,
     borrow,
     complete_batches,
+    expected,
     release,
     resize,
     shares,
-    steps_left,
 )
 
 STATE = RolloutState(
@@ -26,10 +26,11 @@ STATE = RolloutState(
     total=64,
     capacity=64,
     steps_left=200,
+    mean_left=100,
     decode=DecodeCost(fixed=0.01, per_sequence=1e-5),
     handover_seconds=0.001,
     train_seconds=3.0,
-    global_batches=4,
+    last_seconds=0.75,
     ready=2,
     trainer_sizes=(1, 2),
 )
@@ -39,7 +40,8 @@ def test_a_worker_is_released_when_its_sequences_cost_the_other_nothing() -> Non
     choice = release(STATE)
     assert (choice.action, choice.count) == ("release", 1)
     assert choice.cost_seconds == pytest.approx(0.004)
-    together, apart = 200 * 0.01008 + 0.004, 200 * 0.01004
+    # Each of 8 sequences has 100 tokens to go, the longest 200.
+    together, apart = 200 * 0.01 + 100 * 8e-5 + 0.004, 200 * 0.01 + 100 * 4e-5
     assert choice.gain_seconds == pytest.approx(
         apart + 3.0 / 2 - (together + max(3.0 - together, 0.75) / 2)
     )
@@ -52,7 +54,7 @@ def test_a_worker_is_released_when_its_sequences_cost_the_other_nothing() -> Non
         ({"running": (8,)}, "one worker"),
         ({"decode": DecodeCost(fixed=0.0, per_sequence=0.01)}, "saves 0.000"),
         ({"capacity": 7}, "saves 0.000"),
-        ({"train_seconds": 0.001}, "saves"),
+        ({"train_seconds": 0.001, "last_seconds": 0.001}, "saves"),
         ({"trainer_sizes": (2,)}, "saves 0.000"),
     ],
 )
@@ -75,19 +77,19 @@ def test_half_stop_at_half_before_training_was_timed() -> None:
 
 def test_a_release_is_the_best_of_all_numbers() -> None:
     state = replace(STATE, running=(6,) * 8, trainer_sizes=(1, 2, 4, 8), total=400)
+    state = replace(state, train_seconds=12.0)
     choice = release(state)
     times = {}
     for count in (0, 1, 2, 4):
-        each = -(-48 // (8 - count))
-        rollout = 200 * (0.01 + 1e-5 * each) + 0.001 * 6 * count
-        times[count] = rollout + max(3.0 - rollout * count, 0.75) / 8
+        rollout = 200 * 0.01 + 100 * 1e-5 * 48 / (8 - count) + 0.001 * 6 * count
+        times[count] = rollout + max(12.0 - rollout * count, 0.75) / 8
     assert choice.count == min(times, key=lambda count: times[count])
     assert choice.gain_seconds == pytest.approx(times[0] - times[choice.count])
 
 
 def test_the_trainer_grows_where_the_batches_left_pay_for_it() -> None:
     state = TrainerState(
-        size=1, offered=3, sizes=(1, 2, 4), batches=3, batch_seconds=1.0, move_seconds=0.1
+        size=1, offered=3, sizes=(1, 2, 4), batches=3, seconds_left=3.0, move_seconds=0.1
     )
     choice = resize(state)
     assert (choice.action, choice.count) == ("resize", 2)
@@ -95,7 +97,7 @@ def test_the_trainer_grows_where_the_batches_left_pay_for_it() -> None:
     assert resize(replace(state, move_seconds=0.8)).action == "stay"
     assert resize(replace(state, offered=1)).action == "stay"
     assert resize(replace(state, batches=0)).action == "stay"
-    assert resize(replace(state, batch_seconds=None)).count == 2
+    assert resize(replace(state, seconds_left=None)).count == 2
     assert resize(replace(state, size=2, offered=4)).cost_seconds == pytest.approx(0.1)
 
 
@@ -108,17 +110,36 @@ def test_a_rollout_borrows_what_makes_it_faster() -> None:
     assert borrow(sequences=64, tokens=100, own=1, trainers=1, decode=idle).action == "stay"
 
 
-def test_steps_left_of_geometric_lengths() -> None:
+def test_a_release_waits_where_the_trainer_would_run_out_of_work() -> None:
+    crowded = replace(
+        STATE,
+        running=(30, 30),
+        steps_left=400,
+        decode=DecodeCost(fixed=0.01, per_sequence=0.0002),
+        train_seconds=2.0,
+        last_seconds=0.2,
+    )
+    choice = release(crowded)
+    assert (choice.action, choice.count) == ("stay", 0)
+    assert "moving later saves" in choice.reason
+    few = replace(crowded, running=(3, 3), steps_left=150)
+    assert release(few).action == "release"
+
+
+def test_what_geometric_lengths_have_left() -> None:
     rng = np.random.default_rng(0)
     lengths = rng.geometric(1 / 64, size=(2000, 64))
-    longest, known = np.zeros(2000), np.zeros(2000)
+    longest, known, tokens, means = (np.zeros(2000) for _ in range(4))
     for row, drawn in enumerate(lengths):
         running = drawn[drawn > 100]
         longest[row] = running.max(initial=100) - 100
-        known[row] = steps_left([100] * len(running), drawn[drawn <= 100].tolist(), 10_000)
+        tokens[row] = (running - 100).sum()
+        known[row], each = expected([100] * len(running), drawn[drawn <= 100].tolist(), 10_000)
+        means[row] = each * len(running)
     assert known.mean() == pytest.approx(longest.mean(), rel=0.05)
-    assert steps_left([], [5], 10) == 0
-    assert steps_left([3, 8], [], 10) == 7
+    assert means.mean() == pytest.approx(tokens.mean(), rel=0.05)
+    assert expected([], [5], 10) == (0, 0)
+    assert expected([3, 8], [], 10) == (7, 4.5)
 
 
 def test_groups_are_shared_out_up_to_the_mean() -> None:

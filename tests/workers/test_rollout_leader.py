@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf.flow.elastic import DecodeCost
-from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing
+from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 from rlinf.workers.rollout_leader import RolloutLeader
 
 WORKERS, SLOTS, GROUP, LIMIT, STEP = 3, 6, 4, 200, 5
@@ -34,7 +34,7 @@ def leader() -> RolloutLeader:
         group_size=GROUP,
         global_batches=3,
         limit=LIMIT,
-        train_seconds=3.0,
+        trained=Trained(12.0, 1.0),
         handover_seconds=0.0,
     )
 
@@ -94,3 +94,12 @@ def test_all_are_told_when_every_group_is_complete(leader: RolloutLeader) -> Non
         leader.hear(standing(rank, running=(), bounds={}, complete=both))
     assert leader.decide(cost) == [(rank, Over()) for rank in range(WORKERS)]
     assert leader.decide(cost) == []
+
+
+def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLeader) -> None:
+    hear_all(leader)
+    leader.decide(cost)
+    (choice,) = leader.choices
+    # 12 sequences have 40 tokens each and 60 to go, 12 have ended after 20.
+    forward = 12.0 / 3 / (12 * 40 + 12 * 60 + 12 * 20)
+    assert choice.cost_seconds == pytest.approx(8 * 40 * forward)

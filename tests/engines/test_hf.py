@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.conformance import check_engine
+from rlinf.engines.conformance_subject import VOCABULARY as LETTERS
+from rlinf.engines.conformance_subject import Subject
 from rlinf.engines.protocol import GenerationRequest, ModelSource
 from rlinf.errors import ConfigError
 
@@ -40,6 +43,24 @@ def test_it_conforms(config: dict[str, Any]) -> None:
     results = check_engine(HFEngineConfig(**config))
     assert len(results) == 23
     assert [result for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize("config", [{}, EXACT])
+def test_latent_attention_scores_what_the_model_does(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """DeepSeek-V3: values are narrower than keys, and routers have buffers of their own."""
+    pytest.importorskip("transformers")
+    from tests.trainers.language.models import model
+
+    of = model("deepseek_v3", tied=False, vocab_size=LETTERS, max_position_embeddings=512)
+    of.eval().save_pretrained(tmp_path)
+    with HFEngineConfig(dtype="float32", **config).build(ModelSource(path=tmp_path)) as engine:
+        subject = Subject(engine, of)
+        for _ in range(3):
+            asked = subject.requests(7)
+            assert subject.error(asked, engine.generate(asked)) < 1e-5
+            subject.update()
 
 
 @pytest.mark.parametrize("config", [{}, EXACT])

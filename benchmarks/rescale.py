@@ -189,7 +189,7 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
         tempfile.TemporaryDirectory() as directory,
         ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
     ):
-        while (step := link.recv()) is not None:
+        while (step := _next_step(link)) is not None:
             drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
             report = system.start_step(
@@ -205,11 +205,19 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
             link.send((seconds, found, made))
 
 
+def _next_step(link: Any) -> int | None:
+    """Number of the step that is asked for; None: no more."""
+    try:
+        return int(link.recv())
+    except EOFError:
+        return None
+
+
 def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, dict[str, list[Any]]]:
     """Every step under each mode in turn, so that all meet the same state of the machine.
 
-    Each mode runs in a process of its own; the others are idle meanwhile. Steps before the third
-    warm up: the first compiles and times, the second is the first that is chosen by times.
+    Each mode runs in a process of its own; the others are idle meanwhile. The first two steps warm
+    up and give rescaling its times. A mode that fails says why, and ends the others.
     """
     context = multiprocessing.get_context("spawn")
     links, processes = {}, []
@@ -221,23 +229,25 @@ def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, di
         processes.append(context.Process(target=_serve, args=(config, end)))
         processes[-1].start()
         end.close()  # so that the end of the process is seen here
-    for step in range(steps + 2):
-        order = list(configs) if step % 2 else list(reversed(configs))
-        for mode in order:
-            links[mode].send(step)
-            answer = links[mode].recv()
-            if step > 1:
-                for name, value in zip(found[mode], answer, strict=True):
-                    found[mode][name].append(value)
-    for link in links.values():
-        link.send(None)
-    for process in processes:
-        process.join()
+    try:
+        for step in range(steps + 2):
+            order = list(configs) if step % 2 else list(reversed(configs))
+            for mode in order:
+                links[mode].send(step)
+                answer = links[mode].recv()
+                if step > 1:
+                    for name, value in zip(found[mode], answer, strict=True):
+                        found[mode][name].append(value)
+    finally:
+        for link in links.values():
+            link.close()  # the end of its steps for a mode
+        for process in processes:
+            process.join()
     return found
 
 
 def modes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians of a step under every mode."""
+    """Mean seconds of a step under every mode."""
     wanted = {"rescaled", "collocated", *arguments.modes}
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(

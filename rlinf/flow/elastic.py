@@ -66,7 +66,7 @@ class RolloutState:
             workers would give it up.
         total: Sequences of the step.
         capacity: Sequences that one worker runs at once.
-        steps_left: Decoding steps until the last sequence ends; see :func:`expected`.
+        steps_left: Decoding steps until the last sequence ends; see :func:`tokens_left`.
         mean_left: Those of one of the running sequences, on average; likewise.
         decode: Of one worker.
         handover_seconds: What bringing one sequence to another worker takes.
@@ -91,7 +91,7 @@ class RolloutState:
     trainer_devices: int = 0
 
 
-def expected(running: Sequence[int], ended: Sequence[int], limit: int) -> tuple[float, float]:
+def tokens_left(running: Sequence[int], ended: Sequence[int], limit: int) -> tuple[float, float]:
     """Tokens to go of the longest of some sequences, and of one on average, as far as can be known.
 
     The chance h that a token is the last one is estimated from all tokens so far, those of running

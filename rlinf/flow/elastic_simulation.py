@@ -18,10 +18,10 @@ from rlinf.flow.elastic import (
     RolloutState,
     TrainerState,
     complete_batches,
-    expected,
     largest_size,
     release,
     resize,
+    tokens_left,
 )
 from rlinf.flow.simulation.generation import GenerationModel
 
@@ -212,7 +212,7 @@ def _released(
     ended = engines.lengths[~unfinished & (engines.lengths < limit)].astype(int).tolist()
     mean = float(np.mean(tokens)) if tokens else 0.0
     begin = time.thread_time()
-    longest, each = expected(tokens, ended, limit)
+    longest, each = tokens_left(tokens, ended, limit)
     choice = release(
         RolloutState(
             running=tuple(running.tolist()),

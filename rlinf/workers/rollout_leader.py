@@ -10,8 +10,8 @@ from rlinf.flow.elastic import (
     RolloutState,
     borrow,
     complete_batches,
-    expected,
     release,
+    tokens_left,
 )
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 
@@ -124,7 +124,7 @@ class RolloutLeader:
         for slot in self._complete:
             bounds.pop(slot, None)
         size = self._slots // self._batches
-        longest, each = expected(running, self._ended, self._limit)
+        longest, each = tokens_left(running, self._ended, self._limit)
         return RolloutState(
             running=tuple(len(self._standing[rank].running) for rank in live),
             total=self._slots * self._size,

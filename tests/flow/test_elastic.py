@@ -15,10 +15,10 @@ from rlinf.flow.elastic import (
     TrainerState,
     borrow,
     complete_batches,
-    expected,
     release,
     resize,
     shares,
+    tokens_left,
 )
 
 STATE = RolloutState(
@@ -134,12 +134,12 @@ def test_what_geometric_lengths_have_left() -> None:
         running = drawn[drawn > 100]
         longest[row] = running.max(initial=100) - 100
         tokens[row] = (running - 100).sum()
-        known[row], each = expected([100] * len(running), drawn[drawn <= 100].tolist(), 10_000)
+        known[row], each = tokens_left([100] * len(running), drawn[drawn <= 100].tolist(), 10_000)
         means[row] = each * len(running)
     assert known.mean() == pytest.approx(longest.mean(), rel=0.05)
     assert means.mean() == pytest.approx(tokens.mean(), rel=0.05)
-    assert expected([], [5], 10) == (0, 0)
-    assert expected([3, 8], [], 10) == (7, 4.5)
+    assert tokens_left([], [5], 10) == (0, 0)
+    assert tokens_left([3, 8], [], 10) == (7, 4.5)
 
 
 def test_groups_are_shared_out_up_to_the_mean() -> None:

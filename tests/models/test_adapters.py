@@ -23,15 +23,17 @@ from rlinf.models.language_config import LoraConfig
 FILE, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 
 
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 16,
+}
+
+
 def _model() -> Any:
-    config = Qwen2Config(
-        vocab_size=11,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=16,
-    )
+    config = Qwen2Config(**SIZES, num_hidden_layers=1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Qwen2ForCausalLM(config)
@@ -129,20 +131,9 @@ def test_an_adapter_that_does_not_fit_is_refused(
 
 
 def _mixture() -> Any:
-    config = Qwen3MoeConfig(
-        vocab_size=11,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=16,
-        head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=8,
-        mlp_only_layers=[0],
-        tie_word_embeddings=False,
-    )
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    layers = {"num_hidden_layers": 2, "mlp_only_layers": [0]}
+    config = Qwen3MoeConfig(**SIZES, **experts, **layers, head_dim=8, tie_word_embeddings=False)
     return Qwen3MoeForCausalLM(config)
 
 

@@ -35,6 +35,7 @@ def _write(architecture: str, path: Path) -> Path:
     import transformers
 
     from rlinf.data.tokenizer import train_tokenizer
+    from tests.trainers.language.models import EXPERTS, LATENT
 
     tokenizer = train_tokenizer([CHARACTERS], path)
     sizes: dict[str, Any] = {
@@ -50,17 +51,9 @@ def _write(architecture: str, path: Path) -> Path:
         "pad_token_id": tokenizer.pad_token_id,
     }
     if architecture == "qwen3_moe":
-        config = transformers.Qwen3MoeConfig(
-            **sizes, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
-        )
+        config = transformers.Qwen3MoeConfig(**sizes, **EXPERTS, head_dim=8, num_experts=4)
     elif architecture == "deepseek_v3":
-        latent = {"kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 8}
-        heads = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
-        experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-        # Every head has keys and values of its own, made from the latent ones.
-        sizes |= {"num_key_value_heads": 4, **latent, **heads, **experts, **groups}
-        config = transformers.DeepseekV3Config(**sizes)
+        config = transformers.DeepseekV3Config(**sizes | EXPERTS | LATENT)
     else:
         config = transformers.Qwen2Config(**sizes)
     assert config.model_type == architecture

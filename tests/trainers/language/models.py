@@ -42,6 +42,7 @@ SIZES: dict[str, Any] = {
 
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT: dict[str, Any] = {
+    # Every head has keys and values of its own, made from the latent ones.
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
     "q_lora_rank": None,

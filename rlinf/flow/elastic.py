@@ -134,18 +134,19 @@ def release(state: RolloutState) -> Choice:
         return Choice(action="stay", count=0, reason=why)
     if state.train_seconds is None:
         return _by_threshold(state)
-    now = _seconds_left(state, 0)
+    outlook = _Outlook(state, state.train_seconds)
+    now = outlook.seconds_left(0)
     # More than a legal size of the trainer needs would only be missed by the rollout.
     counts = {size - state.trainer_devices for size in state.trainer_sizes}
     options = {
-        count: _seconds_left(state, count)
+        count: outlook.seconds_left(count)
         for count in sorted(counts)
         if 0 < count < live and _legal(state, count)
     }
     best = min(options, key=lambda count: options[count], default=0)
     gain = now - options.get(best, now)
     later = min(
-        (_seconds_left(state, count, part) for count in options for part in _LATER[1:]),
+        (outlook.seconds_left(count, part) for count in options for part in _LATER[1:]),
         default=now,
     )
     numbers = {
@@ -205,30 +206,39 @@ def _handover(state: RolloutState, count: int) -> float:
     return state.handover_seconds * sum(state.running[:count])
 
 
-def _seconds_left(state: RolloutState, count: int, after: float = 0.0) -> float:
-    """Until rollout and training have ended, where so many workers give their devices up.
+class _Outlook:
+    """When rollout and training end, for each number of workers that could leave.
 
-    Args:
-        state: Where the rollout stands.
-        count: The workers.
-        after: They do so after this part of the decoding steps that are left.
+    Many numbers are tried for one state, so what they share is computed once.
     """
-    assert state.train_seconds is not None
-    live, sequences = len(state.running), sum(state.running)
-    steps = after * state.steps_left
-    # As if lengths were geometric: then so many of the running sequences have not ended after that.
-    still = sequences * exp(-steps / state.mean_left) if state.mean_left else 0.0
-    before = steps * state.decode.fixed + state.decode.per_sequence * state.mean_left * (
-        max(state.running) * (1 - still / sequences)
-    )
-    each = still / (live - count) if count else max(state.running) * still / sequences
-    together = (state.steps_left - steps) * state.decode.fixed
-    together += state.decode.per_sequence * state.mean_left * each
-    together += _handover(state, count) * still / sequences
-    trains = largest_size(state.trainer_sizes, state.trainer_devices + count)
-    rest = max(state.train_seconds - together * trains, state.last_seconds)
-    every = largest_size(state.trainer_sizes, state.trainer_devices + live)
-    return before + together + rest / every
+
+    def __init__(self, state: RolloutState, train_seconds: float) -> None:
+        self.state = state
+        self.train_seconds = train_seconds
+        self.live, self.sequences = len(state.running), sum(state.running)
+        self.most = max(state.running)
+        devices = range(state.trainer_devices, state.trainer_devices + self.live + 1)
+        self.ranks = [largest_size(state.trainer_sizes, number) for number in devices]
+        self.handovers = [_handover(state, count) for count in range(self.live)]
+
+    def seconds_left(self, count: int, after: float = 0.0) -> float:
+        """Until rollout and training have ended.
+
+        Args:
+            count: Workers that give their devices up.
+            after: They do so after this part of the decoding steps that are left.
+        """
+        state = self.state
+        steps = after * state.steps_left
+        # As if lengths were geometric: so many of the running sequences have not ended after that.
+        part = exp(-steps / state.mean_left) if state.mean_left else 0.0
+        each = state.decode.per_sequence * state.mean_left
+        before = steps * state.decode.fixed + each * self.most * (1 - part)
+        busiest = self.sequences / (self.live - count) if count else self.most
+        together = (state.steps_left - steps) * state.decode.fixed + each * busiest * part
+        together += self.handovers[count] * part
+        rest = max(self.train_seconds - together * self.ranks[count], state.last_seconds)
+        return before + together + rest / self.ranks[self.live]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,6 @@ def test_rescaling_is_faster_than_every_static_placement(lengths: np.ndarray) ->
     assert played.seconds < static.seconds
     assert played.releases
     assert sum(count for _, count in played.releases) < SETTING.devices
-    assert played.decision_seconds < 0.05
 
 
 def test_nothing_moves_where_lengths_are_equal() -> None:

@@ -4,13 +4,13 @@
     python benchmarks/reasoning.py --lengths heavy --engine vllm
     python benchmarks/reasoning.py --slots 2            # ours collocated on two slots of the cores
 
-All sides train the same Qwen2 of random weights on the same prompts in groups of 8, float32, with
-AdamW at the same rate. Logits of random weights are almost equal, so a completion ends at each
-token with the probability of the end token: ``heavy`` has geometric lengths of about 64 tokens, cut
-at 256; ``fixed`` has 64 tokens each. The floor is a generation by the engine alone plus one forward
-and backward pass of transformers over the same number of tokens. TRL has one thread and then as
-many as there are cores; the better counts. Ours has one process of rollout and trainer, or with
-``--slots`` one of each on every slot.
+All sides train the same Qwen2 of random weights on the same prompts, 8 answers to each, float32,
+with AdamW at the same rate. Prompts have 8 to 16 tokens, or as ``--prompt`` says. Logits of random
+weights are almost equal, so a completion ends at each token with the probability of the end token:
+``heavy`` has geometric lengths of about 64 tokens, cut at 256; ``fixed`` has 64 tokens each. The
+floor is a generation by the engine alone plus one forward and backward pass of transformers over
+the same number of tokens. TRL has one thread and then as many as there are cores; the better
+counts. Ours has one process of rollout and trainer, or with ``--slots`` one of each on every slot.
 
 Needs ``pip install trl==1.16.0``. One thread per process (``OMP_NUM_THREADS=1``) is set unless
 given.
@@ -72,10 +72,11 @@ def write_model(directory: Path, hidden: int, layers: int, tokens: int = 64) -> 
     return LanguageModelConfig(path=directory)
 
 
-def write_prompts(path: Path, count: int) -> list[str]:
-    """Prompts of 8 to 16 letters, as JSON lines."""
+def write_prompts(path: Path, count: int, shortest: int = 8, longest: int = 16) -> list[str]:
+    """Prompts of so many letters, which are tokens, as JSON lines."""
     rng = np.random.default_rng(0)
-    texts = ["".join(rng.choice(list(LETTERS), rng.integers(8, 17))) for _ in range(count)]
+    sizes = rng.integers(shortest, longest + 1, count)
+    texts = ["".join(rng.choice(list(LETTERS), size)) for size in sizes]
     path.write_text("".join(json.dumps({"prompt": t, "solutions": "x"}) + "\n" for t in texts))
     return texts
 
@@ -270,7 +271,7 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
     """All sides for one kind of lengths, in turn."""
     with tempfile.TemporaryDirectory() as directory:
         model = write_model(Path(directory) / "model", arguments.hidden, arguments.layers)
-        texts = write_prompts(Path(directory) / "prompts.jsonl", 512)
+        texts = write_prompts(Path(directory) / "prompts.jsonl", 512, *arguments.prompt)
         config = configuration(
             model,
             Path(directory) / "prompts.jsonl",
@@ -286,7 +287,11 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
     )
     sequences = PROMPTS * GROUP
     where = f"{arguments.slots} slots" if arguments.slots > 1 else "one process"
-    print(f"\n{lengths} lengths, {sequences} sequences a step, engine {arguments.engine}, {where}")
+    shortest, longest = arguments.prompt
+    print(
+        f"\n{lengths} lengths, {sequences} sequences a step, prompts of {shortest} to {longest} "
+        f"tokens, engine {arguments.engine}, {where}"
+    )
     print(f"ours    {mine['seconds']:7.2f} s  {mine['tokens']:5.1f} tokens per completion")
     print(f"floor   {bare['seconds']:7.2f} s  ours / floor {1 / statistics.median(own):5.2f}")
     tokens = f"{peer['tokens']:5.1f} tokens per completion"
@@ -326,6 +331,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each side")
     parser.add_argument(
         "--rounds", type=int, default=1, help="times that the sides take turns; ratios are medians"
+    )
+    parser.add_argument(
+        "--prompt", type=int, nargs=2, default=(8, 16), metavar=("MIN", "MAX"), help="tokens"
     )
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)

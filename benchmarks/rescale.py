@@ -341,8 +341,7 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
             best, turn, published = (
                 statistics.mean(column) for column in zip(*ratios, strict=True)
             )
-            where = statistics.mode(places)
-            name = f"{where} of them train" if where else "taking turns"
+            name = statistics.mode(places)
             print(
                 f"{devices} devices, {sequences} sequences: rescaled {played.seconds:.0f} s, "
                 f"{best:.2f} x the best static placement ({name}), {turn:.2f} x taking turns, "

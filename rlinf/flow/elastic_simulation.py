@@ -154,18 +154,20 @@ class _Engines:
         return len(complete_batches(arrived, to_come, size))
 
 
-def play(setting: Setting, lengths: Ints, *, trainer: int | None) -> Played:
+def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool = False) -> Played:
     """One step.
 
     Args:
         setting: Cluster and work.
         lengths: [groups, group_size] tokens of each answer.
-        trainer: Devices of the trainer from beginning to end, which the rollout has not; 0: all
-            devices take turns; None: devices are handed over by choice.
+        trainer: Devices of the trainer from beginning to end; 0: all devices take turns; None:
+            devices are handed over by choice.
+        shared: The rollout has the trainer's devices too, which the trainer gets when what was
+            begun on them has ended.
     """
     rescaled = trainer is None
     fixed = trainer or 0
-    engines = _Engines(setting, lengths, setting.devices - fixed)
+    engines = _Engines(setting, lengths, setting.devices - (0 if shared else fixed))
     size = setting.groups // setting.batches
     played, now, gone = Played(), 0.0, 0
     ranks, trained, busy_until, idle_until = fixed, 0, 0.0, 0.0
@@ -182,6 +184,11 @@ def play(setting: Setting, lengths: Ints, *, trainer: int | None) -> Played:
                 gone += count
                 idle_until = now + setting.switch_seconds
         offered = gone if rescaled else fixed
+        if shared and idle_until == 0.0:
+            if engines.unfinished[engines.engine < fixed].any():
+                offered = 0
+            else:
+                idle_until = now + setting.switch_seconds
         if now >= max(busy_until, idle_until) and trained < ready and offered:
             ranks, moved = _ranks(
                 setting, ranks=ranks, offered=offered, trained=trained, played=played, now=now
@@ -260,14 +267,16 @@ def _ranks(
     return choice.count, setting.move_seconds
 
 
-def best_static(setting: Setting, lengths: Ints) -> tuple[int, Played]:
-    """The fastest placement that stays: devices of the trainer (0: all take turns), and its step.
+def best_static(setting: Setting, lengths: Ints) -> tuple[str, Played]:
+    """The fastest placement that stays, in words, and its step.
 
-    Tried are all numbers of devices that the trainer can have.
+    Tried are all numbers of devices that the trainer can have, alone or shared with the rollout.
     """
-    played = {
-        size: play(setting, lengths, trainer=size)
-        for size in (0, *(s for s in setting.trainer_sizes if s < setting.devices))
-    }
-    best = min(played, key=lambda size: played[size].seconds)
+    played = {"taking turns": play(setting, lengths, trainer=0)}
+    for size in (size for size in setting.trainer_sizes if size < setting.devices):
+        played[f"{size} of them train"] = play(setting, lengths, trainer=size)
+        played[f"{size} of them generate and train"] = play(
+            setting, lengths, trainer=size, shared=True
+        )
+    best = min(played, key=lambda place: played[place].seconds)
     return best, played[best]

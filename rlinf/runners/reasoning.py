@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -121,7 +121,12 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
         first_draw = self._loader.drawn == 0
         prompts = self._loader.take(self._config.prompts_at_once if first_draw else wanted)
         if self._at_its_worst:
-            prompts = [(draw, self._longest) for draw, _ in prompts]
+            # Equal prompts would be computed once.
+            longest, tokens = self._longest, self._longest.tokens
+            prompts = [
+                (draw, replace(longest, tokens=np.roll(tokens, number)))
+                for number, (draw, _) in enumerate(prompts)
+            ]
         count = algorithm.max_resample * wanted if algorithm.dynamic_sampling else 0
         first = self._loader.drawn
         spares = [(draw, self._loader.at(draw)) for draw in range(first, first + count)]

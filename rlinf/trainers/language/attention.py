@@ -1,8 +1,9 @@
 """Causal attention over sequences that stand one behind the other, for a transformers model.
 
 Registered under the library's extension point for attention functions. Linear layers and norms see
-no padding; here alone the sequences stand side by side, padded on the right, where causality hides
-the padding, so that no mask is built. Z heads, K key-value heads, D head dimension.
+no padding, and a prompt of several sequences once; here alone the sequences stand whole side by
+side, padded on the right, where causality hides the padding, so that no mask is built. T rows,
+F places, Z heads, K key-value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.trainers.language.layout import Segment
+from rlinf.trainers.language.layout import Arrangement
 
 NAME = "rlinf_packed"
 _UNSUPPORTED = ("softcap", "s_aux", "head_mask")
@@ -28,17 +29,24 @@ def register() -> None:
 
 
 class _Spread(torch.autograd.Function):
-    """Rows [T, …] to places [P, …]; the gradient of padding is dropped."""
+    """Rows [T, …] to places [F, …]; the gradient of a row is the sum of those at its places."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, padded: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        return rows.index_select(0, padded)
+    def forward(ctx: Any, rows: Tensor, arrangement: Arrangement) -> Tensor:
+        ctx.arrangement = arrangement
+        assert arrangement.padded is not None
+        return rows.index_select(0, arrangement.padded)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (places,) = ctx.saved_tensors
-        return gradient.index_select(0, places), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        arrangement, flat = ctx.arrangement, gradient.flatten(1)
+        if len(arrangement.places) == len(arrangement.chosen):
+            summed = flat.index_select(0, arrangement.chosen)
+        else:
+            summed = functional.embedding_bag(
+                arrangement.places, flat, arrangement.offsets, mode="sum"
+            )
+        return summed.view(-1, *gradient.shape[1:]), None
 
 
 def packed_attention(
@@ -49,7 +57,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    segments: tuple[Segment, ...] = (),
+    arrangement: Arrangement | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Each token looks at those before it in its own sequence.
@@ -61,7 +69,7 @@ def packed_attention(
         value: [1, K, T, D].
         attention_mask: Not used.
         scaling: Factor of the scores.
-        segments: Where the sequences stand.
+        arrangement: Where the sequences stand.
         options: What the architecture asks for besides.
 
     Returns:
@@ -71,9 +79,9 @@ def packed_attention(
         ConfigError: The architecture needs what this function does not compute.
     """
     window = options.get("sliding_window")
-    longest = max(segment.shape[1] for segment in segments)
+    assert arrangement is not None
     refused = [name for name in _UNSUPPORTED if options.get(name) is not None]
-    if window is not None and window < longest:
+    if window is not None and window < arrangement.longest:
         refused.append("sliding_window")
     if refused:
         raise ConfigError(
@@ -82,23 +90,25 @@ def packed_attention(
             key="packing",
         )
     rows = [tensor.transpose(1, 2)[0] for tensor in (query, key, value)]
-    parts = [_attend(segment, rows, scaling) for segment in segments]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+    if arrangement.padded is not None:
+        rows = [_Spread.apply(part, arrangement) for part in rows]  # type: ignore[no-untyped-call]
+    parts, first = [], 0
+    for number, length in arrangement.shapes:
+        places = slice(first, first + number * length)
+        block = [part[places].reshape(number, length, *part.shape[1:]) for part in rows]
+        parts.append(_attend(block, scaling))
+        first = places.stop
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if arrangement.chosen is not None:
+        flat = flat.index_select(0, arrangement.chosen)
+    return flat.unsqueeze(0), None
 
 
-def _attend(segment: Segment, rows: list[Tensor], scaling: float | None) -> Tensor:
-    """[T, Z, D] of one segment from [T, Z or K, D] of queries, keys and values of all."""
-    spread = []
-    for tensor in rows:
-        part = tensor[segment.tokens]
-        if segment.padded is not None:
-            part = _Spread.apply(  # type: ignore[no-untyped-call]
-                part, segment.padded, segment.places
-            )
-        spread.append(part.reshape(*segment.shape, *part.shape[1:]).transpose(1, 2))
-    query, key, value = spread
-    half = query.device.type == "cpu" and query.dtype != torch.float32
-    if half:
+def _attend(block: list[Tensor], scaling: float | None) -> Tensor:
+    """[n · W, Z, D] from [n, W, Z or K, D] of queries, keys and values."""
+    query, key, value = (part.transpose(1, 2) for part in block)
+    dtype = query.dtype
+    if query.device.type == "cpu" and dtype != torch.float32:
         # Torch's kernel for this on CPU is several times slower backward than the one for float32.
         query, key, value = query.float(), key.float(), value.float()
     attended = functional.scaled_dot_product_attention(
@@ -109,7 +119,4 @@ def _attend(segment: Segment, rows: list[Tensor], scaling: float | None) -> Tens
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    flat = attended.transpose(1, 2).flatten(0, 1)
-    if half:
-        flat = flat.to(rows[0].dtype)
-    return flat if segment.places is None else flat.index_select(0, segment.places)
+    return attended.transpose(1, 2).flatten(0, 1).to(dtype)

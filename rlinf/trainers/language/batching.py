@@ -61,14 +61,22 @@ def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> 
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, ranks: int, balance: bool, rule: MicroBatchRule
+    lengths: Sequence[int],
+    *,
+    prompts: Sequence[int],
+    ranks: int,
+    balance: bool,
+    rule: MicroBatchRule,
 ) -> list[Parts]:
     """The micro batches of each rank, as indices of sequences; the same number for each rank.
 
-    Where a rank has too little for that number, some of its micro batches are empty.
+    Where a rank has too little for that number, some of its micro batches are empty. Without
+    padding a prompt is computed once in a micro batch, so that answers to it stay together where
+    they can.
 
     Args:
         lengths: [N] tokens of each sequence.
+        prompts: [N] equal numbers where sequences have the same prompt.
         ranks: Data-parallel ranks.
         balance: Divide by tokens over ranks; otherwise in consecutive blocks.
         rule: How the sequences of a rank are divided.
@@ -80,29 +88,48 @@ def plan_micro_batches(
     else:
         bounds = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
         shares = [list(range(a, b)) for a, b in pairwise(bounds)]
-    plans = [_micro_batches(share, lengths, rule) for share in shares]
+    plans = [_micro_batches(share, lengths, prompts, rule) for share in shares]
     count = max(map(len, plans))
     return [_split_up(plan, count, lengths) for plan in plans]
 
 
-def _micro_batches(share: list[int], lengths: Sequence[int], rule: MicroBatchRule) -> Parts:
+def _micro_batches(
+    share: list[int], lengths: Sequence[int], prompts: Sequence[int], rule: MicroBatchRule
+) -> Parts:
+    if rule.tokens is not None and rule.padded:
+        return _padded_budget(share, lengths, rule.tokens)
+    together: dict[int, list[int]] = {}
+    for index in share:
+        together.setdefault(prompts[index], []).append(index)
     if rule.tokens is not None:
-        divide = _padded_budget if rule.padded else _packed_budget
-        return divide(share, lengths, rule.tokens)
+        return _packed_budget(list(together.values()), lengths, rule.tokens)
+    if not rule.padded:
+        share = [index for group in together.values() for index in group]
     size = rule.sequences or max(len(share), 1)
     return [share[i : i + size] for i in range(0, len(share), size)] or [[]]
 
 
-def _packed_budget(share: list[int], lengths: Sequence[int], budget: int) -> Parts:
-    """Parts of about equal sums within the budget."""
-    sizes = [lengths[index] for index in share]
+def _packed_budget(groups: Parts, lengths: Sequence[int], budget: int) -> Parts:
+    """Parts of about equal sums within the budget; a group that is larger is divided first."""
+    items = [part for group in groups for part in _within(group, lengths, budget)]
+    sizes = [sum(lengths[index] for index in item) for item in items]
     count = max(1, -(-sum(sizes) // budget))
     while True:
         parts = balanced_parts(sizes, count, equal_count=False)
         fits = all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts)
         if fits or count >= len(sizes):
-            return [[share[i] for i in part] for part in parts]
+            return [[index for i in part for index in items[i]] for part in parts]
         count += 1
+
+
+def _within(group: list[int], lengths: Sequence[int], budget: int) -> Parts:
+    """A group as it is, or in as few parts as the budget allows; a longer sequence is alone."""
+    sizes = [lengths[index] for index in group]
+    for count in range(-(-sum(sizes) // budget), len(group) + 1):
+        parts = balanced_parts(sizes, count, equal_count=False)
+        if all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts):
+            return [[group[i] for i in part] for part in parts]
+    return [[index] for index in group]
 
 
 def _padded_budget(share: list[int], lengths: Sequence[int], budget: int) -> Parts:

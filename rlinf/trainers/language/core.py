@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlinf.trainers.language.batching import MicroBatchRule, plan_micro_batches
 from rlinf.trainers.language.config import ComputeConfig, PhaseConfig
-from rlinf.trainers.language.layout import Layout, Sequences, layout_of, lengths_of
+from rlinf.trainers.language.layout import Layout, Sequences, layout_of, lengths_of, prompts_of
 from rlinf.trainers.language.parallel import Grid, Ranks
 from rlinf.trainers.language.trained import PlainModule, TrainedModule
 from rlinf.trainers.skipped import Update
@@ -146,7 +146,11 @@ class SequenceCore:
             padded=not config.packing,
         )
         plan = plan_micro_batches(
-            lengths_of(batch), ranks=self.ranks.data_size, balance=config.balance, rule=rule
+            lengths_of(batch),
+            prompts=prompts_of(batch),
+            ranks=self.ranks.data_size,
+            balance=config.balance,
+            rule=rule,
         )
         mine = plan[self.ranks.data_rank]
         return [(indices, _select(batch, indices)) for indices in mine]

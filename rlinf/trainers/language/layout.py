@@ -1,6 +1,8 @@
 """From a batch of sequences to what one forward pass reads, and back.
 
-n sequences of a batch, W their window, T their tokens without padding, M tokens that are scored.
+n sequences of a batch, W their window, T rows of a forward pass without padding, M tokens that are
+scored. The hidden states of a prompt do not depend on the answer, so without padding its tokens are
+rows once, however many of the sequences begin with it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-_SEGMENT_RATIO = 2
+_BLOCK_RATIO = 2
 """Sequences whose lengths differ by more than this factor are not attended together."""
 _SHORT = 128
 """Length below which that does not matter."""
@@ -42,22 +44,31 @@ class Sequences(Protocol):
 Batch = TypeVar("Batch", bound=Sequences)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive sequences that are attended together, padded on the right to the longest.
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """How the rows of a forward pass without padding stand where attention needs whole sequences.
+
+    Sequences of similar length stand side by side, padded on the right to the longest. F places.
 
     Args:
-        tokens: Where they stand among the T tokens.
-        shape: Number of sequences, length of the longest.
-        padded: [number · longest] the token at each place, any one where there is padding; None
-            where there is no padding.
-        places: [tokens] the place of each token.
+        shapes: Number of sequences and length of the longest, of each block of them.
+        padded: [F] the row at each place, any one where there is padding; None: rows stand so
+            already.
+        chosen: [T] a place of each row.
+        places: [≥ T] every place of each row, row after row.
+        offsets: [T] where those of each row begin.
     """
 
-    tokens: slice
-    shape: tuple[int, int]
+    shapes: tuple[tuple[int, int], ...]
     padded: Tensor | None
+    chosen: Tensor | None
     places: Tensor | None
+    offsets: Tensor | None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(length for _, length in self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,38 +79,42 @@ class Layout:
         input_ids: [1, T] without padding, or [n, W].
         position_ids: Like it; 0 at the first token of each sequence.
         attention_mask: [n, W] bool; None without padding.
-        segments: How attention goes about it without padding.
+        arrangement: How attention goes about it without padding.
         scored: [M] the row of the hidden states, as [·, H], that scores each token: that of the
             token before it.
         targets: [M] the scored tokens.
         places: [M] where each stands in [n, L], flattened.
         shape: n, L.
+        tokens: Of the sequences, as far as they are read; shared ones as often as they occur.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     attention_mask: Tensor | None
-    segments: tuple[Segment, ...]
+    arrangement: Arrangement | None
     scored: Tensor
     targets: Tensor
     places: Tensor
     shape: tuple[int, int]
+    tokens: int
 
     def scatter(self, values: Tensor) -> Tensor:
         """[M] to [n, L], 0 elsewhere."""
         whole = values.new_zeros(self.shape[0] * self.shape[1])
         return whole.index_copy(0, self.places, values).view(self.shape)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the forward pass, padding included."""
-        return self.input_ids.numel()
-
 
 def lengths_of(batch: Sequences) -> list[int]:
     """[N] tokens that a forward pass must read of each sequence."""
     lengths: list[int] = _needed(batch)[0].sum(dim=1).tolist()
     return lengths
+
+
+def prompts_of(batch: Sequences) -> list[int]:
+    """[N] for each sequence the first one that has its prompt."""
+    width = batch.input_ids.shape[1] - batch.mask.shape[1]
+    attended = batch.attention_mask[:, :width].bool()
+    return _first_with_prompt(batch.input_ids[:, :width], attended)
 
 
 def layout_of(batch: Sequences, *, packing: bool, device: torch.device) -> Layout:
@@ -121,12 +136,10 @@ def layout_of(batch: Sequences, *, packing: bool, device: torch.device) -> Layou
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """A dataclass with its tensors, and those of dataclasses in a tuple, on a device."""
+    """A dataclass with its tensors, and those of dataclasses in it, on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if isinstance(value, tuple):
-        return tuple(on_device(item, device) for item in value)
-    if isinstance(value, Segment | Layout):
+    if isinstance(value, Arrangement | Layout):
         names = [field.name for field in fields(value)]
         return replace(value, **{name: on_device(getattr(value, name), device) for name in names})
     return value
@@ -149,23 +162,34 @@ def _packed(batch: Sequences, needed: Tensor, counted: Tensor, order: Tensor) ->
     """Shortest sequence first, so that those of similar length are attended together."""
     needed, counted = needed[order], counted[order]
     input_ids = batch.input_ids[order]
-    # One past the number of each token among the T, counted along the rows.
-    number = needed.flatten().cumsum(0).view_as(needed)
-    position = needed.cumsum(1) - 1
-    rows, columns = counted.nonzero(as_tuple=True)
     n, length = batch.mask.shape
     offset = input_ids.shape[1] - length
-    sizes: list[int] = needed.sum(dim=1).tolist()
+    owner = torch.tensor(_first_with_prompt(input_ids[:, :offset], needed[:, :offset]))
+    kept = needed.clone()
+    kept[owner != torch.arange(n), :offset] = False
+    # The row of each token; one that stands elsewhere has that of its prompt's first sequence.
+    row = kept.flatten().cumsum(0).view_as(kept) - 1
+    row[:, :offset] = row[owner, :offset]
+    position = needed.cumsum(1) - 1
+    rows, columns = counted.nonzero(as_tuple=True)
     return Layout(
-        input_ids=input_ids[needed].unsqueeze(0),
-        position_ids=position[needed].unsqueeze(0),
+        input_ids=input_ids[kept].unsqueeze(0),
+        position_ids=position[kept].unsqueeze(0),
         attention_mask=None,
-        segments=_segments(sizes),
-        scored=number[rows, columns - 1] - 1,
+        arrangement=_arrangement(needed.sum(dim=1), row[needed], int(kept.sum())),
+        scored=row[rows, columns - 1],
         targets=input_ids[rows, columns],
         places=order[rows] * length + (columns - offset),
         shape=(n, length),
+        tokens=int(needed.sum()),
     )
+
+
+def _first_with_prompt(input_ids: Tensor, read: Tensor) -> list[int]:
+    """[n] the first of the sequences that has the same tokens [n, P] in the same columns."""
+    prompts = torch.where(read, input_ids, -1).numpy()
+    first: dict[bytes, int] = {}
+    return [first.setdefault(prompt.tobytes(), number) for number, prompt in enumerate(prompts)]
 
 
 def _padded(batch: Sequences, needed: Tensor, counted: Tensor) -> Layout:
@@ -179,31 +203,46 @@ def _padded(batch: Sequences, needed: Tensor, counted: Tensor) -> Layout:
         input_ids=batch.input_ids[:, first:last],
         position_ids=(kept.cumsum(1) - 1).clamp(min=0),
         attention_mask=kept,
-        segments=(),
+        arrangement=None,
         scored=rows * (last - first) + (columns - 1 - first),
         targets=batch.input_ids[rows, columns],
         places=rows * length + (columns - offset),
         shape=(n, length),
+        tokens=kept.numel(),
     )
 
 
-def _segments(sizes: Sequence[int]) -> tuple[Segment, ...]:
-    """Segments of sequences of ascending sizes."""
-    segments, first, start = [], 0, 0
+def _arrangement(sizes: Tensor, row: Tensor, rows: int) -> Arrangement:
+    """Of sequences of ascending sizes.
+
+    Args:
+        sizes: [n] tokens of each.
+        row: [sum of the sizes] the row of each token, sequence after sequence.
+        rows: T.
+    """
+    shapes = _shapes(sizes.tolist())
+    if len(row) == rows and len(shapes) == 1 and int(sizes[0]) == shapes[0][1]:
+        return Arrangement(shapes=shapes, padded=None, chosen=None, places=None, offsets=None)
+    widths = torch.tensor([length for number, length in shapes for _ in range(number)])
+    columns = torch.arange(len(row)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    place = (widths.cumsum(0) - widths).repeat_interleave(sizes) + columns
+    padded = torch.zeros(int(widths.sum()), dtype=torch.int64)
+    padded[place] = row
+    by_row = torch.argsort(row, stable=True)
+    times = torch.bincount(row, minlength=rows)
+    offsets = times.cumsum(0) - times
+    places = place[by_row]
+    return Arrangement(
+        shapes=shapes, padded=padded, chosen=places[offsets], places=places, offsets=offsets
+    )
+
+
+def _shapes(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers and longest of blocks of sequences of ascending sizes."""
+    shapes, first = [], 0
     for number in range(1, len(sizes) + 1):
-        bound = max(_SHORT, _SEGMENT_RATIO * sizes[first])
+        bound = max(_SHORT, _BLOCK_RATIO * sizes[first])
         if number == len(sizes) or sizes[number] > bound:
-            segments.append(_segment(sizes[first:number], start))
-            start += sum(sizes[first:number])
+            shapes.append((number - first, sizes[number - 1]))
             first = number
-    return tuple(segments)
-
-
-def _segment(sizes: Sequence[int], start: int) -> Segment:
-    longest, total = sizes[-1], sum(sizes)
-    tokens, shape = slice(start, start + total), (len(sizes), longest)
-    if sizes[0] == longest:
-        return Segment(tokens, shape, None, None)
-    present = torch.arange(longest) < torch.tensor(sizes).unsqueeze(1)
-    padded = (present.flatten().cumsum(0) - 1).clamp(min=0)
-    return Segment(tokens, shape, padded, present.flatten().nonzero().flatten())
+    return tuple(shapes)

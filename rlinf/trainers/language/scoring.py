@@ -84,13 +84,13 @@ class ValueScorer(nn.Module):
 
 def hidden_states(backbone: Any, layout: Layout) -> Tensor:
     """[M, H], what the layers say before each scored token."""
-    options = {} if layout.attention_mask is not None else {"segments": layout.segments}
+    packed = {} if layout.arrangement is None else {"arrangement": layout.arrangement}
     hidden = backbone(
         input_ids=layout.input_ids,
         attention_mask=layout.attention_mask,
         position_ids=layout.position_ids,
         use_cache=False,
-        **options,
+        **packed,
     ).last_hidden_state
     picked: Tensor = hidden.flatten(0, 1).index_select(0, layout.scored)
     return picked

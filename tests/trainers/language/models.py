@@ -78,7 +78,7 @@ def model(family: str = "qwen2", *, tied: bool = True, seed: int = 0, **sizes: A
 def random_batch(
     sequences: int = 12, *, group_size: int = 4, seed: int = 0, **replaced: Any
 ) -> TokenBatch:
-    """Prompts and responses of different lengths, with everything an algorithm may ask for."""
+    """Prompts of groups, responses of different lengths, and everything an algorithm asks for."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:
@@ -88,12 +88,14 @@ def random_batch(
         return torch.randn(*shape, generator=generator)
 
     shape = (sequences, LENGTH)
-    prompts = integers(1, PROMPT + 1, sequences, 1)
+    groups = torch.arange(sequences) // group_size
+    prompts = integers(1, PROMPT + 1, sequences, 1)[groups]
     lengths = integers(1, LENGTH + 1, sequences, 1)
     prompt_mask = torch.arange(PROMPT) >= PROMPT - prompts
     mask = torch.arange(LENGTH) < lengths
     attention_mask = torch.cat([prompt_mask, mask], dim=1)
     ids = integers(3, VOCABULARY, sequences, PROMPT + LENGTH)
+    ids[:, :PROMPT] = ids[groups, :PROMPT]
     tensors: dict[str, Any] = {
         "input_ids": torch.where(attention_mask, ids, 0),
         "attention_mask": attention_mask,
@@ -103,7 +105,7 @@ def random_batch(
         "reference_log_probs": -normal(*shape).abs() - 2.0,
         "values": normal(*shape),
         "rewards": normal(sequences),
-        "groups": torch.arange(sequences) // group_size,
+        "groups": groups,
         "versions": torch.zeros(shape, dtype=torch.int64),
         "truncated": torch.zeros(sequences, dtype=torch.bool),
         "valid": torch.ones(sequences, dtype=torch.bool),

@@ -45,15 +45,17 @@ def test_balance_beats_consecutive_blocks():
     padded=st.booleans(),
     sequences=st.one_of(st.none(), st.integers(1, 7)),
     tokens=st.one_of(st.none(), st.integers(20, 150)),
+    group_size=st.integers(1, 9),
 )
 @settings(max_examples=300, deadline=None)
 def test_plan_is_complete_and_equal_on_all_ranks(
-    lengths, ranks, balance, padded, sequences, tokens
+    lengths, ranks, balance, padded, sequences, tokens, group_size
 ):
     rule = MicroBatchRule(
         sequences=None if tokens is not None else sequences, tokens=tokens, padded=padded
     )
-    plan = plan_micro_batches(lengths, ranks=ranks, balance=balance, rule=rule)
+    prompts = [index // group_size for index in range(len(lengths))]
+    plan = plan_micro_batches(lengths, prompts=prompts, ranks=ranks, balance=balance, rule=rule)
     assert len(plan) == ranks
     assert len({len(micro_batches) for micro_batches in plan}) == 1
     flat = [part for micro_batches in plan for part in micro_batches]
@@ -68,13 +70,26 @@ def test_plan_is_complete_and_equal_on_all_ranks(
 
 def test_a_budget_is_filled():
     rule = MicroBatchRule(sequences=None, tokens=100, padded=False)
-    (plan,) = plan_micro_batches([10] * 40, ranks=1, balance=True, rule=rule)
+    (plan,) = plan_micro_batches(
+        [10] * 40, prompts=list(range(40)), ranks=1, balance=True, rule=rule
+    )
     assert [len(part) for part in plan] == [10] * 4
+
+
+@pytest.mark.parametrize("rule", [{"tokens": 80}, {"sequences": 8}])
+def test_answers_to_one_prompt_stay_together(rule):
+    """In whatever order they come; 12 answers to a prompt exceed the budget and are divided."""
+    prompts = [0, 1, 2, 3] * 4 + [4] * 12
+    rule = MicroBatchRule(**({"sequences": None, "tokens": None, "padded": False} | rule))
+    (plan,) = plan_micro_batches([10] * 28, prompts=prompts, ranks=1, balance=True, rule=rule)
+    found = [{prompts[index] for index in part} for part in plan]
+    assert sum(map(len, found)) <= 7
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("balance", [True, False])
 def test_fewer_sequences_than_ranks(balance):
     rule = MicroBatchRule(sequences=2, tokens=None, padded=False)
-    plan = plan_micro_batches([5, 6], ranks=3, balance=balance, rule=rule)
+    plan = plan_micro_batches([5, 6], prompts=[0, 1], ranks=3, balance=balance, rule=rule)
     assert sorted(sum(map(len, part)) for part in plan) == [0, 1, 1]
     assert {len(part) for part in plan} == {1}

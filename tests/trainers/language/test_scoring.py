@@ -67,7 +67,8 @@ def test_sequences_of_very_different_lengths_are_attended_apart(monkeypatch):
     monkeypatch.setattr(layouts, "_SHORT", 3)
     batch = random_batch(20)
     layout = layout_of(batch, packing=True, device=CPU)
-    assert len(layout.segments) > 1
+    assert layout.arrangement is not None
+    assert len(layout.arrangement.shapes) > 1
     found = scores(model(), batch, packing=True)
     torch.testing.assert_close(found, naive_log_probs(model(), batch), atol=1e-5, rtol=0)
 
@@ -87,6 +88,32 @@ def test_only_what_is_looked_at_is_computed():
     layout = layout_of(batch, packing=True, device=CPU)
     assert layout.tokens == 4 + 3
     assert sorted(layout.targets.tolist()) == [6, 7, 8, 8, 9]
+
+
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_a_prompt_is_computed_once_for_its_group(group_size):
+    batch = random_batch(group_size=group_size)
+    layout = layout_of(batch, packing=True, device=CPU)
+    prompts = batch.attention_mask[:, :PROMPT].sum(dim=1)
+    # The last token of a sequence is before none.
+    answers = batch.mask.sum(dim=1) - 1
+    assert layout.tokens == int((prompts + answers).sum())
+    assert layout.input_ids.numel() == int(prompts[::group_size].sum() + answers.sum())
+    assert layout_of(batch, packing=False, device=CPU).input_ids.numel() > layout.tokens
+
+
+def test_prompts_are_told_apart_by_tokens_and_columns():
+    """The tokens 5 and 6 after padding, before it, and with another one."""
+    ids = torch.tensor([[0, 5, 6, 7], [0, 5, 6, 8], [5, 6, 0, 7], [4, 5, 6, 7]])
+    batch = replace(
+        random_batch(4),
+        input_ids=ids,
+        attention_mask=ids > 0,
+        mask=torch.ones(4, 1),
+    )
+    layout = layout_of(batch, packing=True, device=CPU)
+    assert layout.input_ids.numel() == 2 + 2 + 3
+    assert layout.tokens == 2 + 2 + 2 + 3
 
 
 def test_first_token_cannot_be_scored():

@@ -9,11 +9,13 @@ The machine's cores are divided into two slots, which act as devices. Workloads:
 ``chunks``     a simulator of states and a policy that decides on 8 actions at once: policy ≪ env
 ``reasoning``  completions of heavy-tailed lengths (geometric, mean about 64, cut at 256)
 
-Every mode is a run of `rlinf train` with another placement; rounds are interleaved, so that what
-else the machine does hits all modes alike. Printed: the median seconds of a step, its ratio to the
-sequential mode (everything on one slot), and whether the training metrics of the modes agree
-to the bit. `auto` is a run with ``plan: auto`` that plans and settles by itself; counted are its
-steps after it has settled.
+Every mode trains the same recipe under another placement, in a process of its own. The modes take
+turns step by step, so that all meet the same state of the machine; those that run ahead of their
+trainer, whose rollouts would go on in the turns of others, take all their steps at the end.
+Printed: the median seconds of a step, the median of its ratio to the sequential mode (everything on
+one slot) in the same turn, and whether the training metrics of the modes agree to the bit. `auto`
+is a run of `rlinf train` with ``plan: auto`` that plans and settles by itself; the placement that
+it settles on takes turns with the others.
 
 In every round the components are measured first (`rlinf plan --measure`), and what simulator and
 planner predict from that profile is printed beside what each mode took, with the error; at the end
@@ -42,14 +44,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mode_workloads import AUTO, SEQUENTIAL, WORKLOADS, Workload
+from mode_turns import Turns
+from mode_workloads import AHEAD, AUTO, SEQUENTIAL, WORKLOADS, Workload
 from predictions import Prediction, kept_profile, measure_profile, prediction, summary
 
+from rlinf.cli.tasks import read_config
+from rlinf.flow.plan import Plan
 from rlinf.monitor.decisions import read_decisions
+from rlinf.runners.planned import plan_overrides
 
 # What `auto` takes at most, with a profile, before it has settled: two placements of 2 + 4 steps,
 # and a step under the one that it returns to.
 SETTLING = 13
+WARM_UP = 2
 NOT_COMPARED = ("time", "per_second", "memory/")
 
 
@@ -66,8 +73,8 @@ def words(overrides: dict[str, Any]) -> list[str]:
     return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
 
 
-def run(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[Any]:
-    """Metrics of each step of a run in a process of its own."""
+def settled(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[str]:
+    """Overrides of the placement that a run with ``plan: auto`` settles on."""
     program = str(Path(sys.executable).with_name("rlinf"))
     command = [program, "train", str(recipe), *words(overrides)]
     done = subprocess.run(
@@ -75,18 +82,16 @@ def run(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[Any]:
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
-    lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "time/step" in row]
+    decisions = read_decisions(directory)
+    end = [d for d in decisions if d.what in ("keep", "return", "stay")][-1]
+    print(f"  auto: {end.what}, {end.reason}", flush=True)
+    plan = Plan.model_validate([d.plan for d in decisions if d.plan is not None][-1])
+    given = {key: value for key, value in overrides.items() if key != "runner.plan"}
+    _, _, config = read_config(str(recipe), words(given))
+    return [*words(given), *plan_overrides(config.planning, plan)]
 
 
-def settled(directory: Path) -> int:
-    """Steps of a run that were done when it had settled on a placement, and one under it."""
-    ends = [d for d in read_decisions(directory) if d.what in ("keep", "return", "stay")]
-    print(f"  auto: {ends[-1].what}, {ends[-1].reason}")
-    return ends[-1].step + 1
-
-
-def training_metrics(rows: list[Any]) -> list[dict[str, float]]:
+def training_metrics(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """What must not depend on the mode."""
     return [
         {k: v for k, v in row.items() if not any(part in k for part in NOT_COMPARED)}
@@ -99,6 +104,7 @@ class Found:
     """What the rounds of a workload showed, by mode."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    same_as: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     predictions: dict[str, list[Prediction]] = field(default_factory=lambda: defaultdict(list))
 
@@ -116,20 +122,33 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, found: Found) -> None:
-    """Measure the components, then run every mode once."""
+    """Measure the components, let `auto` settle, then take every mode in turn."""
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
-    for place, (mode, overrides) in enumerate(workload.modes.items()):
-        given = words({key: value for key, value in overrides.items() if key != "runner.plan"})
-        if kept_profile(recipe, given) is None:
-            measure_profile(recipe, given)
-        profile = kept_profile(recipe, given)
-        if mode != AUTO and profile is not None:
-            found.predictions[mode].append(prediction(recipe, given, profile))
-        ending = length(workload.recipe, steps + (SETTLING if mode == AUTO else 1))
-        rows = run(recipe, overrides | ending, directory / f"{place}")
-        first = settled(directory / f"{place}") if mode == AUTO else 1
-        found.seconds[mode] += [row["time/step"] for row in rows[first:]]
-        found.metrics.setdefault(mode, training_metrics(rows))
+    given = {mode: words(overrides) for mode, overrides in workload.modes.items() if mode != AUTO}
+    for mode, mine in given.items():
+        if kept_profile(recipe, mine) is None:
+            measure_profile(recipe, mine)
+        profile = kept_profile(recipe, mine)
+        if profile is not None:
+            found.predictions[mode].append(prediction(recipe, mine, profile))
+    ending = length(workload.recipe, SETTLING + 1)
+    given[AUTO] = settled(recipe, workload.modes[AUTO] | ending, directory / AUTO)
+    plans = {mode: read_config(str(recipe), mine)[2].plan for mode, mine in given.items()}
+    found.same_as[AUTO] |= {
+        mode for mode in alternatives(workload) if plans[mode].same_places(plans[AUTO])
+    }
+    endless = words(length(workload.recipe, 10**6))
+    given = {mode: [*mine, *endless] for mode, mine in given.items()}
+    ahead = {mode for mode in given if AHEAD.items() <= workload.modes[mode].items()}
+    together = {mode: mine for mode, mine in given.items() if mode not in ahead}
+    with Turns(recipe, together, directory) as turns:
+        rows = turns.take([1] * (WARM_UP + steps))
+    for mode in ahead:
+        with Turns(recipe, {mode: given[mode]}, directory) as turns:
+            rows |= turns.take([WARM_UP + steps])
+    for mode in given:
+        found.seconds[mode] += [seconds for seconds, _ in rows[mode][WARM_UP:]]
+        found.metrics.setdefault(mode, training_metrics([metrics for _, metrics in rows[mode]]))
 
 
 # -- printing -----------------------------------------------------------------------------------
@@ -137,10 +156,10 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
 
 def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     """Print one table; returns its rows."""
-    base = statistics.median(found.seconds[SEQUENTIAL])
-    print(f"\n{name}: median seconds of a step and interquartile range, speed relative to ")
     print(
-        f"{SEQUENTIAL}, whether metrics are equal, simulated and planned seconds with their error"
+        f"\n{name}: median seconds of a step and interquartile range, median of the speed relative "
+        f"to {SEQUENTIAL} in the same turn, whether metrics are equal, simulated and planned "
+        "seconds with their error"
     )
     rows: dict[str, Any] = {}
     for mode, seconds in found.seconds.items():
@@ -150,7 +169,7 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
         row = {
             "seconds": median,
             "spread": spread,
-            "speed": base / median,
+            "speed": paired(found.seconds[SEQUENTIAL], seconds),
             "equal": own[:common] == others[:common],
             **predicted(found.predictions[mode], median),
         }
@@ -161,9 +180,10 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
         )
     for what, error in summary(rows).items():
         print(f"  median absolute error, {what}: {100 * error:.1f} %")
-    best = min(alternatives(workload), key=lambda mode: rows[mode]["seconds"])
-    against = rows[AUTO]["seconds"] / rows[best]["seconds"] - 1
-    print(f"  {AUTO} against the best that it may choose, {best}: {100 * against:+.1f} %")
+    best = max(alternatives(workload), key=lambda mode: rows[mode]["speed"])
+    against = paired(found.seconds[AUTO], found.seconds[best]) - 1
+    print(f"  {AUTO} settled on {', '.join(sorted(found.same_as[AUTO])) or 'another placement'}")
+    print(f"  against the best that it may choose, {best}, its steps take {100 * against:+.1f} %")
     sys.stdout.flush()
     return {"modes": rows, "errors": summary(rows), "auto_against_best": against}
 
@@ -192,6 +212,11 @@ def in_words(row: dict[str, Any]) -> str:
     return f"  {'temporal' if row['temporal'] else 'spatial '}  {'  '.join(parts)}"
 
 
+def paired(others: list[float], mine: list[float]) -> float:
+    """Median ratio of seconds in the same turn."""
+    return statistics.median(other / own for other, own in zip(others, mine, strict=True))
+
+
 def interquartile(values: list[float]) -> float:
     """Range of the middle half."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -212,8 +237,8 @@ def main() -> None:
     """Measure and print; the figures are also written as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], default=[])
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of a run")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each mode")
+    parser.add_argument("--steps", type=int, default=8, help="measured steps of each mode")
+    parser.add_argument("--rounds", type=int, default=3, help="times that everything is repeated")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "modes.json")
     arguments = parser.parse_args()
     found = {

@@ -35,7 +35,7 @@ _CREATED_MODEL = "initial_model"
 class Rehearsing(Protocol):
     """A runner, as far as trials are concerned."""
 
-    def rehearse(self, steps: int) -> Iterator[StepReport]:
+    def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
         """Train some steps of which nothing is kept; the first reports speak of memory."""
 
 
@@ -145,7 +145,7 @@ def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> float:
     """Rehearse; returns the median time of the steps that count."""
     taken: list[float] = []
     begin = time.perf_counter()
-    for report in trial.rehearse(recorder.warm_up + steps):
+    for report, _ in trial.rehearse(recorder.warm_up + steps):
         taken.append(time.perf_counter() - begin)
         recorder.observe(report, taken[-1])
         begin = time.perf_counter()

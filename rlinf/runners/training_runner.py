@@ -202,8 +202,8 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
 
     # -- without a run ---------------------------------------------------------------------------
 
-    def rehearse(self, steps: int) -> Iterator[StepReport]:
-        """Train some steps of which nothing is kept.
+    def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
+        """Train some steps of which nothing is kept; what they reported, and their metrics.
 
         The reports of the first say how much memory was held; those of the others do not, as to
         watch it takes time.
@@ -215,9 +215,9 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
                     self._system.watch_memory(False)
                 self._start_steps()
                 report = self._under_way.popleft().wait()
-                self._metrics(report)
+                metrics = self._metrics(report)
                 self._state.step += 1
-                yield report
+                yield report, metrics
 
     def run_worst_case(self) -> WorstCase:
         """Run as configured, with the longest prompts that there are; for the memory it takes."""

@@ -35,6 +35,10 @@ from rlinf.workers.rollout_leader import RolloutLeader
 
 _STEPS = 8
 """Decoding steps between two reports of progress."""
+_STEPS_AT_FIRST = 32
+"""The same while no own group is complete: then there is little to train on or to decide."""
+_IDLE = 0.005
+"""Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
 
 
 class StepTimes:
@@ -155,11 +159,12 @@ class MovingRollout:
             self._round.close(item.source)
             yield Emit("groups", item.source, group)
         if idle and self._devices is not None:
-            time.sleep(0.001)
+            time.sleep(_IDLE)
 
     def _talk(self) -> Generator[Emit, None, None]:
         """Tell how far the groups are; hear and carry out what was decided."""
-        due = self._steps % _STEPS == 0 or bool(self._complete)
+        between = _STEPS if self._round.complete else _STEPS_AT_FIRST
+        due = self._steps % between == 0 or bool(self._complete)
         if due and self._engine.unfinished:
             bounds = self._round.bounds(self._engine)
             if bounds:

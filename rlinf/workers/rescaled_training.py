@@ -22,7 +22,11 @@ from rlinf.workers.moving_round import Progress, Trained
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
 _POLL = 0.002
-"""Seconds between two looks."""
+"""Seconds between two looks of a rank that trains."""
+_POLL_OFFERED = 0.01
+"""Of one that could train."""
+_POLL_BUSY = 0.05
+"""Of one whose device is the rollout's: nobody waits for it, and a look takes time from both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,9 +275,11 @@ class Phase:
         return command
 
     def _meanwhile(self) -> None:
-        """Offer the device once it is there; notice that the step was aborted."""
+        """Wait a little; offer the device once it is there; notice that the step was aborted."""
         self.groups.known()
-        if self._got.is_set() and not self._offered and not self._over:
+        if self._offered:
+            time.sleep(_POLL if self.company.rank < self.company.size else _POLL_OFFERED)
+        elif self._got.wait(_POLL_BUSY):
             if self._error is not None:
                 raise self._error
             self._offered = True

@@ -128,7 +128,7 @@ def report(tmp_path: Path) -> Any:
     config = small_config(tmp_path, *SPLIT)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
         runner = embodied.EmbodiedRunner(config, directory, threading.Event())
-        found = next(iter(runner.rehearse(1)))
+        found, _ = next(iter(runner.rehearse(1)))
     # What a step took beside its nodes does not fit to the times that the tests make up.
     return replace(found, node_seconds={})
 

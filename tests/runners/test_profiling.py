@@ -117,7 +117,8 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
 
 def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepReport]:
     with RunDirectory.create(path, "small", path=path / "rehearsal") as directory:
-        yield from EmbodiedRunner(config, directory, threading.Event()).rehearse(steps)
+        runner = EmbodiedRunner(config, directory, threading.Event())
+        yield from (report for report, _ in runner.rehearse(steps))
 
 
 def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:

@@ -127,12 +127,12 @@ class Company:
         """The next command of rank 0.
 
         Args:
-            while_waiting: Called every few milliseconds; may raise to stop waiting.
+            while_waiting: Called between two looks, which it lets some time pass; may raise to stop
+                waiting.
         """
         key = f"say/{self._read}"
         while not self._store.check([key]):
             while_waiting()
-            time.sleep(0.002 if self.rank < self.size else 0.01)
         self._read += 1
         command: Command = pickle.loads(self._store.get(key))
         self.size = command.before

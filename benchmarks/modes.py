@@ -10,7 +10,7 @@ The machine's cores are divided into two slots, which act as devices. Workloads:
 ``reasoning``  completions of heavy-tailed lengths (geometric, mean about 64, cut at 256)
 
 Every mode trains the same recipe under another placement, in a process of its own. The modes take
-turns step by step, so that all meet the same state of the machine; those that run ahead of their
+turns of a few steps, so that all meet the same state of the machine; those that run ahead of their
 trainer, whose rollouts would go on in the turns of others, take all their steps at the end.
 Printed: the median seconds of a step, the median of its ratio to the sequential mode (everything on
 one slot) in the same turn, and whether the training metrics of the modes agree to the bit. `auto`
@@ -57,6 +57,9 @@ from rlinf.runners.planned import plan_overrides
 # and a step under the one that it returns to.
 SETTLING = 13
 WARM_UP = 2
+TURN = 5
+"""Steps of a turn; the first, which finds the caches of the processor full of others' data, does
+not count."""
 NOT_COMPARED = ("time", "per_second", "memory/")
 
 
@@ -84,11 +87,12 @@ def settled(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[st
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
     decisions = read_decisions(directory)
     end = [d for d in decisions if d.what in ("keep", "return", "stay")][-1]
-    print(f"  auto: {end.what}, {end.reason}", flush=True)
     plan = Plan.model_validate([d.plan for d in decisions if d.plan is not None][-1])
     given = {key: value for key, value in overrides.items() if key != "runner.plan"}
     _, _, config = read_config(str(recipe), words(given))
-    return [*words(given), *plan_overrides(config.planning, plan)]
+    found = plan_overrides(config.planning, plan)
+    print(f"  auto: {end.what}, {end.reason}\n  it settles on {' '.join(found)}", flush=True)
+    return [*words(given), *found]
 
 
 def training_metrics(rows: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -141,13 +145,15 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
     given = {mode: [*mine, *endless] for mode, mine in given.items()}
     ahead = {mode for mode in given if AHEAD.items() <= workload.modes[mode].items()}
     together = {mode: mine for mode, mine in given.items() if mode not in ahead}
-    with Turns(recipe, together, directory) as turns:
-        rows = turns.take([1] * (WARM_UP + steps))
+    turns = -(-steps // (TURN - 1))
+    with Turns(recipe, together, directory) as processes:
+        rows = processes.take([WARM_UP, *[TURN] * turns])
     for mode in ahead:
-        with Turns(recipe, {mode: given[mode]}, directory) as turns:
-            rows |= turns.take([WARM_UP + steps])
+        with Turns(recipe, {mode: given[mode]}, directory) as processes:
+            rows |= processes.take([WARM_UP + TURN * turns])
     for mode in given:
-        found.seconds[mode] += [seconds for seconds, _ in rows[mode][WARM_UP:]]
+        later = enumerate(rows[mode][WARM_UP:])
+        found.seconds[mode] += [seconds for number, (seconds, _) in later if number % TURN]
         found.metrics.setdefault(mode, training_metrics([metrics for _, metrics in rows[mode]]))
 
 
@@ -237,7 +243,7 @@ def main() -> None:
     """Measure and print; the figures are also written as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], default=[])
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each mode")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of each mode")
     parser.add_argument("--rounds", type=int, default=3, help="times that everything is repeated")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "modes.json")
     arguments = parser.parse_args()

@@ -1,54 +1,104 @@
-"""Several placements of one recipe, each in a process of its own, that train in turns."""
+"""Several settings of one recipe, each in a process of its own, that train in turns."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import statistics
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from rlinf.cli.tasks import read_config
+from rlinf.flow.measure import WARM_UP_STEPS, StepRecorder
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.profiling import Trial, trial_recorder
+from rlinf.runners.variants import legal_trials
 
-Rows = list[tuple[float, dict[str, float]]]
-"""Seconds and metrics of steps."""
+
+@dataclass(frozen=True)
+class Setting:
+    """What one process trains.
+
+    Args:
+        recipe: File of the recipe.
+        words: Overrides, as on the command line.
+        trial: Number of the trial of the recipe that is run; None: the recipe as overridden.
+    """
+
+    recipe: Path
+    words: list[str]
+    trial: int | None = None
+
+    def read(self) -> tuple[Any, str, Any]:
+        """Task, label and config."""
+        task, _, config = read_config(str(self.recipe), self.words)
+        if self.trial is None:
+            return task, "the recipe", config
+        return task, *list(legal_trials(config))[self.trial]
+
+
+@dataclass
+class Taken:
+    """What the steps of a setting took.
+
+    Args:
+        seconds: Of steps that count.
+        metrics: Of every step.
+        recorder: What the components took, in steps that count.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    recorder: StepRecorder | None = None
+
+    def trial(self, setting: Setting) -> Trial:
+        """As one of the trials that make a profile."""
+        assert self.recorder is not None
+        return Trial(setting.read()[2], self.recorder, statistics.median(self.seconds))
 
 
 class Turns:
     """Processes that train when asked to, and are idle otherwise.
 
     Args:
-        recipe: File of the recipe.
-        modes: Overrides of each mode, as on the command line.
-        directory: Where the modes write.
+        settings: By name.
+        directory: Where they write.
     """
 
-    def __init__(self, recipe: Path, modes: Mapping[str, list[str]], directory: Path) -> None:
+    def __init__(self, settings: Mapping[str, Setting], directory: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self._links: dict[str, Any] = {}
         self._processes: list[Any] = []
-        for mode, words in modes.items():
-            self._links[mode], end = context.Pipe()
-            place = directory / f"turns-{mode.replace(' ', '_')}"
-            self._processes.append(context.Process(target=_serve, args=(recipe, words, place, end)))
+        for number, (name, setting) in enumerate(settings.items()):
+            self._links[name], end = context.Pipe()
+            place = directory / f"turns-{number}"
+            self._processes.append(context.Process(target=_serve, args=(setting, place, end)))
             self._processes[-1].start()
             end.close()  # so that the end of the process is seen here
 
-    def take(self, turns: Sequence[int]) -> dict[str, Rows]:
-        """Let every mode train so many steps in each turn, in one order and then in the other.
+    def take(self, turns: int, steps: int) -> dict[str, Taken]:
+        """Let every setting warm up, and then train so many steps in each turn.
 
-        A mode that fails says why on the standard error, and ends the others.
+        The first step of a turn finds the caches of the processor full of others' data, and does
+        not count. Turns go in one order and then in the other. A setting that fails says why on the
+        standard error, and ends the others.
         """
-        found: dict[str, Rows] = {mode: [] for mode in self._links}
-        for number, steps in enumerate(turns):
-            modes = list(self._links) if number % 2 else list(reversed(self._links))
-            for mode in modes:
-                self._links[mode].send(steps)
-                found[mode] += self._links[mode].recv()
+        for number in range(turns + 1):
+            names = list(self._links) if number % 2 else list(reversed(self._links))
+            for name in names:
+                self._links[name].send(steps if number else WARM_UP_STEPS)
+                self._links[name].recv()
+        found = {}
+        for name, link in self._links.items():
+            link.send(0)
+            found[name] = link.recv()
         return found
 
     def __enter__(self) -> Self:
@@ -56,23 +106,32 @@ class Turns:
 
     def __exit__(self, *exception: object) -> None:
         for link in self._links.values():
-            link.close()  # the end of its steps for a mode
+            link.close()  # the end of its steps for a setting
         for process in self._processes:
             process.join()
 
 
-def _serve(recipe: Path, words: list[str], directory: Path, link: Any) -> None:
+def _serve(setting: Setting, directory: Path, link: Any) -> None:
+    """Take as many steps as are asked for; answers what all took where none are."""
     torch.set_num_threads(1)
-    task, _, config = read_config(str(recipe), words)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what runs say, many times over
+    task, label, config = setting.read()
+    taken = Taken(recorder=trial_recorder(label, config, task.flow))
+    assert taken.recorder is not None
     with RunDirectory.create(directory.parent, "turns", path=directory) as place:
         steps = task.load_runner()(config, place, threading.Event()).rehearse(10**9)
         while (count := _asked(link)) is not None:
-            rows: Rows = []
-            for _ in range(count):
+            for number in range(count):
+                warm = len(taken.metrics) >= WARM_UP_STEPS
                 begin = time.perf_counter()
-                _, metrics = next(steps)
-                rows.append((time.perf_counter() - begin, metrics))
-            link.send(rows)
+                report, metrics = next(steps)
+                seconds = time.perf_counter() - begin
+                taken.metrics.append(metrics)
+                if not warm or number:
+                    taken.recorder.observe(report, seconds)
+                if warm and number:
+                    taken.seconds.append(seconds)
+            link.send(None if count else taken)
         steps.close()
 
 

@@ -17,9 +17,10 @@ one slot) in the same turn, and whether the training metrics of the modes agree 
 is a run of `rlinf train` with ``plan: auto`` that plans and settles by itself; the placement that
 it settles on takes turns with the others.
 
-In every round the components are measured first (`rlinf plan --measure`), and what simulator and
-planner predict from that profile is printed beside what each mode took, with the error; at the end
-the median absolute error of temporal plans (nodes take turns) and of the others.
+The trials of `rlinf plan --measure` take turns with the modes too. What simulator and planner
+predict from the profile that they make is printed beside what each mode took, with the error; at
+the end the median absolute error of temporal plans (nodes take turns) and of the others. Of a mode
+on another runtime, which would have another profile, nothing is predicted.
 
 One thread per process (``OMP_NUM_THREADS=1``) is set unless given.
 """
@@ -44,22 +45,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mode_turns import Turns
-from mode_workloads import AHEAD, AUTO, SEQUENTIAL, WORKLOADS, Workload
+from mode_turns import Setting, Taken, Turns
+from mode_workloads import AUTO, SEQUENTIAL, WORKLOADS, Workload
 from predictions import Prediction, kept_profile, measure_profile, prediction, summary
 
 from rlinf.cli.tasks import read_config
 from rlinf.flow.plan import Plan
 from rlinf.monitor.decisions import read_decisions
 from rlinf.runners.planned import plan_overrides
+from rlinf.runners.profiling import profile_of
+from rlinf.runners.variants import legal_trials
 
 # What `auto` takes at most, with a profile, before it has settled: two placements of 2 + 4 steps,
 # and a step under the one that it returns to.
 SETTLING = 13
-WARM_UP = 2
-TURN = 5
-"""Steps of a turn; the first, which finds the caches of the processor full of others' data, does
-not count."""
+TURN = 5  # steps, of which the first does not count
 NOT_COMPARED = ("time", "per_second", "memory/")
 
 
@@ -126,35 +126,48 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, found: Found) -> None:
-    """Measure the components, let `auto` settle, then take every mode in turn."""
+    """Let `auto` settle, then take every mode, and every trial of the recipe, in turn."""
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
     given = {mode: words(overrides) for mode, overrides in workload.modes.items() if mode != AUTO}
-    for mode, mine in given.items():
-        if kept_profile(recipe, mine) is None:
-            measure_profile(recipe, mine)
-        profile = kept_profile(recipe, mine)
-        if profile is not None:
-            found.predictions[mode].append(prediction(recipe, mine, profile))
+    measure_profile(recipe, given[SEQUENTIAL])
     ending = length(workload.recipe, SETTLING + 1)
     given[AUTO] = settled(recipe, workload.modes[AUTO] | ending, directory / AUTO)
-    plans = {mode: read_config(str(recipe), mine)[2].plan for mode, mine in given.items()}
+    configs = {mode: read_config(str(recipe), mine) for mode, mine in given.items()}
     found.same_as[AUTO] |= {
-        mode for mode in alternatives(workload) if plans[mode].same_places(plans[AUTO])
+        mode
+        for mode in alternatives(workload)
+        if configs[mode][2].plan.same_places(configs[AUTO][2].plan)
     }
     endless = words(length(workload.recipe, 10**6))
-    given = {mode: [*mine, *endless] for mode, mine in given.items()}
-    ahead = {mode for mode in given if AHEAD.items() <= workload.modes[mode].items()}
-    together = {mode: mine for mode, mine in given.items() if mode not in ahead}
-    turns = -(-steps // (TURN - 1))
-    with Turns(recipe, together, directory) as processes:
-        rows = processes.take([WARM_UP, *[TURN] * turns])
-    for mode in ahead:
-        with Turns(recipe, {mode: given[mode]}, directory) as processes:
-            rows |= processes.take([WARM_UP + TURN * turns])
-    for mode in given:
-        later = enumerate(rows[mode][WARM_UP:])
-        found.seconds[mode] += [seconds for number, (seconds, _) in later if number % TURN]
-        found.metrics.setdefault(mode, training_metrics([metrics for _, metrics in rows[mode]]))
+    settings = {mode: Setting(recipe, [*mine, *endless]) for mode, mine in given.items()}
+    task, _, own = configs[SEQUENTIAL]
+    trials = {
+        label: Setting(recipe, [*given[SEQUENTIAL], *endless], number)
+        for number, (label, _) in enumerate(legal_trials(own))
+    }
+    taken = in_turns(settings | trials, -(-steps // (TURN - 1)), directory)
+    profile = profile_of(own, task.flow, [taken[label].trial(trials[label]) for label in trials])
+    for mode, mine in given.items():
+        found.seconds[mode] += taken[mode].seconds
+        found.metrics.setdefault(mode, training_metrics(taken[mode].metrics))
+        if kept_profile(recipe, mine) is not None:  # that of another runtime would be another one
+            found.predictions[mode].append(prediction(recipe, mine, profile))
+
+
+def in_turns(settings: dict[str, Setting], turns: int, directory: Path) -> dict[str, Taken]:
+    """What the steps of all settings took; those that run ahead come one by one at the end."""
+    ahead = {
+        name
+        for name, setting in settings.items()
+        if setting.read()[2].planning.constraints.staleness
+    }
+    together = {name: setting for name, setting in settings.items() if name not in ahead}
+    with Turns(together, directory / "together") as processes:
+        found = processes.take(turns, TURN)
+    for number, name in enumerate(ahead):
+        with Turns({name: settings[name]}, directory / f"{number}") as processes:
+            found |= processes.take(turns, TURN)
+    return found
 
 
 # -- printing -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,6 +75,10 @@ class ComponentSample:
             handed_over=parts[0].handed_over,
         )
 
+    def scaled(self, factor: float) -> ComponentSample:
+        """The same with another length of the work."""
+        return replace(self, seconds=factor * self.seconds, closing=factor * self.closing)
+
 
 @dataclass
 class StepRecorder:
@@ -89,6 +93,9 @@ class StepRecorder:
         chunks: Pieces in which a step is handed on, in the order of the sources.
         warm_up: First steps that do not count.
         overhead: Takes what is beside the work of components.
+        sharing: Components of each node whose stages are all on the same devices. With several
+            sub-batches in flight they work at the same time, and each takes longer for the others;
+            then the time of the node is divided over them.
     """
 
     plan: Plan
@@ -100,6 +107,7 @@ class StepRecorder:
     warm_up: int = WARM_UP_STEPS
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     overhead: OverheadRecorder | None = None
+    sharing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _seen: int = 0
     _held: dict[str, list[int]] = field(default_factory=dict)
 
@@ -114,8 +122,14 @@ class StepRecorder:
         stages: dict[str, list[list[StageReport]]] = defaultdict(list)
         for label, reports in report.stages.items():
             stages[self.owners[label]].append(reports)
-        for component, parts in stages.items():
-            self._note(component, ComponentSample.of(parts))
+        samples = {name: ComponentSample.of(parts) for name, parts in stages.items()}
+        for node, names in self.sharing.items():
+            worked = sum(samples[name].seconds for name in names)
+            passed = report.node_seconds.get(node, worked)
+            if worked > passed:
+                samples |= {name: samples[name].scaled(passed / worked) for name in names}
+        for name, sample in samples.items():
+            self._note(name, sample)
         if self._seen > self.warm_up and self.overhead is not None:
             self.overhead.observe(report, seconds)
 

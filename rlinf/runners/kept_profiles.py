@@ -13,6 +13,9 @@ from rlinf.flow.overhead import joined
 from rlinf.flow.profile import Profile
 from rlinf.runners.placed_config import PlacedConfig
 
+_RECORDING = 2
+"""How the figures of a profile come about; another number keeps those of before from being used."""
+
 
 def fingerprints(config: PlacedConfig) -> Fingerprints:
     """What a profile of a recipe is valid for, on this machine.
@@ -27,7 +30,7 @@ def fingerprints(config: PlacedConfig) -> Fingerprints:
     return Fingerprints(
         hardware=hardware_fingerprint(config.devices, traits.packages),
         model=f"{data.get('type', 'language')} {hashed([data, content])}",
-        config=hashed(traits.sections),
+        config=hashed([_RECORDING, traits.sections]),
     )
 
 

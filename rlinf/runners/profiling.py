@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -63,15 +64,12 @@ def measure(
         ConfigError: No trial is legal.
         Exception: The recipe does not run as it is; of another trial, its line says why it failed.
     """
-    together: list[StepRecorder] = []
-    apart: list[StepRecorder] = []
-    ahead: list[tuple[PlacedConfig, float]] = []
+    trials: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
             with _trial_directory(Path(scratch), number) as directory:
-                origin = f"{label}, {time.strftime('%Y-%m-%d')}"
-                recorder = new_recorder(trial, flow(trial), origin)
+                recorder = trial_recorder(label, trial, flow)
                 try:
                     taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
                 except Exception as error:
@@ -79,20 +77,52 @@ def measure(
                         raise
                     say(f"{label} could not be measured: {type(error).__name__}: {error}")
                     continue
-            if trial.planning.constraints.staleness:
-                # Components that work at the same time say nothing of each alone.
-                ahead.append((trial, taken))
-            else:
-                (apart if beside(recorder).divides_a_loop else together).append(recorder)
+            trials.append(Trial(trial, recorder, taken))
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
-    if not (together or apart):  # the recipe and all its trials run ahead
+    return profile_of(config, flow, trials)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was measured.
+
+    Args:
+        config: The recipe under it.
+        recorder: What its components took.
+        seconds: Median of its steps.
+    """
+
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: float
+
+
+def trial_recorder(label: str, trial: PlacedConfig, flow: Callable[[Any], Flow]) -> StepRecorder:
+    """A recorder for the steps of a trial."""
+    return new_recorder(trial, flow(trial), f"{label}, {time.strftime('%Y-%m-%d')}")
+
+
+def profile_of(
+    config: PlacedConfig, flow: Callable[[Any], Flow], trials: Sequence[Trial]
+) -> Profile:
+    """What the trials of a recipe say together.
+
+    Raises:
+        ConfigError: All of them run ahead.
+    """
+    # Components that work at the same time say nothing of each alone.
+    ahead = [trial for trial in trials if trial.config.planning.constraints.staleness]
+    alone = [trial.recorder for trial in trials if trial not in ahead]
+    if not alone:  # the recipe and all its trials run ahead
         raise ConfigError("no setting without staleness could be measured")
+    apart = [recorder for recorder in alone if beside(recorder).divides_a_loop]
+    together = [recorder for recorder in alone if recorder not in apart]
     components = _components(together, apart)
     for recorder in apart:
         beside(recorder).count_work_of(recorder.profiles(), components)
     besides = [beside(recorder) for recorder in (*together, *apart)]
     profile = fingerprints(config).profile(components, overhead(besides))
-    factors = [_overlap_factor(trial, flow(trial), profile, taken) for trial, taken in ahead]
+    factors = [_overlap_factor(t.config, flow(t.config), profile, t.seconds) for t in ahead]
     return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
 
 

@@ -19,17 +19,20 @@ FIRST_STEPS = 8
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
     """A recorder for the steps of a run."""
-    traits = config.planning
+    traits, plan = config.planning, config.plan
+    loops = [node for node in flow.nodes if node.is_loop]
+    homes = {n.name: {plan.components[name].devices for name in n.components} for n in loops}
     return StepRecorder(
-        plan=config.plan,
+        plan=plan,
         owners={stage.label: stage.component for _, stage in flow.stages()},
         items=traits.items,
         origin=origin,
         concurrent=traits.concurrent,
         chunks=traits.items // traits.constraints.handed_over,
         overhead=OverheadRecorder(
-            flow, config.plan, traits.constraints.exchanges, traits.constraints.staleness
+            flow, plan, traits.constraints.exchanges, traits.constraints.staleness
         ),
+        sharing={node.name: node.components for node in loops if len(homes[node.name]) == 1},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,16 @@ def test_stages_of_one_component_add_up_and_loading_counts_apart() -> None:
     actor = taken.profiles()["actor"]
     assert actor.measurements[0].seconds == pytest.approx(2.5)
     assert (actor.onload_seconds, actor.offload_seconds) == pytest.approx((0.25, 0.5))
+
+
+def test_parts_of_a_loop_on_one_device_take_no_longer_than_the_loop() -> None:
+    """Both work all the time, as each has a sub-batch; the device is busy for 3 s, not for 5."""
+    taken = replace(recorder(), sharing={"both": ("env", "actor")})
+    for passed in (3.0, 9.0):
+        taken.observe(replace(step(2.0, 1.0, 2.0), node_seconds={"both": passed}))
+    env, actor = taken.samples["env"], taken.samples["actor"]
+    assert [sample.seconds for sample in env] == pytest.approx([1.2, 2.0])
+    assert [sample.seconds for sample in actor] == pytest.approx([1.8, 3.0])
 
 
 def test_memory_of_workers_on_one_device_adds_up() -> None:

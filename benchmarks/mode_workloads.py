@@ -124,7 +124,8 @@ def reasoning() -> Workload:
             "hybrid": placed({"rollout,reward": "0-1", "actor": "1"}),
             "collocated": placed(same, **{"cluster.runtime": "ray"}),
             "disaggregated, staleness 1": placed(apart, **AHEAD),
-            AUTO: {SLOTS_KEY: SLOTS, "runner.plan": "auto"},
+            # Two ranks of a language trainer need it.
+            AUTO: {SLOTS_KEY: SLOTS, "cluster.runtime": "ray", "runner.plan": "auto"},
         },
     )
 

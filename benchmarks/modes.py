@@ -14,8 +14,8 @@ turns of a few steps, so that all meet the same state of the machine; those that
 trainer, whose rollouts would go on in the turns of others, take all their steps at the end.
 Printed: the median seconds of a step, the median of its ratio to the sequential mode (everything on
 one slot) in the same turn, and whether the training metrics of the modes agree to the bit. `auto`
-is a run of `rlinf train` with ``plan: auto`` that plans and settles by itself; the placement that
-it settles on takes turns with the others.
+is a run of `rlinf train` with ``plan: auto`` that measures, plans and settles by itself; the
+placement that it settles on takes turns with the others.
 
 The trials of `rlinf plan --measure` take turns with the modes too. What simulator and planner
 predict from the profile that they make is printed beside what each mode took, with the error; at
@@ -47,18 +47,19 @@ from typing import Any
 import yaml
 from mode_turns import Setting, Taken, Turns
 from mode_workloads import AUTO, SEQUENTIAL, WORKLOADS, Workload
-from predictions import Prediction, kept_profile, measure_profile, prediction, summary
+from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
 from rlinf.flow.plan import Plan
 from rlinf.monitor.decisions import read_decisions
+from rlinf.runners.kept_profiles import fingerprints
 from rlinf.runners.planned import plan_overrides
 from rlinf.runners.profiling import profile_of
 from rlinf.runners.variants import legal_trials
 
-# What `auto` takes at most, with a profile, before it has settled: two placements of 2 + 4 steps,
-# and a step under the one that it returns to.
-SETTLING = 13
+# What `auto` takes at most before it has settled: up to nine placements of 2 + 4 steps, and a step
+# under the one that it returns to.
+SETTLING = 55
 TURN = 5  # steps, of which the first does not count
 NOT_COMPARED = ("time", "per_second", "memory/")
 
@@ -129,7 +130,6 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
     """Let `auto` settle, then take every mode, and every trial of the recipe, in turn."""
     os.environ["XDG_CACHE_HOME"] = str(directory / "cache")
     given = {mode: words(overrides) for mode, overrides in workload.modes.items() if mode != AUTO}
-    measure_profile(recipe, given[SEQUENTIAL])
     ending = length(workload.recipe, SETTLING + 1)
     given[AUTO] = settled(recipe, workload.modes[AUTO] | ending, directory / AUTO)
     configs = {mode: read_config(str(recipe), mine) for mode, mine in given.items()}
@@ -150,7 +150,8 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
     for mode, mine in given.items():
         found.seconds[mode] += taken[mode].seconds
         found.metrics.setdefault(mode, training_metrics(taken[mode].metrics))
-        if kept_profile(recipe, mine) is not None:  # that of another runtime would be another one
+        # That of another runtime would be another one.
+        if not fingerprints(configs[mode][2]).differences(profile):
             found.predictions[mode].append(prediction(recipe, mine, profile))
 
 
@@ -243,8 +244,13 @@ def interquartile(values: list[float]) -> float:
 
 
 def alternatives(workload: Workload) -> list[str]:
-    """Modes that differ from `auto` in what it decides alone."""
-    decided = {"cluster.component_placement", "rollout.pipeline_stage_num", "runner.plan"}
+    """Modes that differ from `auto` in what it decides alone, or in the runtime."""
+    decided = {
+        "cluster.component_placement",
+        "cluster.runtime",
+        "rollout.pipeline_stage_num",
+        "runner.plan",
+    }
     rest = {
         mode: {key: value for key, value in overrides.items() if key not in decided}
         for mode, overrides in workload.modes.items()

@@ -1,10 +1,8 @@
-"""What simulator and planner say about a mode, from a profile measured in the same session."""
+"""What simulator and planner say about a mode, from a profile measured beside it."""
 
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from rlinf.flow.plan import Plan
 from rlinf.flow.planning import predict
 from rlinf.flow.profile import Profile
 from rlinf.flow.simulation import Conditions, simulate
-from rlinf.runners.kept_profiles import usable_profile
 from rlinf.runners.planned import cluster_of
 
 SIMULATED_STEPS = 12
@@ -33,23 +30,6 @@ class Prediction:
     def errors(self, measured: float) -> tuple[float, float]:
         """Simulated and planned against measured, as parts of the latter."""
         return self.simulated / measured - 1, self.planned / measured - 1
-
-
-def measure_profile(recipe: Path, words: list[str]) -> None:
-    """Run the trials of a recipe; the profile is kept where ``XDG_CACHE_HOME`` says."""
-    program = str(Path(sys.executable).with_name("rlinf"))
-    command = [program, "plan", str(recipe), *words, "--measure"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
-    print("".join(f"  {line}\n" for line in done.stdout.splitlines() if "measured" in line), end="")
-    sys.stdout.flush()
-
-
-def kept_profile(recipe: Path, words: list[str]) -> Profile | None:
-    """The profile that was measured for the settings of a run; None: for others only."""
-    _, _, config = read_config(str(recipe), words)
-    return usable_profile(config)[0]
 
 
 def prediction(recipe: Path, words: list[str], profile: Profile) -> Prediction:

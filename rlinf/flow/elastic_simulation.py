@@ -197,7 +197,7 @@ def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool =
             trained += 1
     played.rollout_seconds = now
     # All devices are free for what is left to be trained on, where they may be.
-    now = max(now, busy_until)
+    now = max(now, busy_until, idle_until if shared else 0.0)
     last = fixed or setting.devices
     if trained < setting.batches and last != ranks:
         now += setting.switch_seconds + (setting.move_seconds if ranks else 0.0)

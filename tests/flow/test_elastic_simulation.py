@@ -34,7 +34,6 @@ def lengths() -> np.ndarray:
 def test_taking_turns_is_generation_then_training(lengths: np.ndarray) -> None:
     played = play(SETTING, lengths, trainer=0)
     model = SETTING.generation
-    _, done, _ = (None, [], None)
     done = [model.serve(lengths[4 * engine : 4 * engine + 4].ravel()).max() for engine in range(8)]
     assert played.rollout_seconds == pytest.approx(max(done), rel=0.02)
     rest = SETTING.batches * SETTING.batch_seconds(8) + SETTING.switch_seconds
@@ -47,6 +46,21 @@ def test_rescaling_is_faster_than_every_static_placement(lengths: np.ndarray) ->
     assert played.seconds < static.seconds
     assert played.releases
     assert sum(count for _, count in played.releases) < SETTING.devices
+
+
+def test_a_shared_device_generates_first_and_trains_then(lengths: np.ndarray) -> None:
+    """Where all end together there is nothing to overlap; else training begins with its devices."""
+    equal = np.full((SETTING.groups, SETTING.group_size), 1000)
+    played = play(SETTING, equal, trainer=4, shared=True)
+    training = SETTING.batches * SETTING.batch_seconds(4)
+    assert played.seconds == pytest.approx(
+        played.rollout_seconds + SETTING.switch_seconds + training, abs=2 * SETTING.tick
+    )
+    shared = play(SETTING, lengths, trainer=4, shared=True)
+    assert shared.rollout_seconds == play(SETTING, lengths, trainer=0).rollout_seconds
+    assert shared.rollout_seconds < play(SETTING, lengths, trainer=4).rollout_seconds
+    assert shared.rollout_seconds + SETTING.switch_seconds < shared.seconds
+    assert shared.seconds <= shared.rollout_seconds + SETTING.switch_seconds + training
 
 
 def test_nothing_moves_where_lengths_are_equal() -> None:

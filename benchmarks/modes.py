@@ -106,10 +106,10 @@ def training_metrics(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 @dataclass
 class Found:
-    """What the rounds of a workload showed, by mode."""
+    """What the rounds of a workload showed, by mode; and which modes `auto` settled on."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    same_as: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    auto_is: set[str] = field(default_factory=set)
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     predictions: dict[str, list[Prediction]] = field(default_factory=lambda: defaultdict(list))
 
@@ -133,7 +133,7 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
     ending = length(workload.recipe, SETTLING + 1)
     given[AUTO] = settled(recipe, workload.modes[AUTO] | ending, directory / AUTO)
     configs = {mode: read_config(str(recipe), mine) for mode, mine in given.items()}
-    found.same_as[AUTO] |= {
+    found.auto_is |= {
         mode
         for mode in alternatives(workload)
         if configs[mode][2].plan.same_places(configs[AUTO][2].plan)
@@ -202,7 +202,7 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
         print(f"  median absolute error, {what}: {100 * error:.1f} %")
     best = max(alternatives(workload), key=lambda mode: rows[mode]["speed"])
     against = paired(found.seconds[AUTO], found.seconds[best]) - 1
-    print(f"  {AUTO} settled on {', '.join(sorted(found.same_as[AUTO])) or 'another placement'}")
+    print(f"  {AUTO} settled on {', '.join(sorted(found.auto_is)) or 'another placement'}")
     print(f"  against the best that it may choose, {best}, its steps take {100 * against:+.1f} %")
     sys.stdout.flush()
     return {"modes": rows, "errors": summary(rows), "auto_against_best": against}

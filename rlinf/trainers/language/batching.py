@@ -111,25 +111,24 @@ def _micro_batches(
 
 def _packed_budget(groups: Parts, lengths: Sequence[int], budget: int) -> Parts:
     """Parts of about equal sums within the budget; a group that is larger is divided first."""
-    items = [part for group in groups for part in _within(group, lengths, budget)]
-    sizes = [sum(lengths[index] for index in item) for item in items]
+    items = []
+    for group in groups:
+        parts = _within([lengths[index] for index in group], budget)
+        items += [[group[i] for i in part] for part in parts]
+    parts = _within([sum(lengths[index] for index in item) for item in items], budget)
+    return [[index for i in part for index in items[i]] for part in parts]
+
+
+def _within(sizes: Sequence[int], budget: int) -> Parts:
+    """Few parts of about equal sums within the budget; a size that is larger is alone."""
     count = max(1, -(-sum(sizes) // budget))
     while True:
         parts = balanced_parts(sizes, count, equal_count=False)
         fits = all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts)
         if fits or count >= len(sizes):
-            return [[index for i in part for index in items[i]] for part in parts]
+            # Sizes beyond the budget can make more parts than there are sizes.
+            return [part for part in parts if part] or [[]]
         count += 1
-
-
-def _within(group: list[int], lengths: Sequence[int], budget: int) -> Parts:
-    """A group as it is, or in as few parts as the budget allows; a longer sequence is alone."""
-    sizes = [lengths[index] for index in group]
-    for count in range(-(-sum(sizes) // budget), len(group) + 1):
-        parts = balanced_parts(sizes, count, equal_count=False)
-        if all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts):
-            return [[group[i] for i in part] for part in parts]
-    return [[index] for index in group]
 
 
 def _padded_budget(share: list[int], lengths: Sequence[int], budget: int) -> Parts:

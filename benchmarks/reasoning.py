@@ -53,6 +53,7 @@ from rlinf.runners.reasoning_system import ReasoningSystem
 LETTERS = string.ascii_letters + "0123"
 FIXED, LONGEST, CACHE = 64, 256, 200
 PROMPTS, GROUP, RATE = 8, 8, 1e-6
+WARM = 4  # steps of every side before those measured: the allocator's pools fill during them
 
 
 def write_model(directory: Path, hidden: int, layers: int, tokens: int = 64) -> LanguageModelConfig:
@@ -144,7 +145,7 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
         tempfile.TemporaryDirectory() as directory,
         ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
     ):
-        for step in range(steps + 1):
+        for step in range(WARM + steps):
             step_begin = time.perf_counter()
             prompts = {"rollout": {"slots": PROMPTS, "prompts": loader.take(PROMPTS)}}
             report = system.start_step(
@@ -152,7 +153,7 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
             ).wait()
             if step == 0:
                 start = time.perf_counter() - begin
-            else:
+            if step >= WARM:
                 seconds.append(time.perf_counter() - step_begin)
                 tokens += sum(part.tokens for part in report.results("rollout"))
     return {
@@ -169,7 +170,7 @@ def floor(config: ReasoningConfig, rounds: int) -> float:
     seconds = []
     source = ModelSource(path=config.model.path, module=model, tokenizer=tokenizer)
     with config.rollout.engine.build(source) as engine:
-        for number in range(rounds + 1):
+        for number in range(WARM + rounds):
             requests = [
                 GenerationRequest(
                     request_id=place + GROUP * slot,
@@ -188,7 +189,7 @@ def floor(config: ReasoningConfig, rounds: int) -> float:
                 for request, item in zip(requests, found, strict=True)
             ]
             seconds.append(generated + _pass(model, rows))
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds[WARM:])
 
 
 def _pass(model: Any, rows: list[np.ndarray]) -> float:
@@ -241,7 +242,7 @@ def trl(model: LanguageModelConfig, texts: list[str], lengths: str, steps: int) 
             callbacks=[clock],
             args=GRPOConfig(
                 output_dir=directory,
-                max_steps=steps + 1,
+                max_steps=WARM + steps,
                 per_device_train_batch_size=PROMPTS * GROUP,
                 num_generations=GROUP,
                 max_completion_length=limits["max_new_tokens"],
@@ -262,7 +263,7 @@ def trl(model: LanguageModelConfig, texts: list[str], lengths: str, steps: int) 
         )
         trainer.train()
     return {
-        "seconds": statistics.median(clock.times[1:]),
+        "seconds": statistics.median(clock.times[WARM:]),
         "tokens": sum(lengths_seen) / len(lengths_seen),
     }
 

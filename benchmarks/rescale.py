@@ -3,14 +3,16 @@
     python benchmarks/rescale.py move       # 50 M parameters between 1 and 2 ranks
     python benchmarks/rescale.py modes      # whole steps beside static placements, 2 CPU slots
     python benchmarks/rescale.py modes --modes --fixed 64   # where nothing is worth a move
+    python benchmarks/rescale.py modes --kinds 61:48 3:1000 --longest 2000   # longer tails
     python benchmarks/rescale.py simulate   # 64 and 128 devices, published lengths
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
 within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
-``cluster.auto_scheduler``: heavy-tailed lengths (geometric, as an answer of random weights ends at
-each token with about one chance in ``--vocabulary``, cut at ``--longest``), global batches by
-length. The modes take turns step by step, and step i has the same lengths in all of them.
-``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
+``cluster.auto_scheduler``: heavy-tailed lengths, global batches by length. Lengths are geometric, as
+an answer of random weights ends at each token with about one chance in ``--vocabulary``, cut at
+``--longest``; or with ``--kinds`` a mixture of such, here 61 prompts with answers of 48 tokens on
+average and 3 with 1000. The modes take turns step by step, and step i has the same lengths in all of
+them. ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
 placement beside it is the best of all divisions, simulated on the same lengths. One thread per
 process (``OMP_NUM_THREADS=1``) is set unless given.
 """
@@ -35,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import CACHE, write_model, write_prompts
 
 from rlinf.algorithms.tokens.registry import REGISTRY
@@ -142,7 +145,7 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
     data = {
         "task": "reasoning",
         "runner": {"total_steps": 1000},
-        "data": {"files": {"train": [str(prompts)]}},
+        "data": {"files": {"train": [str(prompts)]}, "shuffle": not arguments.kinds},
         "model": {"path": str(model.path)},
         "rollout": {
             "prompts": arguments.prompts,
@@ -183,7 +186,7 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
     """Take a step whenever asked to; answers seconds, metrics and what was decided."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(config.model)
-    loader = PromptLoader(config.data.build(tokenizer).train)
+    loader = PromptLoader(config.data.build(tokenizer).train, shuffle=config.data.shuffle)
     wanted = config.rollout.prompts
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -250,11 +253,16 @@ def modes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Mean seconds of a step under every mode."""
     wanted = {"rescaled", "collocated", *arguments.modes}
     with tempfile.TemporaryDirectory() as directory:
-        model = write_model(
-            Path(directory) / "model", arguments.hidden, arguments.layers, arguments.vocabulary
-        )
-        prompts = Path(directory) / "prompts.jsonl"
-        write_prompts(prompts, 512)
+        place, prompts = Path(directory) / "model", Path(directory) / "prompts.jsonl"
+        size = arguments.hidden, arguments.layers
+        if arguments.kinds:
+            counts, means = zip(*arguments.kinds, strict=True)
+            arguments.prompts = sum(counts)
+            model = write_kinds(place, *size, means)
+            write_prompts_of_kinds(prompts, arguments.steps + 2, counts)
+        else:
+            model = write_model(place, *size, arguments.vocabulary)
+            write_prompts(prompts, 512)
         chosen = [mode for mode in PLACED if mode in wanted]
         configs = {mode: _recipe(model, prompts, mode, arguments) for mode in chosen}
         found = _take_turns(configs, arguments.steps)
@@ -359,6 +367,12 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _kind(text: str) -> tuple[int, float]:
+    """Number of prompts and mean tokens of their answers."""
+    count, _, mean = text.partition(":")
+    return int(count), float(mean)
+
+
 def main() -> None:
     """Measure and print; with ``--json`` the figures are also written."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -376,6 +390,13 @@ def main() -> None:
     whole.add_argument("--group", type=int, default=4)
     whole.add_argument("--longest", type=int, default=448, help="most tokens of an answer")
     whole.add_argument("--vocabulary", type=int, default=64, help="tokens of the model, 64 or more")
+    whole.add_argument(
+        "--kinds",
+        nargs="+",
+        type=_kind,
+        metavar="PROMPTS:MEAN",
+        help="prompts of a step and mean tokens of their answers, in place of --prompts",
+    )
     whole.add_argument("--running", type=int, default=512, help="sequences of an engine at once")
     whole.add_argument("--batches", type=int, default=8)
     whole.add_argument("--steps", type=int, default=12, help="measured steps of each mode")

@@ -21,6 +21,9 @@ _NUMBERS = np.dtype(
         ("minimum", np.int64),
         ("seed", np.uint64),
         ("temperature", np.float32),
+        ("penalty", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float32),
         ("greedy", np.bool_),
         ("filtered", np.bool_),
     ],
@@ -77,7 +80,8 @@ class Running:
         last = self._tokens[slot, drawn - 1] if drawn else 0
         self.numbers[slot] = (
             cached, last, drawn, known, sampling.max_new_tokens, sampling.min_new_tokens,
-            request.seed % 2**64, sampling.temperature, sampling.greedy, sampling.filtered,
+            request.seed % 2**64, sampling.temperature, sampling.repetition_penalty,
+            sampling.top_k or self._vocabulary, sampling.top_p, sampling.greedy, sampling.filtered,
         )  # fmt: skip
         self._stops[slot] = -1
         self._stops[slot, : len(stops)] = stops
@@ -122,10 +126,8 @@ class Running:
         )
 
     def _filters(self, rows: np.ndarray, changed: np.ndarray) -> Filters:
-        samplings = [self.requests[row].sampling for row in rows[changed]]
-        penalty = np.array([[sampling.repetition_penalty] for sampling in samplings], np.float32)
-        top_k = np.array([[sampling.top_k or self._vocabulary] for sampling in samplings])
-        top_p = np.array([[sampling.top_p] for sampling in samplings], np.float32)
+        numbers = self.numbers[rows[changed]][:, None]
+        penalty, top_k, top_p = numbers["penalty"], numbers["top_k"], numbers["top_p"]
         truncated = (top_k < self._vocabulary).any() or (top_p < 1).any()
         return Filters(
             rows=self._tensor(changed),
@@ -155,8 +157,7 @@ class Running:
             return None
         # One column more takes the -1 that fill up lists of stop tokens.
         banned = np.zeros((len(rows), self._vocabulary + 1), np.bool_)
-        for number in short:
-            banned[number, self._stops[rows[number]]] = True
+        banned[short[:, None], self._stops[rows[short]]] = True
         return self._tensor(banned[:, :-1])
 
     def append(self, tokens: np.ndarray, log_probs: np.ndarray, version: int) -> np.ndarray:

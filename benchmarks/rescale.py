@@ -8,13 +8,13 @@
 
 ``move`` prints the seconds of a move between one and two processes beside a copy of the same bytes
 within a process. ``modes`` runs the same recipe, on ``ray``, collocated, disaggregated and with
-``cluster.auto_scheduler``: heavy-tailed lengths, global batches by length. Lengths are geometric, as
-an answer of random weights ends at each token with about one chance in ``--vocabulary``, cut at
+``cluster.auto_scheduler``: heavy-tailed lengths, global batches by length. Lengths are geometric,
+as an answer of random weights ends at each token with about one chance in ``--vocabulary``, cut at
 ``--longest``; or with ``--kinds`` a mixture of such, here 61 prompts with answers of 48 tokens on
-average and 3 with 1000. The modes take turns step by step, and step i has the same lengths in all of
-them. ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the static
-placement beside it is the best of all divisions, simulated on the same lengths. One thread per
-process (``OMP_NUM_THREADS=1``) is set unless given.
+average and 3 with 1000. The modes take turns step by step, and step i has the same lengths in all
+of them. ``simulate`` lets the same choices act on the scenario ``math-1.5b`` of the simulator; the
+static placement beside it is the best of all divisions, simulated on the same lengths. One thread
+per process (``OMP_NUM_THREADS=1``) is set unless given.
 """
 
 from __future__ import annotations

@@ -42,9 +42,11 @@ class TextEvaluationSpec(HashedSpec):
     reward: Mapping[str, Any]
     """What scores a completion, as JSON values."""
     threshold: float
-    """Reward from which on a completion is right."""
+    """Value from which on a completion is right."""
     seed: int = 0
     """What the seeds of all completions are derived from."""
+    part: str | None = None
+    """The reward function whose value that is; None: the weighted sum."""
     answers: AnswerKind | None = None
     """What is read off the completions for votes; None: nothing."""
 
@@ -93,11 +95,10 @@ class TextEvaluationSpec(HashedSpec):
         return tuple(found)
 
     def contents(self) -> dict[str, Any]:
-        """Without what says nothing, so that a specification without votes keeps its hash."""
+        """Without what says nothing, so that a specification without it keeps its hash."""
+        optional = ("answers", "part")
         found = super().contents()
-        if self.answers is None:
-            del found["answers"]
-        return found
+        return {k: v for k, v in found.items() if k not in optional or v is not None}
 
     @classmethod
     def restored(cls, contents: dict[str, Any]) -> TextEvaluationSpec:
@@ -134,6 +135,7 @@ class PromptOutcome:
         group: PromptGroup,
         *,
         threshold: float,
+        part: str | None = None,
         answers: Iterable[str | None] | None = None,
         level: int | None = None,
     ) -> PromptOutcome:
@@ -146,7 +148,10 @@ class PromptOutcome:
             raise ValueError(f"the group of prompt {group.prompt_id} has no scores yet")
         return cls(
             prompt_id=group.prompt_id,
-            correct=tuple(bool(s.valid and s.reward >= threshold) for s in group.scores),
+            correct=tuple(
+                bool(s.valid and (s.reward if part is None else s.parts[part]) >= threshold)
+                for s in group.scores
+            ),
             answers=None if answers is None else tuple(answers),
             lengths=tuple(len(completion) for completion in group.completions),
             truncated=tuple(completion.truncated for completion in group.completions),

@@ -112,6 +112,11 @@ class EngineConfig(StrictModel):
         return switch[value] if isinstance(value, bool) else value
 
     @property
+    def context(self) -> int | None:
+        """Longest prompt plus completion, where the section bounds it."""
+        return None
+
+    @property
     def shares_module(self) -> bool:
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
@@ -195,6 +200,11 @@ class VLLMEngineConfig(EngineConfig):
     right for temperature 1 with any of them. Other combinations are refused."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, by their names there."""
+
+    @property
+    def context(self) -> int | None:
+        """See :attr:`EngineConfig.context`."""
+        return self.max_model_len
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -191,6 +191,15 @@ def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
             yield adapter_file_name(name), value
 
 
+def padding_token(tokenizer: Any) -> int:
+    """The token that fills up rows of prompts; attention and loss never look at it.
+
+    A tokenizer without one of its own, as many are published, has its end token here, or 0.
+    """
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(token) for token in tokens if token is not None)
+
+
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """Refuse a tokenizer that gives tokens which the model does not have.
 

@@ -106,13 +106,16 @@ class ArchitectureConfig(StrictModel):
         return self
 
 
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
 class LanguageModelConfig(StrictModel):
     """A causal language model from a local directory, or from scratch."""
 
     path: Path | None = None
-    """Directory in the format of transformers: tokenizer, and unless `architecture` is given
-    config.json and safetensors. Nothing is ever downloaded. null, with `architecture`: a tokenizer
-    is trained on the texts of a generated task."""
+    """Directory in the format of transformers: tokenizer, config.json and safetensors; with
+    `architecture` a tokenizer alone, and null trains one on the texts of a generated task. Nothing
+    is ever downloaded."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     lora: LoraConfig | None = None
@@ -132,7 +135,13 @@ class LanguageModelConfig(StrictModel):
         self._check_file("tokenizer_config.json", "tokenizer.json", what="tokenizer")
         if self.architecture is None:
             self._check_file("config.json", what="model configuration")
-            self._check_file("model.safetensors", "model.safetensors.index.json", what="weights")
+            self._check_file(*_WEIGHTS, what="weights")
+        elif any((self.path.expanduser() / name).is_file() for name in _WEIGHTS):
+            raise ConfigError(
+                f"{self.path} holds a model, and the section would create another one with random "
+                "weights; nearest: architecture: null, which trains the one in the directory",
+                key="architecture",
+            )
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

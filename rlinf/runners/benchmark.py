@@ -15,6 +15,7 @@ from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.answering_system import AnsweringSystem
 from rlinf.runners.benchmark_config import BenchmarkRunConfig
+from rlinf.runners.context_limits import check_context
 from rlinf.runners.reasoning_evaluation import evaluate_model
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.weight_sync.protocol import Parties
@@ -36,6 +37,13 @@ def evaluate(config: BenchmarkRunConfig, directory: RunDirectory) -> TextEvaluat
         tokenizer = load_tokenizer(config.model)
     with in_section("benchmark"):
         dataset = config.benchmark.build(tokenizer)
+    check_context(
+        dataset,
+        config.rollout.sampling,
+        model=config.model,
+        engine=config.rollout.engine,
+        key="rollout.sampling",
+    )
     spec = benchmark_spec(config, dataset)
     spec.save(directory.evaluations / "spec.json")
     with BenchmarkSystem(config) as system:
@@ -62,6 +70,7 @@ def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEv
         sampling=to_data(config.rollout.sampling),
         reward=to_data(config.reward)["functions"],
         threshold=config.correct_from,
+        part=config.correct_by,
         seed=config.seed,
         answers=kind if config.rollout.samples > 1 else None,
     )

@@ -17,6 +17,7 @@ from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.monitor.config import LoggerConfig
 from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.correctness import CorrectnessConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 
 COMPONENTS = ("rollout", "reward")
@@ -33,7 +34,7 @@ class BenchmarkRolloutConfig(StrictModel):
     """What generates."""
 
 
-class BenchmarkRunConfig(PlacedConfig):
+class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
     """An evaluation of a model on a published benchmark."""
 
     task: Literal["benchmark"]
@@ -47,8 +48,6 @@ class BenchmarkRunConfig(PlacedConfig):
     rollout: BenchmarkRolloutConfig = BenchmarkRolloutConfig()
     reward: RewardConfig
     """What tells right from wrong."""
-    correct_from: float = 0.5
-    """Reward from which on a completion counts as right."""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -73,6 +72,7 @@ class BenchmarkRunConfig(PlacedConfig):
         return self
 
     def _problems(self) -> Iterator[PydanticCustomError]:
+        yield from self.correctness_problems(self.reward)
         if self.rollout.sampling.greedy and self.rollout.samples > 1:
             yield illegal(
                 "rollout.samples",

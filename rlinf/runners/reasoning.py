@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -19,12 +20,13 @@ from rlinf.models.language import load_tokenizer
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_evaluation import Evaluator
-from rlinf.runners.reasoning_model import initial_model, prompt_sets
+from rlinf.runners.reasoning_model import check_lengths, initial_model, prompt_sets
 from rlinf.runners.reasoning_system import ReasoningSystem, training_flow
 from rlinf.runners.rescaling import write_choices
 from rlinf.runners.resumable_run import RunState
 from rlinf.runners.training_runner import TrainingRunner
 from rlinf.workers.generation import GenerationReport
+from rlinf.workers.reward import RewardReport
 
 INITIAL_MODEL, FINAL_MODEL, FAILURES = "initial_model", "model", "failures"
 
@@ -77,6 +79,7 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
         self._loader = PromptLoader(
             sets.train, shuffle=config.data.shuffle, seed=config.data.seed + config.seed
         )
+        check_lengths(config, self._model, sets)
         self._longest = max(sets.train, key=lambda prompt: len(prompt.tokens))
         self._evaluator = Evaluator(config, sets.validation, directory.evaluations, self._tokenizer)
 
@@ -148,7 +151,12 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
             made += cast(Any, metrics.pop("choices"))
             write_choices(self._directory.path, self._state.step, made)
             metrics["rollout/moved"] = float(sum(part.moved for part in generated))
-        faults = sum((Counter(found) for found in report.results("reward")), Counter())
+        scored: list[RewardReport] = report.results("reward")
+        faults = sum((Counter(part.faults) for part in scored), Counter())
+        for name in self._config.reward.functions:
+            values = [value for part in scored for value in part.values[name]]
+            # The exact sum: the order in which workers scored them changes nothing.
+            metrics[f"reward/{name}"] = math.fsum(values) / max(len(values), 1)
         state, tokens = self._state, sum(part.tokens for part in generated)
         state.prompts += sum(part.begun for part in generated) + _used(generated)
         state.sequences += sum(part.completions for part in generated)

@@ -24,6 +24,7 @@ from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import ConfigError
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.correctness import CorrectnessConfig
 from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.runners.reasoning_planning import reasoning_traits
@@ -77,7 +78,7 @@ class ReasoningRolloutConfig(StrictModel):
         return self.prompts * self.group_size
 
 
-class ReasoningValidationConfig(StrictModel):
+class ReasoningValidationConfig(CorrectnessConfig):
     """Evaluation on prompts that training never sees."""
 
     val_check_interval: int = Field(default=0, ge=0)
@@ -90,8 +91,6 @@ class ReasoningValidationConfig(StrictModel):
     """How tokens are drawn; null: as in training."""
     seed: int = Field(default=10_000, ge=0)
     """Seed of these completions."""
-    correct_from: float = 0.5
-    """Reward from which on a completion counts as right."""
 
 
 class ReasoningConfig(PlacedConfig):
@@ -276,9 +275,14 @@ class ReasoningConfig(PlacedConfig):
             yield illegal("critic", f"{algorithm.type} {needs}", hint=hint)
         if self.model.lora is not None:
             yield illegal("model.lora", "has no effect here", hint="write it as actor.lora")
+        if self.critic is not None and self.critic.model and self.critic.model.lora is not None:
+            hint = "leave it out: a critic trains all its weights"
+            yield illegal("critic.model.lora", "has no effect on a critic", hint=hint)
 
     def _data_rules(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None
+        if self.data.validates:
+            yield from self.validation.correctness_problems(self.reward, "validation.")
         if self.warm_start is not None and not generated:
             yield illegal(
                 "warm_start",

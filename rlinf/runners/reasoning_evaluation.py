@@ -27,6 +27,7 @@ def validation_spec(config: ReasoningConfig, dataset: PromptDataset) -> TextEval
         sampling=to_data(_sampling(config)),
         reward=to_data(config.reward)["functions"],
         threshold=validation.correct_from,
+        part=validation.correct_by,
         seed=validation.seed,
         answers="math" if validation.samples > 1 and _formulas(config) else None,
     )
@@ -69,6 +70,7 @@ def evaluate_model(
         PromptOutcome.of(
             group,
             threshold=spec.threshold,
+            part=spec.part,
             answers=_answers(group, spec.answers, tokenizer),
             level=dataset[group.prompt_id].level,
         )

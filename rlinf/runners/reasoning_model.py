@@ -20,6 +20,7 @@ from rlinf.models.language import (
     save_language_model,
 )
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.runners.context_limits import check_context
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.trainers.language.supervised import SupervisedTrainer, TargetBatch
 
@@ -94,6 +95,22 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
         f"loss {losses[0]:.3f} to {losses[-1]:.3f}",
         flush=True,
     )
+
+
+def check_lengths(config: ReasoningConfig, model: LanguageModelConfig, sets: PromptSets) -> None:
+    """Refuse prompts and answers that exceed the context of the model.
+
+    Raises:
+        ConfigError: The longest prompt of a set leaves too little.
+    """
+    own, sampling = config.validation.sampling, config.rollout.sampling
+    validated = ("rollout.sampling", sampling) if own is None else ("validation.sampling", own)
+    for prompts, (key, limits) in (
+        (sets.train, ("rollout.sampling", sampling)),
+        (sets.validation, validated),
+    ):
+        if prompts is not None:
+            check_context(prompts, limits, model=model, engine=config.rollout.engine, key=key)
 
 
 def prompt_sets(config: ReasoningConfig, tokenizer: Any) -> PromptSets:

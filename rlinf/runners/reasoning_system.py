@@ -20,7 +20,7 @@ from rlinf.weight_sync.protocol import Parties
 from rlinf.workers.critic import CriticSetup, CriticWorker
 from rlinf.workers.generation import GenerationReport, GenerationSetup, GenerationWorker
 from rlinf.workers.language_actor import LanguageActorSetup, LanguageActorWorker
-from rlinf.workers.reward import RewardSetup, RewardWorker
+from rlinf.workers.reward import RewardReport, RewardSetup, RewardWorker
 
 
 def training_flow(config: ReasoningConfig) -> Flow:
@@ -62,7 +62,7 @@ class ReasoningSystem(AnsweringSystem):
         failures: Directory for batches that could not be trained on.
     """
 
-    records = (PromptGroup, Completion, Score, GenerationReport)
+    records = (PromptGroup, Completion, Score, GenerationReport, RewardReport)
 
     def __init__(self, config: ReasoningConfig, model: LanguageModelConfig, failures: Path) -> None:
         super().__init__(config)

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_network, check_tokenizer, load_tokenizer
+from rlinf.models.language import build_network, check_tokenizer, load_tokenizer, padding_token
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.critic import FSDPCritic
@@ -79,7 +79,7 @@ class CriticWorker(TrainingWorker):
             groups: See :func:`~rlinf.workers.training_ranks.read_batch`.
             step: Number of the training phase, and so of the weights that it begins with.
         """
-        batch = read_batch(groups, pad_id=self._tokenizer.pad_token_id, version=step)
+        batch = read_batch(groups, pad_id=padding_token(self._tokenizer), version=step)
         begin = time.perf_counter()
         batch, metrics = self._algorithm.prepare(replace(batch, values=self._critic.values(batch)))
         prepared = time.perf_counter()

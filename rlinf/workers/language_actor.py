@@ -13,7 +13,7 @@ from rlinf.algorithms.tokens.protocol import TokenBatch
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_language_model
+from rlinf.models.language import build_language_model, padding_token
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.protocol import LanguageTrainer
@@ -145,7 +145,7 @@ class LanguageActorWorker(TrainingWorker):
         self, stream: InputStream, step: int, shared: SharedTrainer | None
     ) -> dict[str, Any]:
         """Train on each global batch as soon as it is known which groups are in it."""
-        pad_id, version = self._tokenizer.pad_token_id, self._trainer.version
+        pad_id, version = padding_token(self._tokenizer), self._trainer.version
         count, slots = self._setup.actor.n_minibatches, self._setup.slots
         groups = GroupsByLength(stream, slots=slots, size=slots // count)
 
@@ -179,7 +179,7 @@ class LanguageActorWorker(TrainingWorker):
     def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
         """Train on each global batch as soon as its slots are full; the same wherever it runs."""
         size = self._setup.slots // self._setup.actor.n_minibatches
-        pad_id, version = self._tokenizer.pad_token_id, self._trainer.version
+        pad_id, version = padding_token(self._tokenizer), self._trainer.version
         slots = in_slot_order(groups)
         arrived: list[PromptGroup] = []
 
@@ -210,7 +210,7 @@ class LanguageActorWorker(TrainingWorker):
 
     def _read(self, groups: InputStream) -> TokenBatch:
         return read_batch(
-            groups, pad_id=self._tokenizer.pad_token_id, version=self._trainer.version
+            groups, pad_id=padding_token(self._tokenizer), version=self._trainer.version
         )
 
     def _with_log_probs(self, batch: TokenBatch) -> TokenBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.errors import in_section
@@ -30,6 +30,19 @@ class RewardSetup:
     model: LanguageModelConfig
 
 
+@dataclass
+class RewardReport:
+    """What one worker scored.
+
+    Args:
+        faults: How often what went wrong.
+        values: What each function returned for the valid completions, by its name.
+    """
+
+    faults: dict[str, int] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+
 class RewardWorker(StageWorker):
     """Turns tokens into text and text into rewards, in processes of their own."""
 
@@ -44,28 +57,35 @@ class RewardWorker(StageWorker):
             self._tokenizer = load_tokenizer(self._setup.model)
         self._pool = RewardPool(self._setup.reward)
 
-    def score(self, completions: InputStream) -> Generator[Emit, None, dict[str, int]]:
-        """Stage: score groups as they come; returns how often what went wrong.
+    def score(self, completions: InputStream) -> Generator[Emit, None, RewardReport]:
+        """Stage: score groups as they come; returns a :class:`RewardReport`.
 
         Args:
             completions: Stream of :class:`~rlinf.data.sequences.PromptGroup`.
         """
         if self._pool is None:
             raise RuntimeError("the worker was not started")
+        report = RewardReport(values={name: [] for name in self._setup.reward.functions})
         for first in completions:
             # All that is there is handed out at once, so that every process has work.
             items = [first]
             while completions.ready():
                 items.append(next(completions))
-            yield from self._scored(self._pool, items)
-        return dict(Counter(self._pool.take_faults()))
+            yield from self._scored(self._pool, items, report)
+        report.faults = dict(Counter(self._pool.take_faults()))
+        return report
 
-    def _scored(self, pool: RewardPool, items: list[Item]) -> Generator[Emit, None, None]:
+    def _scored(
+        self, pool: RewardPool, items: list[Item], report: RewardReport
+    ) -> Generator[Emit, None, None]:
         groups: list[PromptGroup] = [item.payload for item in items]
         inputs = [sample for group in groups for sample in self._inputs(group)]
         outputs = iter(pool.score(inputs))
         for item, group in zip(items, groups, strict=True):
             scores = tuple(_score(next(outputs)) for _ in group.completions)
+            for score in (score for score in scores if score.valid):
+                for name, value in score.parts.items():
+                    report.values[name].append(value)
             yield Emit("scored", item.source, group.scored(scores))
 
     def _inputs(self, group: PromptGroup) -> list[RewardInput]:

@@ -116,6 +116,25 @@ def test_evaluation_of_a_run_repeats_its_last_one(
     assert result.spec_sha256[:12] in capsys.readouterr().out
 
 
+def test_every_reward_function_is_logged_and_one_tells_what_is_right(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        "reward.functions.short={type: length, max_length: 12, cache_length: 8, weight: 0.5}",
+        "reward.functions.form={type: format, form: pattern, pattern: '.*', weight: 0}",
+        "validation.correct_by=answer",
+        "runner.total_steps=2",
+    )
+    trained = [line for line in untimed(run) if "rollout/rewards" in line]
+    assert len(trained) == 2
+    for line in trained:
+        assert line["reward/form"] == 1.0
+        total = line["reward/answer"] + 0.5 * line["reward/short"]
+        assert line["rollout/rewards"] == pytest.approx(total, abs=1e-6)
+    # With the length in the sum, an answer of 20 % or more would be right only where it is short.
+    spec = json.loads((run / "evaluations" / "validation_spec.json").read_text())
+    assert spec["part"] == "answer"
+
+
 def test_groups_with_equal_rewards_are_drawn_again(tmp_path: Path) -> None:
     run = train(
         tmp_path,

@@ -131,6 +131,11 @@ class PromptDataConfig(EncodingConfig):
             raise illegal("task", "takes the place of `files`", hint="write one of the two")
         return self
 
+    @property
+    def validates(self) -> bool:
+        """Whether there are prompts of which an evaluation can be made."""
+        return self.files is None or bool(self.files.validation)
+
     def build(self, tokenizer: PromptTokenizer) -> PromptSets:
         """Read or generate the prompts, and tokenise them.
 

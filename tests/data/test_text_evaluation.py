@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_the_hash_depends_on_every_part():
     changes = [{}, {"seed": 1}, {"threshold": 0.5}, {"reward": {}}, {"sampling": {}},
                {"prompt_ids": (0, 1)}]  # fmt: skip
     specs = [a_spec(**change) for change in changes]
-    specs += [a_spec(answers="math"), a_spec(samples=3), a_spec(n=5),
+    specs += [a_spec(answers="math"), a_spec(part="right"), a_spec(samples=3), a_spec(n=5),
               TextEvaluationSpec.of(a_dataset(answer="2"), samples=2, sampling=specs[0].sampling,
                                     reward=specs[0].reward, threshold=1.0)]  # fmt: skip
     assert len({spec.sha256 for spec in specs}) == len(specs)
@@ -263,6 +264,10 @@ def test_outcomes_of_groups_and_what_is_told_beside_the_scores():
     )  # fmt: skip
     first = PromptOutcome.of(group, threshold=1.0, answers=["1", "2", None], level=3)
     assert first.correct == (True, False, False)  # an invalid score is never right
+    parts = [{"right": 0.0, "short": 1.0}, {"right": 1.0, "short": -0.5}, {}]
+    told = tuple(replace(score, parts=part) for score, part in zip(scores, parts, strict=True))
+    by_part = PromptOutcome.of(replace(group, scores=told), threshold=1.0, part="right")
+    assert by_part.correct == (False, True, False)
     found = TextEvaluationResult.of(a_spec(n=1, samples=3), [first], "run@1")
     assert (found.mean_length, found.n_invalid) == (3.0, 1)
     assert found.truncated_share == pytest.approx(1 / 3)

@@ -110,12 +110,34 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert (section.max_value * section.scale, section.min_value * section.scale) == (5.0, -5.0)
 
 
+@pytest.mark.parametrize("name", ["math_1.5b_grpo_pipeline", "math_1.5b_grpo_one_node"])
+def test_a_pipeline_trains_while_it_generates(name: str) -> None:
+    recipe = load_recipe(f"reasoning/{name}")
+    config = validate(ReasoningConfig, recipe.data, recipe)
+    devices = {part: set(config.plan.components[part].devices) for part in ("rollout", "actor")}
+    assert not devices["rollout"] & devices["actor"]
+    assert config.actor.trains_in_order
+    assert config.algorithm.prepares_parts
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_says_what_it_is_and_that_it_was_not_run(name: str) -> None:
     lines = Path("recipes/reasoning", f"{name}.yaml").read_text().splitlines()
     comment = [line for line in lines[:5] if line.startswith("#")]
     assert 2 <= len(comment) <= 4
     assert "Not run" in " ".join(comment)
+
+
+def test_the_recipe_that_trains_here_takes_a_model_and_prompts(
+    models: Callable[[str], Path], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = (
+        f"model.path={models('qwen2')}", "model.architecture=null", "warm_start=null",
+        "data.task=null", f"data.files={{train: [{prompts}]}}", "data.max_prompt_length=512",
+    )  # fmt: skip
+    code, shown, error = rlinf(capsys, "train", "reasoning/arithmetic_grpo", "--dry-run", *own)
+    assert code == 0, error
+    assert "nothing was started" in shown
 
 
 @pytest.mark.usefixtures("vllm_is_installed")

@@ -68,7 +68,24 @@ REFUSED = [
         "rollout.prompts",
         "nearest: 2, 4",
     ),
+    (
+        ["reward.functions.short={type: length, max_length: 12, cache_length: 8}"],
+        "validation.correct_by",
+        "the name of one, such as answer",
+    ),
+    (["validation.correct_by=anwser"], "validation.correct_by", "there are answer"),
+    (
+        ["algorithm={type: ppo}", "critic={model: {path: x, lora: {rank: 4}}}"],
+        "critic.model.lora",
+        "trains all its weights",
+    ),
 ]
+
+
+def test_a_sum_of_functions_may_be_what_is_right(tmp_path: Path) -> None:
+    short = "reward.functions.short={type: length, max_length: 12, cache_length: 8}"
+    config = small_config(tmp_path, short, "validation.correct_from=0.9")
+    assert (config.validation.correct_by, config.validation.correct_from) == (None, 0.9)
 
 
 @pytest.mark.parametrize(("overrides", "key", "hint"), REFUSED)
@@ -88,7 +105,11 @@ def test_refused(tmp_path: Path, overrides: list[str], key: str, hint: str) -> N
              "model={path: /nowhere/model}"],
             "data.files.train",
         ),
-        (["reward.functions={a: {type: function, function: 'nomodule:f'}}"], "nomodule"),
+        (
+            ["reward.functions={a: {type: function, function: 'nomodule:f'}}",
+             "validation.correct_by=a"],
+            "nomodule",
+        ),
     ],
 )  # fmt: skip
 def test_refused_on_this_machine(tmp_path: Path, overrides: list[str], key: str) -> None:

@@ -273,6 +273,9 @@ class ReasoningConfig(PlacedConfig):
             needs = "needs a critic" if algorithm.needs_values else "has no critic"
             hint = "write `critic: {}`" if algorithm.needs_values else "leave the section out"
             yield illegal("critic", f"{algorithm.type} {needs}", hint=hint)
+        if getattr(self.weight_sync, "in_place", False):
+            why = "engines are given whole tensors here, and have none that a patch could write to"
+            yield illegal("weight_sync.in_place", why, hint="nearest: false")
         if self.model.lora is not None:
             yield illegal("model.lora", "has no effect here", hint="write it as actor.lora")
         if self.critic is not None and self.critic.model and self.critic.model.lora is not None:

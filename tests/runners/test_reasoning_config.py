@@ -47,6 +47,7 @@ REFUSED = [
     (["scratch_mib=3"], "scratch_mib", "has no key"),
     (["reward.deadline=0"], "reward.deadline", ""),
     (["weight_sync={type: patches}"], "weight_sync.type", "did you mean `patch`"),
+    (["weight_sync={type: patch, in_place: true}"], "weight_sync.in_place", "nearest: false"),
     (["validation.samples=0"], "validation.samples", ""),
     (["runner.total_env_steps=5"], "runner.total_env_steps", ""),
     (["cluster.component_placement={rollout: 0, actor: 0}"], "component_placement", "reward"),

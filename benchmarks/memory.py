@@ -1,12 +1,12 @@
-"""The memory preflight beside the run that it speaks of: peaks of all processes, and their ratio.
+"""What the memory preflight says beside what the run holds, and their ratio.
 
     python benchmarks/memory.py                        # both tasks
     python benchmarks/memory.py quickstart             # one recipe
     python benchmarks/memory.py quickstart seed=1      # with overrides
 
-The preflight (``rlinf plan RECIPE --memory``) and the run (``rlinf train RECIPE``) are each a
-program of their own, watched from outside in the same way: for every process the PSS and the
-kernel's record of its peak, a few times per second. The run is a real one, with its evaluations,
+The preflight is ``rlinf plan RECIPE --memory``, whose figure for all processes at the same time
+counts. The run (``rlinf train RECIPE``) is watched from outside: for every process the PSS and the
+kernel's record of its peak, a few times per second. It is a real one, with its evaluations,
 checkpoints and conclusion; ``STEPS`` training steps long.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,9 +41,16 @@ def watched(words: Sequence[str]) -> int:
     return watch.together
 
 
+def told(words: Sequence[str]) -> int:
+    """What a preflight says that all processes hold together [bytes]."""
+    shown = subprocess.run([*COMMAND, *words], stdout=subprocess.PIPE, text=True, check=True).stdout
+    [figure] = re.findall(r"all at the same time: ([\d,]+) MiB", shown)
+    return int(figure.replace(",", "")) * 2**20
+
+
 def compare(recipe: str, overrides: list[str]) -> dict[str, float]:
-    """Peaks of preflight and run [MiB], and how far apart they are."""
-    preflight = watched(["plan", recipe, *overrides, "--memory"])
+    """The figure of the preflight and the peak of the run [MiB], and how far apart they are."""
+    preflight = told(["plan", recipe, *overrides, "--memory"])
     with tempfile.TemporaryDirectory() as directory:
         run = watched(["train", recipe, *overrides, "--run-dir", str(Path(directory) / "run")])
     return {

@@ -208,16 +208,16 @@ def _show_memory(task: Task, config: Any, limit: int | None) -> None:
     if report.fits:
         say("it fits")
         return
-    say("\nit does not fit; looking for what does")
+    why = "" if report.ended is None else f": {report.ended} before the step ended"
+    say(f"\nit does not fit{why}; looking for what does")
     found = nearest_fitting(config, runner, task.flow, report, say=say)
     if found is None:
         raise ConfigError(
-            f"the worst step needs {100 * report.excess:.0f} % of what there is, and no smaller "
-            "batch, length or number of items that was tried fits; use a smaller model or a larger "
-            "machine"
+            f"the worst step needs {report.share} of what there is, and no smaller batch, length "
+            "or number of items that was tried fits; use a smaller model or a larger machine"
         )
     raise ConfigError(
-        f"the worst step needs {100 * report.excess:.0f} % of what there is; nearest that fits: "
+        f"the worst step needs {report.share} of what there is; nearest that fits: "
         f"{found.change} ({_mib(found.total)})"
     )
 

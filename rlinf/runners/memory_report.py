@@ -64,23 +64,33 @@ class MemoryReport:
         total: The most of all processes at a time [bytes].
         limit: What there is for them [bytes].
         devices: Every device, where its workers have memory or processes of their own.
+        ended: Why the step could not be finished; then it would have held more. None: it was.
     """
 
     processes: tuple[ProcessPeak, ...]
     total: int
     limit: int
     devices: tuple[DevicePeak, ...] = ()
+    ended: str | None = None
 
     @property
     def fits(self) -> bool:
         """Whether it is not more than there is."""
+        if self.ended is not None:
+            return False
         return self.total <= self.limit and all(d.peak <= d.limit for d in self.devices)
 
     @property
     def excess(self) -> float:
         """The largest share of what there is, over host and devices; above 1 it does not fit."""
         shares = [self.total / self.limit, *(d.peak / d.limit for d in self.devices)]
-        return max(shares)
+        # Of a step that was not finished only the least is known.
+        return max(shares) if self.ended is None else max(1.01, *shares)
+
+    @property
+    def share(self) -> str:
+        """The same in percent."""
+        return f"{'' if self.ended is None else 'more than '}{100 * self.excess:.0f} %"
 
 
 class Processes:
@@ -89,13 +99,17 @@ class Processes:
     Args:
         processes: All that were seen.
         places: Of the workers.
+        driver: The process of the run.
     """
 
-    def __init__(self, processes: Sequence[ProcessMemory], places: Sequence[WorkerPlace]) -> None:
+    def __init__(
+        self, processes: Sequence[ProcessMemory], places: Sequence[WorkerPlace], *, driver: int
+    ) -> None:
+        self._driver = driver
         self._processes = {process.pid: process for process in processes}
         self._workers: dict[int, list[WorkerPlace]] = {}
         for place in places:
-            if place.pid != os.getpid():
+            if place.pid != driver:
                 self._workers.setdefault(place.pid, []).append(place)
 
     def peaks(self) -> tuple[ProcessPeak, ...]:
@@ -106,7 +120,7 @@ class Processes:
     def slots(self, limit: int) -> tuple[DevicePeak, ...]:
         """What the workers of each CPU slot and their own processes held; they share the host.
 
-        Empty where workers are threads of this process.
+        Empty where workers are threads of the driver.
         """
         held: dict[int, int] = {}
         for process in self._processes.values():
@@ -126,7 +140,7 @@ class Processes:
 
     def _role(self, process: ProcessMemory) -> str:
         """What a process is, in a few words."""
-        if process.pid == os.getpid():
+        if process.pid == self._driver:
             return "driver"
         names = ", ".join(place.name for place in self._owners(process))
         if process.pid in self._workers:

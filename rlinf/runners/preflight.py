@@ -7,39 +7,18 @@ early, an evaluation and a checkpoint. Nothing is estimated but what does not fi
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
-from rlinf.monitor.memory import TreeWatch
-from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.device_memory import free_memory
-from rlinf.runners.memory_report import (
-    MemoryReport,
-    Processes,
-    WorstCase,
-    device_peaks,
-)
+from rlinf.runners.memory_report import MemoryReport, Processes
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planning_traits import Knob
 from rlinf.runners.variants import quiet
-
-
-class WorstCaseRunner(Protocol):
-    """A runner, as far as the preflight is concerned."""
-
-    def run_worst_case(self) -> WorstCase:
-        """One training step at its largest, with evaluation and checkpoint."""
-
-
-RunnerClass = Callable[[Any, RunDirectory, threading.Event], WorstCaseRunner]
+from rlinf.runners.worst_step import RunnerClass, measure_worst_step
 
 
 @dataclass(frozen=True)
@@ -69,20 +48,13 @@ def preflight(
         flow: The flow of a config.
         limit: Memory that there is; None: what the machine has free.
     """
-    there_is = free_memory() if limit is None else limit
+    free = free_memory()
+    there_is = free if limit is None else limit
     worst = quiet(config, config.planning.worst_case)
-    with tempfile.TemporaryDirectory(prefix="rlinf-preflight-") as scratch:
-        path = Path(scratch) / "run"
-        with (
-            RunDirectory.create(scratch, "preflight", path=path) as directory,
-            TreeWatch() as watch,
-            open(os.devnull, "w", encoding="utf-8") as nowhere,
-            redirect_stdout(nowhere),
-        ):
-            found = runner(worst, directory, threading.Event()).run_worst_case()
-    processes = Processes(watch.processes, found.places)
-    devices = device_peaks(worst, flow(worst), found) or processes.slots(there_is)
-    return MemoryReport(processes.peaks(), watch.together, there_is, devices)
+    found = measure_worst_step(worst, runner, flow, most=max(free, there_is))
+    processes = Processes(found.processes, found.places, driver=found.driver)
+    devices = found.devices or processes.slots(there_is)
+    return MemoryReport(processes.peaks(), found.together, there_is, devices, found.ended)
 
 
 # -- what would fit -----------------------------------------------------------------------------
@@ -113,7 +85,7 @@ def nearest_fitting(
         def measured(value: int, knob: Knob = knob) -> MemoryReport:
             smaller = quiet(config, (f"{knob.key}={value}",))
             found = preflight(smaller, runner, flow, report.limit)
-            say(f"{knob.key}={value}: {100 * found.excess:.0f} % of what there is")
+            say(f"{knob.key}={value}: {found.share} of what there is")
             return found
 
         found = _largest_fitting(list(_legal(config, knob)), knob, report, measured)

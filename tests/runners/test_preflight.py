@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import TASKS
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
 from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
 from rlinf.runners import memory_report, preflight
 from rlinf.runners.planning_traits import Knob
+from rlinf.runners.worst_step import measure_worst_step
 
 from . import reasoning_support, support
 
@@ -33,8 +39,6 @@ def allocate(count: int) -> ctypes.Array[Any]:
 
 
 def test_a_peak_that_is_over_is_remembered() -> None:
-    import os
-
     reset_peaks()
     before = process_memory(os.getpid())
     block = allocate(96 * MIB)
@@ -131,8 +135,6 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
 
 
 def test_processes_belong_to_the_workers_that_started_them() -> None:
-    import os
-
     def process(pid: int, parent: int, peak: int, *command: str) -> ProcessMemory:
         return ProcessMemory(pid, parent, command, peak, peak)
 
@@ -150,12 +152,87 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
             WorkerPlace("actor:0", -4, (0, 1), {}),
             WorkerPlace("thread:0", me, (0,), {}),
         ],
+        driver=me,
     )
     assert [(p.role, p.peak) for p in found.peaks()] == [
         ("actor:0", 50), ("env:0", 40), ("rlinf.envs.process of env:0", 30), ("driver", 10),
         ("raylet, process -5", 5),
     ]  # fmt: skip
     assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]
+
+
+class Greedy:
+    """A runner that takes more and more of the host."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def run_worst_case(self) -> Any:
+        blocks = []
+        while True:
+            blocks.append(allocate(16 * MIB))
+            time.sleep(0.02)
+
+
+class Full(Greedy):
+    """A runner whose device is full."""
+
+    def run_worst_case(self) -> Any:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+
+class Wrong(Greedy):
+    """A runner with a mistake of its user's."""
+
+    def run_worst_case(self) -> Any:
+        raise ConfigError("is wrong", key="a.key")
+
+
+class Broken(Greedy):
+    """A runner with a mistake of ours."""
+
+    def run_worst_case(self) -> Any:
+        raise IndexError("a mistake")
+
+
+class Gone(Greedy):
+    """A runner whose process ends."""
+
+    def run_worst_case(self) -> Any:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("runner", "why"), [(Greedy, "memory of the host"), (Full, "of a device was full")]
+)
+def test_a_step_that_runs_out_of_memory_does_not_fit(
+    tmp_path: Path, runner: type[Greedy], why: str
+) -> None:
+    config = support.small_config(tmp_path)
+    found = measure_worst_step(config, runner, TASKS["embodied"].flow, 900 * MIB)
+    assert found.ended is not None
+    assert why in found.ended
+    report = memory_report.MemoryReport((), found.together, 2**60, (), found.ended)
+    assert not report.fits
+    assert report.share == "more than 101 %"
+    if runner is Greedy:
+        assert found.together > 900 * MIB
+        assert not psutil.pid_exists(found.driver)
+
+
+@pytest.mark.parametrize(
+    ("runner", "error", "words"),
+    [
+        (Wrong, ConfigError, "a.key"),
+        (Broken, RunFailure, "IndexError: a mistake"),
+        (Gone, RunFailure, "status 3"),
+    ],
+)
+def test_a_step_that_fails_otherwise_says_so(
+    tmp_path: Path, runner: type[Greedy], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        measure_worst_step(support.small_config(tmp_path), runner, TASKS["embodied"].flow, 2**40)
 
 
 def watched(*words: str) -> int:
@@ -169,10 +246,14 @@ def watched(*words: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["embodied", "reasoning"])
-def test_the_preflight_holds_what_the_run_holds(task: str, tmp_path: Path) -> None:
+def test_the_preflight_holds_what_the_run_holds(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     support_of: Any = {"embodied": support, "reasoning": reasoning_support}[task]
     recipe = str(support_of.write_recipe(tmp_path))
-    before = watched("plan", recipe, "--memory")
+    assert main(["plan", recipe, "--memory"]) == 0
+    [told] = re.findall(r"all at the same time: ([\d,]+) MiB", capsys.readouterr().out)
+    before = int(told.replace(",", "")) * MIB
     run = watched("train", recipe, "--run-dir", str(tmp_path / "run"))
     assert 1 / 1.15 <= before / run <= 1.15
 

@@ -47,12 +47,17 @@ def inline_code(page: Path) -> Iterator[str]:
 def commands() -> Iterator[tuple[Path, str]]:
     """Every command line of ``rlinf``, in blocks and in prose."""
     for block in blocks():
-        for line in block.text.splitlines():
+        for line in _joined(block).splitlines():
             found = re.match(r"^(?:\$ )?(?:\.venv/bin/)?(rlinf .*)$", line)
             if found:
                 yield block.page, found[1]
     for page in PAGES:
         yield from ((page, code) for code in inline_code(page) if code.startswith("rlinf "))
+
+
+def _joined(block: Block) -> str:
+    """The text with lines that a backslash continues in one."""
+    return re.sub(r"\\\n *", " ", block.text)
 
 
 def files_of(block: Block) -> dict[str, str]:
@@ -69,7 +74,7 @@ def trainings(recipes: Iterable[str]) -> list[tuple[Block, str]]:
     """Shell lines that train by a ready recipe, or by one that their page shows."""
     found = []
     for block in blocks():
-        for line in block.text.splitlines() if block.info == "bash" else ():
+        for line in _joined(block).splitlines() if block.info == "bash" else ():
             words = shlex.split(line, comments=True)
             known = {*recipes, *files_of(block)}
             if (

@@ -114,17 +114,3 @@ def test_evaluation_of_a_run_repeats_its_last_one(
     result = evaluate(reference)
     assert result.estimate("pass@1").value == untimed(reference)[-1]["eval/success"]
     assert result.spec_sha256[:12] in capsys.readouterr().out
-
-
-def test_groups_with_equal_rewards_are_drawn_again(tmp_path: Path) -> None:
-    run = train(
-        tmp_path,
-        "algorithm={type: grpo, dynamic_sampling: true, max_resample: 3}",
-        "runner.total_steps=2",
-    )
-    for line in untimed(run)[1:]:
-        assert line["rollout/rejected_groups"] >= 0
-        assert line["rollout/prompts"] >= 4
-    last = untimed(run)[-1]
-    rejected = sum(line.get("rollout/rejected_groups", 0) for line in untimed(run))
-    assert last["rollout/prompts"] == 8 + rejected

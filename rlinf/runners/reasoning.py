@@ -114,11 +114,11 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
     def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
         """Synchronise, generate and score; training follows when the step is waited for."""
         return self._system.start_step(
-            step, synchronise=synchronise, draw=self._draw, ended=self._pass_over
+            step, synchronise=synchronise, draw=self._draw, ended=self._use_spares
         )
 
     def _draw(self) -> Arguments:
-        """Prompts of the slots, and those that may take their places."""
+        """Prompts of the slots, and those that may take their places, `max_resample` for each."""
         algorithm, rollout = self._config.algorithm, self._config.rollout
         wanted = rollout.prompts
         first_draw = self._loader.drawn == 0
@@ -131,13 +131,13 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
                 for number, (draw, _) in enumerate(prompts)
             ]
         count = algorithm.max_resample * wanted if algorithm.dynamic_sampling else 0
-        first = self._loader.drawn
-        spares = [(draw, self._loader.at(draw)) for draw in range(first, first + count)]
+        spares = self._loader.coming(count)
         return {"rollout": {"slots": wanted, "prompts": prompts, "spares": spares}}
 
-    def _pass_over(self, reports: Reports) -> None:
-        """Draw no spare again that was used."""
-        self._loader.take(_used([report.result for report in reports["rollout"]]))
+    def _use_spares(self, reports: Reports) -> None:
+        """Draw no spare again that was used; the others are the first prompts of later steps."""
+        for report in reports["rollout"]:
+            self._loader.use(report.result.spares)
 
     def _metrics(self, report: StepReport) -> dict[str, float]:
         """Metrics of one step, from what the workers returned."""
@@ -157,8 +157,9 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
             values = [value for part in scored for value in part.values[name]]
             # The exact sum: the order in which workers scored them changes nothing.
             metrics[f"reward/{name}"] = math.fsum(values) / max(len(values), 1)
+        rejected = sum(len(part.spares) for part in generated)
         state, tokens = self._state, sum(part.tokens for part in generated)
-        state.prompts += sum(part.begun for part in generated) + _used(generated)
+        state.prompts += sum(part.begun for part in generated) + rejected
         state.sequences += sum(part.completions for part in generated)
         state.tokens += tokens
         for reason, count in faults.items():
@@ -166,7 +167,7 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
             metrics[f"reward/faults/{reason}"] = float(count)
         metrics["rollout/prompts"] = float(state.prompts)
         metrics["rollout/tokens"] = float(state.tokens)
-        metrics["rollout/rejected_groups"] = float(sum(part.rejected for part in generated))
+        metrics["rollout/rejected_groups"] = float(rejected)
         if self._config.rollout.partial is not None:
             for name in ("interrupted", "carried", "regenerated", "dropped_tokens"):
                 count = sum(getattr(part, name) for part in generated)
@@ -230,8 +231,3 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
 
     def _load_own_state(self, tree: dict[str, Any]) -> None:
         self._loader.load_state_dict(tree["loader"])
-
-
-def _used(generated: list[GenerationReport]) -> int:
-    """Spare prompts that a rollout used, or passed over: every worker takes from its own share."""
-    return max((part.spares_used for part in generated), default=0) * len(generated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,7 @@ class GenerationWorker(StageWorker):
         """Stage: one scored group for each slot; returns a :class:`GenerationReport`.
 
         Groups go to the reward as they finish. One that is not worth training on makes room for a
-        spare prompt while there are any.
+        spare prompt, at once, while there are any for its slot; the last group of a slot stays.
 
         Args:
             scored: Stream of scored :class:`~rlinf.data.sequences.PromptGroup`.
@@ -151,14 +152,16 @@ class GenerationWorker(StageWorker):
             slots: Slots of the step; this worker fills its share.
             prompts: Prompts to begin with, of which this worker takes its share: one for each slot,
                 or with a pool as many as it lacks.
-            spares: Prompts to draw again from, likewise.
+            spares: Prompts to draw again from: attempt a of slot s, both from 0, has number
+                a · ``slots`` + s, so that neither the speed of the reward nor the number of workers
+                changes a group. With a pool, where groups have no slots yet, a worker takes its
+                share one by one.
             shared: How devices are shared with the trainer inside the step; None: they are not.
         """
-        waiting = list(spares)[self._rank :: self._world_size]
         if self._setup.tells_progress:
             report = yield from self._fill_moving(scored, prompts, step, shared)
         elif self._pool is None:
-            report = yield from self._fill_slots(scored, prompts, waiting)
+            report = yield from self._fill_slots(scored, prompts, spares)
         else:
             mine = [prompts[place] for place in self._slots(len(prompts))]
             report = yield from fill_from_pool(
@@ -168,7 +171,7 @@ class GenerationWorker(StageWorker):
                 slots=self._slots(slots),
                 step=step,
                 prompts=mine,
-                spares=waiting,
+                spares=spares[self._rank :: self._world_size],
                 worth=self._worth,
             )
         report.engine_restarts = self._engine.restarts
@@ -215,12 +218,15 @@ class GenerationWorker(StageWorker):
         return report
 
     def _fill_slots(
-        self, scored: InputStream, prompts: Sequence[Drawn], waiting: list[Drawn]
+        self, scored: InputStream, prompts: Sequence[Drawn], spares: Sequence[Drawn]
     ) -> Generator[Emit, None, GenerationReport]:
         """Every slot has its prompt from the beginning, and all are generated to their end."""
         setup = self._setup
         round_ = Round(setup.group_size, setup.sampling)
+        # A slot has spares of its own, as which group is scored first depends on who is faster.
+        waiting: dict[int, deque[Drawn]] = {}
         for slot in self._slots(len(prompts)):
+            waiting[slot] = deque(spares[slot :: len(prompts)])
             self._submit(round_.begin(slot, prompts[slot], self._seeds(prompts[slot])))
             round_.report.begun += 1
         while round_.open:
@@ -229,10 +235,9 @@ class GenerationWorker(StageWorker):
             while round_.open and (scored.ready() or not self._engine.unfinished):
                 item = next(scored)
                 group = item.payload
-                if waiting and not self._worth(group):
-                    round_.report.rejected += 1
-                    round_.report.spares_used += 1
-                    spare = waiting.pop(0)
+                if waiting[item.source] and not self._worth(group):
+                    spare = waiting[item.source].popleft()
+                    round_.report.spares.append(spare[0])
                     self._submit(round_.begin(item.source, spare, self._seeds(spare)))
                     continue
                 round_.close(item.source)

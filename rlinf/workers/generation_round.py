@@ -25,14 +25,14 @@ class GenerationReport:
         tokens: Sampled tokens, those of rejected groups included.
         completions: Completions that ended.
         begun: Groups that were begun, spares left out.
-        rejected: Groups that were not worth training on.
-        spares_used: Spare prompts that took their places.
         interrupted: Completions that go on in the next step.
         carried: Groups that have no slot yet, complete ones included.
         regenerated: Groups that were forgotten for their age and begun anew.
         dropped_tokens: Tokens of these.
         engine_restarts: How often the engine's process was started anew in the run so far.
         moved: Completions that went on at another worker.
+        spares: Draws of the spare prompts that took the places of groups that were not worth
+            training on: one for each.
         choices: What was decided about devices, as plain data.
         groups: The scored groups in the order of their slots, where they were asked for.
     """
@@ -40,14 +40,13 @@ class GenerationReport:
     tokens: int = 0
     completions: int = 0
     begun: int = 0
-    rejected: int = 0
-    spares_used: int = 0
     interrupted: int = 0
     carried: int = 0
     regenerated: int = 0
     dropped_tokens: int = 0
     engine_restarts: int = 0
     moved: int = 0
+    spares: list[int] = field(default_factory=list)
     choices: list[dict[str, Any]] = field(default_factory=list)
     groups: list[PromptGroup] = field(default_factory=list)
 

@@ -64,10 +64,10 @@ def fill_from_pool(
         found = {item.payload.draw: item.payload for item in _next(scored, len(complete))}
         for group in (found[unscored.draw] for unscored in complete):
             if waiting and not worth(group):
-                report.rejected += 1
-                report.spares_used += 1
+                spare = waiting.pop(0)
+                report.spares.append(spare[0])
                 pool.reject(group)
-                _submit(engine, pool, pool.begin([waiting.pop(0)]))
+                _submit(engine, pool, pool.begin([spare]))
             else:
                 pool.keep(group)
     pool.take(engine.abort(), report)

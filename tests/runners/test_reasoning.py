@@ -133,17 +133,3 @@ def test_every_reward_function_is_logged_and_one_tells_what_is_right(tmp_path: P
     # With the length in the sum, an answer of 20 % or more would be right only where it is short.
     spec = json.loads((run / "evaluations" / "validation_spec.json").read_text())
     assert spec["part"] == "answer"
-
-
-def test_groups_with_equal_rewards_are_drawn_again(tmp_path: Path) -> None:
-    run = train(
-        tmp_path,
-        "algorithm={type: grpo, dynamic_sampling: true, max_resample: 3}",
-        "runner.total_steps=2",
-    )
-    for line in untimed(run)[1:]:
-        assert line["rollout/rejected_groups"] >= 0
-        assert line["rollout/prompts"] >= 4
-    last = untimed(run)[-1]
-    rejected = sum(line.get("rollout/rejected_groups", 0) for line in untimed(run))
-    assert last["rollout/prompts"] == 8 + rejected

@@ -104,7 +104,7 @@ def test_prompts_drawn_again_are_counted_once(tmp_path: Path) -> None:
     assert_equal_runs(one, two)
     lines = untimed(one)[1:]
     rejected = sum(line["rollout/rejected_groups"] for line in lines)
-    assert lines[-1]["rollout/prompts"] == 16 + rejected
+    assert lines[-1]["rollout/prompts"] == 16 + rejected > 16
 
 
 @pytest.mark.slow

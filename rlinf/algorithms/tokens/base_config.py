@@ -48,7 +48,9 @@ class TokenAlgorithmConfig(PolicyLossConfig, NamedConfig):
     dynamic_sampling: bool = False
     """Train only on groups whose rewards differ; other prompts are drawn for the rest."""
     max_resample: int = Field(default=5, ge=0)
-    """How many times one step may draw prompts again with `dynamic_sampling`."""
+    """How many times the prompt of one slot may be drawn again in a step with `dynamic_sampling`;
+    the last group is trained on whatever its rewards. With `rollout.partial` groups have no slot
+    yet: then a step may draw so many times as many prompts again as it has slots."""
     proximal: Proximal = "rollout"
     """What the probability ratio divides by: log-probs of the rollout engine, log-probs that the
     trainer recomputes before the first update, or, without that forward pass, an interpolation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from rlinf.errors import CheckpointError
 class PromptLoader:
     """Epoch after epoch; with ``shuffle`` each has an order of its own, given by seed and epoch.
 
-    Which prompt a draw gives depends on its number alone, so the state is that number.
+    Which prompt a draw gives depends on its number alone, so the state is that number, and the
+    numbers before it that were passed over by :meth:`use`; these are drawn first.
 
     Args:
         dataset: The prompts.
@@ -31,24 +33,50 @@ class PromptLoader:
         self._dataset = dataset
         self._shuffle = shuffle
         self._seed = seed
-        self._drawn = 0
+        self._next = 0  # every number from here on is free
+        self._passed_over: list[int] = []  # free numbers before it, ascending
         self._order: tuple[int, np.ndarray] | None = None
 
     @property
     def drawn(self) -> int:
-        """Prompts drawn so far: the number of the next draw."""
-        return self._drawn
+        """Prompts drawn so far."""
+        return self._next - len(self._passed_over)
 
     @property
     def epoch(self) -> float:
         """How often the data set has been drawn."""
-        return self._drawn / len(self._dataset)
+        return self.drawn / len(self._dataset)
 
     def take(self, n: int) -> list[tuple[int, Prompt]]:
         """The next ``n`` prompts with the numbers of their draws; epochs follow each other."""
-        draws = range(self._drawn, self._drawn + n)
-        self._drawn += n
+        taken = self.coming(n)
+        self.use(draw for draw, _ in taken)
+        return taken
+
+    def coming(self, n: int) -> list[tuple[int, Prompt]]:
+        """What :meth:`take` would give, without drawing it."""
+        draws = self._passed_over[:n]
+        draws += range(self._next, self._next + n - len(draws))
         return [(draw, self.at(draw)) for draw in draws]
+
+    def use(self, draws: Iterable[int]) -> None:
+        """Note that some of the :meth:`coming` prompts are drawn; those passed over come again.
+
+        Args:
+            draws: Their numbers, in any order.
+
+        Raises:
+            ValueError: One was drawn before.
+        """
+        for draw in draws:
+            if draw >= self._next:
+                self._passed_over.extend(range(self._next, draw))
+                self._next = draw + 1
+                continue
+            place = bisect_left(self._passed_over, draw)
+            if self._passed_over[place : place + 1] != [draw]:
+                raise ValueError(f"draw {draw} was drawn before")
+            del self._passed_over[place]
 
     def at(self, draw: int) -> Prompt:
         """The prompt of a draw, past or future."""
@@ -63,7 +91,8 @@ class PromptLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, and what the number refers to."""
         return {
-            "drawn": self._drawn,
+            "drawn": self.drawn,
+            "passed_over": list(self._passed_over),
             "dataset_sha256": self._dataset.sha256,
             "shuffle": self._shuffle,
             "seed": self._seed,
@@ -87,4 +116,5 @@ class PromptLoader:
                     f"{name} changed after the checkpoint was written, so that prompts would be "
                     f"repeated or missed: {hint}, or begin a new run from its weights"
                 )
-        self._drawn = int(state["drawn"])
+        self._passed_over = [int(draw) for draw in state.get("passed_over", ())]
+        self._next = int(state["drawn"]) + len(self._passed_over)

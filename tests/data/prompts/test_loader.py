@@ -59,6 +59,40 @@ def test_any_draw_can_be_looked_up():
     assert loader.drawn == 12
 
 
+def test_what_is_passed_over_comes_first():
+    loader = PromptLoader(dataset(5), seed=2)
+    assert [draw for draw, _ in loader.take(2)] == [0, 1]
+    coming = loader.coming(6)
+    assert [draw for draw, _ in coming] == [2, 3, 4, 5, 6, 7]
+    assert loader.drawn == 2, "looking ahead draws nothing"
+    loader.use([6, 3])
+    assert loader.drawn == 4
+    assert loader.take(5) == [(draw, loader.at(draw)) for draw in (2, 4, 5, 7, 8)]
+    with pytest.raises(ValueError, match="draw 4 was drawn before"):
+        loader.use([4])
+
+
+@given(st.lists(st.sets(st.integers(0, 14)), max_size=6), st.integers(0, 6))
+def test_no_draw_is_lost_or_doubled(chosen, cut):
+    """Whatever is used of what is coming, with a checkpoint in between."""
+    loader = PromptLoader(dataset(4), seed=1)
+    drawn = []
+    for number, places in enumerate(chosen):
+        if number == cut:
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader = PromptLoader(dataset(4), seed=1)
+            loader.load_state_dict(state)
+        drawn += [draw for draw, _ in loader.take(2)]
+        coming = loader.coming(15)
+        used = [coming[place][0] for place in places]
+        loader.use(used)
+        drawn += used
+    assert len(set(drawn)) == len(drawn) == loader.drawn
+    most = max(drawn, default=-1) + 1
+    missing = sorted(set(range(most)) - set(drawn))
+    assert [draw for draw, _ in loader.take(len(missing) + 1)] == [*missing, most]
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

@@ -1,0 +1,142 @@
+"""Slots whose groups are drawn again: the same, whoever is faster and however many workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf.algorithms.tokens.config import DAPOConfig
+from rlinf.data.prompts.dataset import Prompt
+from rlinf.data.sequences import PromptGroup, Score
+from rlinf.engines.config import SamplingConfig
+from rlinf.flow.stream import Item
+from rlinf.workers.generation import GenerationWorker
+from rlinf.workers.generation_round import GenerationReport, completion_seed
+
+from .test_partial_rollout import Letters
+
+GROUP, SLOTS, FIRST = 3, 6, 20
+
+
+def rewards(draw: int) -> list[float]:
+    """Equal in three of five groups, and in every group of slot 1."""
+    equal = draw % SLOTS == (FIRST + 1) % SLOTS or draw % 5 > 1
+    return [1.0] * GROUP if equal else [0.0, *[1.0] * (GROUP - 1)]
+
+
+class Reward:
+    """Scores in any order, each group after any time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._waiting: deque[Item] = deque()
+        self.scored: list[int] = []
+
+    def give(self, slot: int, group: PromptGroup) -> None:
+        self.scored.append(group.draw)
+        scores = tuple(Score(reward=value) for value in rewards(group.draw))
+        self._waiting.append(Item(0, slot, group.scored(scores)))
+
+    def ready(self) -> bool:
+        return bool(self._waiting) and self._random.random() < 0.2
+
+    def __next__(self) -> Item:
+        self._waiting.rotate(int(self._random.integers(len(self._waiting))))
+        return self._waiting.popleft()
+
+
+def worker(rank: int, ranks: int) -> Any:
+    """A generation worker without a model."""
+    algorithm = DAPOConfig()
+    made: Any = object.__new__(GenerationWorker)
+    made._setup = SimpleNamespace(
+        group_size=GROUP,
+        sampling=SamplingConfig(max_new_tokens=100),
+        seed=7,
+        tells_progress=False,
+    )
+    made._algorithm, made._engine, made._pool = algorithm.build(), Letters(), None
+    made._rank, made._world_size = rank, ranks
+    return made
+
+
+def drawn(first: int, count: int) -> list[tuple[int, Prompt]]:
+    return [
+        (d, Prompt(prompt_id=d, text="", tokens=np.array([1, d]), answer=str(d)))
+        for d in range(first, first + count)
+    ]
+
+
+def fill(
+    *, ranks: int, seed: int, attempts: int
+) -> tuple[dict[int, PromptGroup], list[GenerationReport], list[int]]:
+    """All slots; also the reports of the workers, and the draws of all groups that were scored."""
+    groups: dict[int, PromptGroup] = {}
+    reports, scored = [], []
+    for rank in range(ranks):
+        reward = Reward(seed + rank)
+        stage = worker(rank, ranks).generate(
+            reward,
+            step=0,
+            slots=SLOTS,
+            prompts=drawn(FIRST, SLOTS),
+            spares=drawn(FIRST + SLOTS, attempts * SLOTS),
+        )
+        while True:
+            try:
+                emitted = next(stage)
+            except StopIteration as stop:
+                reports.append(stop.value)
+                break
+            if emitted.edge == "completions":
+                reward.give(emitted.source, emitted.payload)
+            else:
+                assert emitted.source not in groups
+                groups[emitted.source] = emitted.payload
+        scored += reward.scored
+    return groups, reports, scored
+
+
+def tokens(groups: dict[int, PromptGroup]) -> dict[int, list[list[int]]]:
+    return {slot: [c.tokens.tolist() for c in g.completions] for slot, g in sorted(groups.items())}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_neither_the_speed_of_the_reward_nor_the_workers_change_a_group(
+    ranks: int, seed: int
+) -> None:
+    expected, reports, _ = fill(ranks=1, seed=100, attempts=4)
+    groups, found, scored = fill(ranks=ranks, seed=seed, attempts=4)
+    assert {slot: group.draw for slot, group in groups.items()} == {
+        slot: group.draw for slot, group in expected.items()
+    }
+    assert tokens(groups) == tokens(expected)
+    spares = sorted(draw for report in found for draw in report.spares)
+    assert spares == sorted(reports[0].spares)
+    assert sum(report.tokens for report in found) == reports[0].tokens
+    assert sorted(scored) == sorted([*range(FIRST, FIRST + SLOTS), *spares])
+    assert len(set(scored)) == len(scored) == SLOTS + len(spares) > SLOTS
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 4])
+def test_a_slot_is_drawn_again_so_often_and_keeps_its_last_group(attempts: int) -> None:
+    groups, (report,), _ = fill(ranks=1, seed=0, attempts=attempts)
+    assert sorted(groups) == list(range(SLOTS))
+    expected, spares = {}, []
+    for slot in range(SLOTS):
+        draws = [FIRST + slot + attempt * SLOTS for attempt in range(attempts + 1)]
+        worth = [len(set(rewards(draw))) > 1 for draw in draws]
+        taken = worth.index(True) if True in worth else attempts
+        expected[slot] = draws[taken]
+        spares += draws[1 : taken + 1]
+    assert {slot: group.draw for slot, group in groups.items()} == expected
+    assert groups[1].draw == FIRST + 1 + attempts * SLOTS, "no group of slot 1 is worth it"
+    assert sorted(report.spares) == sorted(spares)
+    for group in groups.values():
+        seeds = [completion.seed for completion in group.completions]
+        assert seeds == [completion_seed(7, group.draw, place) for place in range(GROUP)]

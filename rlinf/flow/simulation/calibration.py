@@ -50,7 +50,6 @@ def calibrated(
         slots=slots,
         seconds_fixed=fixed,
         seconds_per_sequence=per_sequence,
-        origin="fitted to the profile",
     )
     scale = seconds / _median_seconds(model, groups, group_size, engines)
     return model.model_copy(

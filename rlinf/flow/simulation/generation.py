@@ -36,8 +36,6 @@ class GenerationModel(StrictModel):
     """Time of a decoding step that does not depend on the batch [s]."""
     seconds_per_sequence: float = Field(default=0.0, ge=0)
     """Time that each running sequence adds to a decoding step [s]."""
-    origin: str = ""
-    """Where the figures are from."""
 
     def serve(self, lengths: NDArray[np.int64]) -> Floats:
         """Times at which sequences end in one engine, all of which wait from 0 on [s].

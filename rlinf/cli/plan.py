@@ -113,7 +113,12 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
     kept, why = kept_profiles.usable_profile(config)
     if measure:
         measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
-        say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
+        try:
+            say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
+        except OSError as error:  # what was measured is there, so that it can be planned with
+            where = error.filename or kept_profiles.kept_profiles()
+            complain(f"the profile was not kept ({where}: {error.strerror})", label="warning")
+            return measured
         kept, _ = kept_profiles.usable_profile(config)
         return kept or measured
     if kept is None:

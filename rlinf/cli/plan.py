@@ -38,7 +38,9 @@ def plan(
     cluster: Annotated[
         str | None, typer.Option(metavar="512x8:H100", help="Plan for this cluster instead.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate under the plan.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to simulate under the plan; default: 20.")
+    ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +73,7 @@ def plan(
     shape = None if cluster is None else _shape(cluster)
     check(config, loaded)
     if memory:
-        if measure or profile or cluster or lengths or timeline:
+        if measure or profile or cluster or steps or lengths or timeline:
             raise ConfigError("--memory runs the recipe as it is placed; give it alone")
         _show_memory(task, config, bytes_there)
         return

@@ -37,7 +37,9 @@ class Asked:
     timeline: Path | None
 
 
-def asked_for(config: Any, *, steps: int, lengths: str | None, timeline: Path | None) -> Asked:
+def asked_for(
+    config: Any, *, steps: int | None, lengths: str | None, timeline: Path | None
+) -> Asked:
     """Check the options before anything is measured.
 
     Raises:
@@ -53,7 +55,9 @@ def asked_for(config: Any, *, steps: int, lengths: str | None, timeline: Path | 
         used = lengths_of(config.planning, wanted)
     except ConfigError as error:
         raise ConfigError(f"--lengths: {error}") from error
-    options = SimulationOptions(steps=steps, lengths=wanted, timeline=timeline is not None)
+    options = SimulationOptions(
+        steps=steps or SimulationOptions.steps, lengths=wanted, timeline=timeline is not None
+    )
     words = "" if used is None else f"{used} ({used.origin or 'as given'})"
     return Asked(options, words, timeline)
 

@@ -142,6 +142,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
         (["--timeline", "nowhere/t.json"], "there is no directory nowhere; make it first"),
         (["--timeline", "."], "is a directory; give a file, such as timeline.json"),
         (["--memory", "--lengths", "lognormal:6:1:12"], "give it alone"),
+        (["--memory", "--steps", "3"], "give it alone"),
         (["--cluster", "4x2:H1000"], "did you mean H100?"),
         (["--steps", "0"], "--steps"),
     ],

@@ -16,6 +16,7 @@ from rlinf.config.ranges import device_ranges
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlinf.cli.simulated_plan import Asked
     from rlinf.cli.tasks import Task
     from rlinf.flow.cluster_shape import ClusterShape
     from rlinf.flow.planning import Planned
@@ -37,6 +38,19 @@ def plan(
     cluster: Annotated[
         str | None, typer.Option(metavar="512x8:H100", help="Plan for this cluster instead.")
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to simulate under the plan; default: 20.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="lognormal:MEAN:SIGMA:MAX",
+            help="Tokens of answers in the simulation; default: by the limit of the recipe.",
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the simulated steps to this file, as a run does.")
+    ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Run the worst step and say what memory it takes.")
     ] = False,
@@ -45,7 +59,9 @@ def plan(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Find the fastest placement of a recipe from measurements; or check that it fits in memory."""
+    """Find the fastest placement of a recipe from measurements, and simulate it; or check that it
+    fits in memory."""
+    from rlinf.cli.simulated_plan import asked_for
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.validate import check
 
@@ -57,15 +73,16 @@ def plan(
     shape = None if cluster is None else _shape(cluster)
     check(config, loaded)
     if memory:
-        if measure or profile or cluster:
+        if measure or profile or cluster or steps or lengths or timeline:
             raise ConfigError("--memory runs the recipe as it is placed; give it alone")
         _show_memory(task, config, bytes_there)
         return
     if measure and profile:
         raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
     found = _profile(task, config, loaded.short_name, measure=measure, given=profile)
     words = [recipe, *(overrides or [])]
-    _show_plan(task, config, found, shape, words)
+    _show_plan(task, config, found, shape, words, asked=asked)
 
 
 def _shape(text: str) -> ClusterShape:
@@ -98,7 +115,12 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
     kept, why = kept_profiles.usable_profile(config)
     if measure:
         measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
-        say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
+        try:
+            say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
+        except OSError as error:  # what was measured is there, so that it can be planned with
+            where = error.filename or kept_profiles.kept_profiles()
+            complain(f"the profile was not kept ({where}: {error.strerror})", label="warning")
+            return measured
         kept, _ = kept_profiles.usable_profile(config)
         return kept or measured
     if kept is None:
@@ -111,8 +133,15 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
 
 
 def _show_plan(
-    task: Task, config: Any, profile: Profile, shape: ClusterShape | None, words: list[str]
+    task: Task,
+    config: Any,
+    profile: Profile,
+    shape: ClusterShape | None,
+    words: list[str],
+    *,
+    asked: Asked,
 ) -> None:
+    from rlinf.cli.simulated_plan import show_simulation
     from rlinf.runners.planned import cluster_of, command_overrides, find_plan
 
     found = find_plan(config, task.flow(config), profile, cluster=shape)
@@ -130,6 +159,7 @@ def _show_plan(
         say("\nalternatives:")
     for place, other in enumerate(found.alternatives, start=1):
         say(f"{place}. {_alternative(found, other)}")
+    show_simulation(config, task.flow(config), found.plan, profile, wanted, asked=asked)
     command = shlex.join(["rlinf", "train", *words, *command_overrides(config, found.plan)])
     say(f"\nrun it: {command}")
 

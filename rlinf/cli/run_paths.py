@@ -87,19 +87,20 @@ def check_writable(directory: Path, key: str) -> None:
     _try_to_write(existing, f"{key} = '{directory}'", "give another directory with --run-dir")
 
 
-def check_file_writable(path: Path, option: str) -> None:
+def check_file_writable(path: Path, option: str, example: str = "page.html") -> None:
     """Refuse a file that cannot be made or replaced, before anything is worked out.
 
     Args:
         path: The file; need not exist yet, its directory must.
         option: The option that names it, for the message.
+        example: Name of such a file, for the message.
 
     Raises:
         ConfigError: It cannot be written.
     """
     value = f"{option} = '{path}'"
     if path.is_dir():
-        raise ConfigError(f"{value} is a directory; give a file, such as {path / 'page.html'}")
+        raise ConfigError(f"{value} is a directory; give a file, such as {path / example}")
     if not path.parent.is_dir():
         raise ConfigError(f"{value}: there is no directory {path.parent}; make it first")
     _try_to_write(path.parent, value, f"give another file with {option}")

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 log = logging.getLogger(__name__)
 
 DECISIONS_FILE = "decisions.jsonl"
@@ -55,6 +57,9 @@ class Decision:
     time: float = field(default_factory=time.time)
 
 
+_DECISION = TypeAdapter(Decision)
+
+
 def append_decision(run_dir: Path | str, decision: Decision) -> None:
     """Write one decision behind the others of a run; it is with the system when this returns."""
     line = json.dumps(asdict(decision)).encode() + b"\n"
@@ -74,14 +79,18 @@ def note_decision(run_dir: Path | str, decision: Decision) -> None:
 
 
 def read_decisions(run_dir: Path | str) -> list[Decision]:
-    """The decisions of a run, oldest first; none where none were taken."""
+    """The decisions of a run, oldest first; none where none were taken.
+
+    A line that is no decision is left out: a killed process may have left it half, and others may
+    write to the file.
+    """
     path = Path(run_dir) / DECISIONS_FILE
     if not path.is_file():
         return []
     decisions = []
     for line in path.read_bytes().splitlines():
         try:
-            decisions.append(Decision(**json.loads(line)))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            continue  # a line that a killed process left half
+            decisions.append(_DECISION.validate_python(json.loads(line)))
+        except ValueError:  # what is no JSON, no text or, to pydantic, no decision
+            continue
     return decisions

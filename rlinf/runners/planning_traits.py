@@ -47,6 +47,21 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """What a recipe says about the answers that it generates.
+
+    Args:
+        component: Who generates.
+        most_tokens: Limit of an answer [tokens].
+        slots: Answers that run in one engine at the same time.
+    """
+
+    component: str
+    most_tokens: int
+    slots: int
+
+
+@dataclass(frozen=True)
 class PlanningTraits:
     """What planning must know of a recipe.
 
@@ -61,6 +76,7 @@ class PlanningTraits:
         memory_knobs: Keys whose smaller values need less memory, those first that change the
             result of training least.
         pipeline_key: Key that says how many sub-batches of a loop are in flight; empty: none.
+        generation: What it generates; None: no text.
     """
 
     items: int
@@ -72,6 +88,7 @@ class PlanningTraits:
     worst_case: tuple[str, ...]
     memory_knobs: tuple[Knob, ...]
     pipeline_key: str = ""
+    generation: Generation | None = None
 
 
 def device_counts(devices: int) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf.config.ranges import device_span
 from rlinf.runners.planning_traits import (
+    Generation,
     Knob,
     PlanningTraits,
     Trial,
@@ -62,6 +63,11 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
         sections=sections,
         worst_case=_worst_step(config),
         memory_knobs=_knobs(config),
+        generation=Generation(
+            component="rollout",
+            most_tokens=config.rollout.sampling.max_new_tokens,
+            slots=config.rollout.engine.max_running_requests,
+        ),
     )
 
 

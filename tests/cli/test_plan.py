@@ -12,7 +12,7 @@ from rlinf.cli.main import main
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
-from rlinf.runners import kept_profiles
+from rlinf.runners import kept_profiles, profiling, variants
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from ..runners.support import small_config, write_recipe
@@ -102,6 +102,20 @@ def test_a_profile_of_something_else_is_named(
     assert main(["plan", recipe, SLOTS, "--profile", str(kept)]) == 0
     assert "note: " in (captured := capsys.readouterr()).err
     assert "8x H100" in captured.err
+
+
+def test_what_was_measured_is_planned_with_also_where_it_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = [t for t in variants.legal_trials(small_config(tmp_path)) if t[1].planning.items == 8]
+    monkeypatch.setattr(profiling, "legal_trials", lambda config: iter(trials[:1]))
+    # No process can make a directory there, not even that of an administrator.
+    (tmp_path / "cache").write_text("a file\n")
+    assert main(["plan", str(write_recipe(tmp_path)), "--measure"]) == 0
+    captured = capsys.readouterr()
+    assert re.search(r"warning: the profile was not kept \(.*cache.*\)", captured.err)
+    assert "predicted step: " in captured.out
+    assert "run it: " in captured.out
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,20 @@ def test_decisions_are_appended_and_survive_a_kill(tmp_path: Path) -> None:
     assert read_decisions(tmp_path) == [first, second]
 
 
+def test_lines_that_are_no_decisions_are_left_out(tmp_path: Path) -> None:
+    decision = Decision(step=1, what="start", reason="hand-written", numbers={"seconds": 2.0})
+    with open(tmp_path / "decisions.jsonl", "ab") as file:
+        for line in (
+            b"3", b"null", b"[1, 2]", b'"text"', b"{}", b'{"step": 1}', b"\xff\xfe", b"",
+            b'{"step": "one", "what": "start", "reason": "a step that is no number"}',
+            b'{"step": 1, "what": "start", "reason": "numbers that are none", "numbers": [1]}',
+            b'{"step": 1, "what": "rest", "reason": "of no known kind"}',
+        ):  # fmt: skip
+            file.write(line + b"\n")
+    append_decision(tmp_path, decision)
+    assert read_decisions(tmp_path) == [decision]
+
+
 # -- in a browser -------------------------------------------------------------------------------
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)

@@ -36,8 +36,6 @@ class GenerationModel(StrictModel):
     """Time of a decoding step that does not depend on the batch [s]."""
     seconds_per_sequence: float = Field(default=0.0, ge=0)
     """Time that each running sequence adds to a decoding step [s]."""
-    origin: str = ""
-    """Where the figures are from."""
 
     def serve(self, lengths: NDArray[np.int64]) -> Floats:
         """Times at which sequences end in one engine, all of which wait from 0 on [s].
@@ -45,15 +43,21 @@ class GenerationModel(StrictModel):
         Args:
             lengths: [N] tokens, in the order of admission.
         """
-        if len(lengths) == 0:
-            return np.zeros(0)
-        steps = last_steps(lengths, self.slots)
-        order = np.argsort(steps, kind="stable")
-        between = np.diff(steps[order], prepend=0)
-        running = np.minimum(self.slots, len(lengths) - np.arange(len(lengths)))
-        seconds = np.cumsum(between * (self.seconds_fixed + self.seconds_per_sequence * running))
-        ends = np.empty(len(lengths))
-        ends[order] = seconds
+        ends: Floats = self._serve(lengths[None])[0]
+        return ends
+
+    def _serve(self, lengths: NDArray[np.int64]) -> Floats:
+        """[E, N] the same for engines that have equally many sequences [s]."""
+        if lengths.shape[1] <= self.slots:
+            steps = lengths.astype(np.int64)
+        else:
+            steps = np.stack([last_steps(each, self.slots) for each in lengths])
+        order = np.argsort(steps, axis=1, kind="stable")
+        between = np.diff(np.take_along_axis(steps, order, axis=1), prepend=0)
+        running = np.minimum(self.slots, lengths.shape[1] - np.arange(lengths.shape[1]))
+        step_seconds = self.seconds_fixed + self.seconds_per_sequence * running
+        ends = np.empty(lengths.shape)
+        np.put_along_axis(ends, order, np.cumsum(between * step_seconds, axis=1), axis=1)
         return ends
 
     def groups(
@@ -68,13 +72,15 @@ class GenerationModel(StrictModel):
             [engines], and the tokens of all.
         """
         lengths = self.lengths.draw(rng, groups, group_size)
-        engine_of = np.arange(groups) * engines // groups
+        first = -(-np.arange(engines + 1) * groups // engines)
+        counts = np.diff(first)
         ready, done = np.zeros(groups), np.zeros(engines)
-        for engine in range(engines):
-            own = engine_of == engine
-            if own.any():
-                ends = self.serve(lengths[own].ravel()).reshape(-1, group_size)
-                ready[own], done[engine] = ends.max(axis=1), ends.max()
+        for count in np.unique(counts[counts > 0]).tolist():
+            alike = np.flatnonzero(counts == count)
+            own = first[alike][:, None] + np.arange(count)
+            ends = self._serve(lengths[own].reshape(len(alike), -1))
+            ready[own] = ends.reshape(*own.shape, group_size).max(axis=2)
+            done[alike] = ends.max(axis=1)
         return ready, done, int(lengths.sum())
 
 

@@ -10,20 +10,26 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.errors import ConfigError
+
+ASSUMED_SIGMA = 0.8
+"""Standard deviation of the logarithm where nobody knows it, as in the scenarios."""
+ASSUMED_CORRELATION = 0.5
+"""Part of its variance that responses to one prompt share where nobody knows it."""
 
 
 class LengthDistribution(StrictModel):
     """Tokens of a response."""
 
-    mean: float = Field(gt=0)
+    mean: float = Field(gt=0, allow_inf_nan=False)
     """Mean, after the cut [tokens]."""
     maximum: int = Field(ge=1)
     """Limit; what would be longer ends there [tokens]."""
-    sigma: float = Field(default=0.0, ge=0)
+    sigma: float = Field(default=0.0, ge=0, le=5)
     """Standard deviation of the logarithm before the cut; 0: all have the mean length."""
     correlation: float = Field(default=0.0, ge=0, le=1)
     """Part of the variance of the logarithm that the responses to one prompt share."""
@@ -68,6 +74,44 @@ class LengthDistribution(StrictModel):
         below = _normal((limit - location - self.sigma**2) / self.sigma)
         above = 1 - _normal((limit - location) / self.sigma)
         return math.exp(location + self.sigma**2 / 2) * below + self.maximum * above
+
+    def __str__(self) -> str:
+        return f"lognormal:{self.mean:g}:{self.sigma:g}:{self.maximum}:{self.correlation:g}"
+
+
+def parse_lengths(text: str) -> LengthDistribution:
+    """Read ``lognormal:MEAN:SIGMA:MAX``, or with the correlation of a prompt's responses behind it.
+
+    Raises:
+        ConfigError: It cannot be read, or such lengths do not exist.
+    """
+    kind, *numbers = text.split(":")
+    if kind != "lognormal" or len(numbers) not in (3, 4):
+        raise _unreadable(text)
+    mean, sigma, maximum, correlation = (*numbers, str(ASSUMED_CORRELATION))[:4]
+    try:
+        values = {
+            "mean": float(mean),
+            "sigma": float(sigma),
+            "maximum": int(maximum),
+            "correlation": float(correlation),
+        }
+    except ValueError:
+        raise _unreadable(text) from None
+    try:
+        return LengthDistribution.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise ConfigError(f"lengths '{text}': {what}") from error
+
+
+def _unreadable(text: str) -> ConfigError:
+    return ConfigError(
+        f"lengths '{text}' are not lognormal:MEAN:SIGMA:MAX[:CORRELATION]; for answers of 2000 "
+        "tokens on average and 8192 at most write lognormal:2000:0.8:8192"
+    )
 
 
 def _normal(value: float) -> float:

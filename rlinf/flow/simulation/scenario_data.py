@@ -8,7 +8,7 @@ from importlib import resources
 
 import numpy as np
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.nearest import did_you_mean
@@ -18,6 +18,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.flow.simulation.generation import GenerationModel
+from rlinf.flow.simulation.origins import Origin, check_origins, origin_of
 
 # Parts and multiples of the published number of items for which times are derived.
 SCALES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
@@ -27,8 +28,8 @@ MOST_DEVICES = 8192
 class ScenarioComponent(StrictModel):
     """What a scenario says about one component."""
 
-    origin: str
-    """Where its figures are from."""
+    origins: tuple[Origin, ...]
+    """Where its figures are from, each of them."""
     generation: GenerationModel | None = None
     """Its times follow from the lengths of sequences."""
     seconds: float = 0.0
@@ -55,6 +56,11 @@ class ScenarioComponent(StrictModel):
     """Memory of a device while idle [GB]."""
     peak_gb: float = 0.0
     """Memory of a device while it runs [GB]."""
+
+    @model_validator(mode="after")
+    def _every_figure_has_an_origin(self) -> ScenarioComponent:
+        check_origins(self, self.origins, without=("origins",))
+        return self
 
 
 class ScenarioCluster(StrictModel):
@@ -83,8 +89,15 @@ class Scenario(StrictModel):
     """Sub-batches in flight that its loop can have."""
     synchronisation_seconds: float = 0.0
     """Time to synchronise weights [s]."""
+    origins: tuple[Origin, ...]
+    """Where the figures of the scenario itself are from, each of them."""
     components: Mapping[str, ScenarioComponent]
     """Figures by component."""
+
+    @model_validator(mode="after")
+    def _every_figure_has_an_origin(self) -> Scenario:
+        check_origins(self, self.origins, without=("about", "flow", "origins", "components"))
+        return self
 
     def graph(self) -> Flow:
         """The flow: a chain of nodes."""
@@ -153,7 +166,7 @@ def _component_profile(part: ScenarioComponent, group_size: int) -> ComponentPro
             lowest=1,
             highest=MOST_DEVICES,
             factor_per_doubling=part.factor_per_doubling,
-            origin=part.origin,
+            origin=_said(part, "factor_per_doubling"),
         ),
     )
 
@@ -167,7 +180,9 @@ def _scaled(part: ScenarioComponent) -> tuple[Measurement, ...]:
             devices=part.devices,
             seconds=part.seconds * (part.fixed_share + (1 - part.fixed_share) * items / part.items),
             peak_bytes=int(part.peak_gb * GIGABYTE),
-            origin=part.origin if items == part.items else f"derived; {part.origin}",
+            origin=_said(part, "seconds")
+            if items == part.items
+            else f"derived from {_said(part, 'seconds', 'fixed_share')}",
         )
         for items in sorted(counts)
     )
@@ -177,6 +192,7 @@ def _generated(part: ScenarioComponent, group_size: int) -> tuple[Measurement, .
     """Times of the generation model for some numbers of groups per engine, the median of draws."""
     model = part.generation
     assert model is not None
+    said = _said(part, "generation.seconds_fixed", "generation.lengths.mean")
     found = []
     for groups in (1, 2, 4, 8, 16, 32, 64):
         rng = np.random.default_rng(groups)
@@ -189,10 +205,15 @@ def _generated(part: ScenarioComponent, group_size: int) -> tuple[Measurement, .
                 seconds=float(np.median([done.max() for _, done, _ in draws])),
                 peak_bytes=int(part.peak_gb * GIGABYTE),
                 samples=5,
-                origin=f"derived by the model of generation; {model.origin}",
+                origin=f"derived by the model of generation from {said}",
             )
         )
     return tuple(found)
+
+
+def _said(part: ScenarioComponent, *keys: str) -> str:
+    """Where figures of a component are from; what it leaves to a default is assumed."""
+    return origin_of(part.origins, *keys) or "assumed"
 
 
 def _first_result_share(part: ScenarioComponent, group_size: int) -> float:

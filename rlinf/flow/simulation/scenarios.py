@@ -22,6 +22,7 @@ class Outcome:
 
     Args:
         cluster: The cluster.
+        items: Items of a step.
         mode: What the placement amounts to.
         planned: The plan, with what the planner expects.
         simulation: What the simulator found.
@@ -29,6 +30,7 @@ class Outcome:
     """
 
     cluster: ClusterShape
+    items: int
     mode: str
     planned: Planned
     simulation: Simulation
@@ -54,13 +56,21 @@ def run_scenario(
         ConfigError: The scenario is not known, a shape cannot be read, or nothing fits.
     """
     scenario = find_scenario(name)
-    sizes = {size.cluster: size.items for size in scenario.clusters}
-    largest = max(sizes.values())
-    for text in clusters or tuple(sizes):
+    for text, items in _sizes(scenario, clusters):
         cluster = parse_cluster_shape(text)
-        constraints = scenario.constraints(sizes.get(text, largest), staleness)
+        constraints = scenario.constraints(items, staleness)
         conditions = Conditions(steps=steps, seed=seed, generation=scenario.generation())
         yield from _outcomes(scenario, cluster, constraints, conditions)
+
+
+def _sizes(scenario: Scenario, clusters: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Clusters and items that are to be simulated."""
+    known = [(size.cluster, size.items) for size in scenario.clusters]
+    largest = max(items for _, items in known)
+    found = []
+    for text in clusters:
+        found += [size for size in known if size[0] == text] or [(text, largest)]
+    return found or known
 
 
 def _outcomes(
@@ -77,10 +87,12 @@ def _outcomes(
         simulation = simulate(
             flow, planned.plan, profile, cluster, constraints, conditions=conditions
         )
-        yield Outcome(cluster, mode, planned, simulation, planned is best)
+        yield Outcome(cluster, constraints.items, mode, planned, simulation, planned is best)
 
 
-HEADER = ("cluster", "mode", "composition", "devices", "planned", "simulated", "10–90 %", "idle")
+HEADER = (
+    "cluster", "items", "mode", "composition", "devices", "planned", "simulated", "10–90 %", "idle",
+)  # fmt: skip
 
 
 def table(outcomes: Iterator[Outcome]) -> list[tuple[str, ...]]:
@@ -92,6 +104,7 @@ def table(outcomes: Iterator[Outcome]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 str(outcome.cluster),
+                str(outcome.items),
                 outcome.mode + (" *" if outcome.best else ""),
                 outcome.planned.shape,
                 " ".join(f"{name} {count}" for name, count in devices.items()),

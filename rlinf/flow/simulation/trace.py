@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf.flow.graph import Node
-from rlinf.flow.plan import Plan
+from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.simulation.node_run import Outcome, stage_of
 from rlinf.flow.simulation.results import NodeStep
 from rlinf.monitor.timeline import Event, Timeline
@@ -22,7 +23,7 @@ class _Span:
     begin: float
     end: float
     category: str
-    arguments: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Trace:
@@ -56,19 +57,20 @@ class Trace:
             self._component(node, name, step, run, outcome)
 
     def _component(self, node: Node, name: str, step: int, run: NodeStep, outcome: Outcome) -> None:
-        devices = self._plan.components[name].devices
+        plan = self._plan.components[name]
+        devices = plan.devices
         track = f"devices {devices[0]}-{devices[-1]}"
         if run.begin > run.leased:
             self._record(name, track, _Span("onload", run.leased, run.begin, "residency"))
         stage = stage_of(node, name)
         label, engines = f"{node.name}.{stage.method}", outcome.engines.get(name)
         if engines is None:
-            span = _Span(label, run.begin, run.end, "stage", {"step": step})
+            span = _Span(label, run.begin, run.end, "stage", _worker(step, name, devices))
             self._record(name, track, span)
         else:
             for rank, end in enumerate(engines.tolist()):
-                span = _Span(label, run.begin, end, "stage", {"step": step})
-                self._record(name, f"rank {rank}", span)
+                worker = _worker(step, name, _devices_of_rank(plan, rank))
+                self._record(name, f"rank {rank}", _Span(label, run.begin, end, "stage", worker))
         for edge in stage.outputs:
             for unit, ready in enumerate(outcome.ready.tolist()):
                 span = _Span(f"put {edge}", ready, ready, "transfer", {"unit": unit})
@@ -89,3 +91,14 @@ class Trace:
         """All events, by time."""
         found = [event for timeline in self._tracks.values() for event in timeline.drain()]
         return sorted(found, key=lambda event: event["begin_ns"])
+
+
+def _worker(step: int, component: str, devices: tuple[int, ...]) -> dict[str, Any]:
+    """What a worker says about itself with each stage."""
+    return {"step": step, "component": component, "devices": list(devices)}
+
+
+def _devices_of_rank(plan: ComponentPlan, rank: int) -> tuple[int, ...]:
+    """Devices of one process of a component: an equal part of all, at least one."""
+    first = rank * len(plan.devices) // plan.processes
+    return plan.devices[first : first + max(1, len(plan.devices) // plan.processes)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlinf.flow.planning import Planned
     from rlinf.flow.profile import Profile
 
+_ALTERNATIVES = 3
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -113,9 +114,9 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
 def _show_plan(
     task: Task, config: Any, profile: Profile, shape: ClusterShape | None, words: list[str]
 ) -> None:
-    from rlinf.runners.planned import cluster_of, command_overrides, find_plan
+    from rlinf.runners.described_cluster import cluster_of
 
-    found = find_plan(config, task.flow(config), profile, cluster=shape)
+    found, notes, command = _solved(task, config, profile, shape)
     unit = _unit(config) if shape is None else "device"
     wanted = shape or cluster_of(config)
     show_table(f"plan for {_machine(wanted, unit)}", *_plan_table(found))
@@ -126,12 +127,33 @@ def _show_plan(
         say(f"predicted memory of one {group.kind or unit}: {_measured_mib(peak)}")
     for words_of in found.extended:
         say(f"not measured: {words_of}")
+    for note in notes:
+        say(note)
     if found.alternatives:
         say("\nalternatives:")
-    for place, other in enumerate(found.alternatives, start=1):
+    for place, other in enumerate(found.alternatives[:_ALTERNATIVES], start=1):
         say(f"{place}. {_alternative(found, other)}")
-    command = shlex.join(["rlinf", "train", *words, *command_overrides(config, found.plan)])
-    say(f"\nrun it: {command}")
+    if command is not None:
+        say(f"\nrun it: {shlex.join(['rlinf', 'train', *words, *command])}")
+
+
+def _solved(
+    task: Task, config: Any, profile: Profile, shape: ClusterShape | None
+) -> tuple[Planned, list[str], list[str] | None]:
+    """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
+    from rlinf.runners.accepted_plan import find_accepted_plan
+    from rlinf.runners.described_cluster import cluster_overrides
+    from rlinf.runners.planned import command_overrides, find_plan
+
+    flow = task.flow(config)
+    if shape is not None:
+        try:
+            cluster_overrides(config, shape)
+        except ConfigError as error:
+            return find_plan(config, flow, profile, cluster=shape), [f"no run: {error}"], None
+    solved = find_accepted_plan(config, flow, profile, cluster=shape)
+    notes = [solved.passed_over] if solved.passed_over else []
+    return solved.found, notes, command_overrides(config, solved.found.plan, shape)
 
 
 def _unit(config: Any) -> str:

@@ -140,7 +140,7 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
     from rlinf.flow.measure import PROFILE_FILE
     from rlinf.flow.profile import Profile
     from rlinf.flow.simulation import Conditions, simulate
-    from rlinf.runners.planned import cluster_of
+    from rlinf.runners.described_cluster import cluster_of
 
     path = run / PROFILE_FILE
     if not path.is_file():

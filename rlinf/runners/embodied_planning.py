@@ -30,7 +30,9 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     batch = config.actor.global_batch_size
     # Nothing is offloaded.
     loop = ComponentConstraint(pipeline_stages=tuple(sorted({1, 2, stages})), residency="resident")
-    ranks = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+    # A rank's share of the global batch is trained on in whole micro batches.
+    pieces = batch // (config.actor.micro_batch_size or 1)
+    ranks = tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
     constraints = Constraints(
         items=envs,
         group_size=config.group_size,
@@ -39,8 +41,9 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
         staleness=config.rollout.max_staleness,
         exchanges={"rollout": config.chunk_steps},
         components={
-            "env": loop,
-            "rollout": loop,
+            # They divide the environments of an evaluation as they do those of training.
+            "env": loop.model_copy(update={"also_divide": (config.evaluation.num_envs,)}),
+            "rollout": loop.model_copy(update={"serves": "env"}),
             # A training phase begins with all trajectories of the rollout.
             "actor": ComponentConstraint(
                 streams=False, even=False, processes=ranks, residency="resident"

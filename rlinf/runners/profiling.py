@@ -23,9 +23,9 @@ from rlinf.flow.overhead import overhead
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.described_cluster import cluster_of
 from rlinf.runners.kept_profiles import fingerprints
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.planned import cluster_of
 from rlinf.runners.recording import beside, new_recorder
 from rlinf.runners.variants import legal_trials
 

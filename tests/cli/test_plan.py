@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from rlinf.cli.main import main
+from rlinf.config.component import illegal
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
@@ -86,6 +89,44 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     out = capsys.readouterr().out
     assert "plan for 1 node × 1 device" in out
     assert "predicted step: 6" in out
+
+
+def test_the_command_for_another_machine_describes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
+    recipe = str(write_recipe(tmp_path))
+    for asked, devices, runtime in (("1x1", 1, "local"), ("2x1", 2, "ray")):
+        assert main(["plan", recipe, SLOTS, "--cluster", asked]) == 0
+        out = capsys.readouterr().out
+        [command] = [line for line in out.splitlines() if line.startswith("run it: ")]
+        loaded = load_recipe(recipe, shlex.split(command)[5:])
+        config = validate(EmbodiedConfig, loaded.data, loaded)
+        assert (config.devices, config.cluster.runtime) == (devices, runtime)
+
+
+def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    original = EmbodiedConfig._env_problems
+
+    def no_divided_pair(config: EmbodiedConfig) -> Iterator[PydanticCustomError]:
+        """A rule between components, which no constraint of one of them says."""
+        yield from original(config)
+        if config.world_size("env") == config.world_size("rollout") == 2:
+            yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
+
+    monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS, "--profile", str(tmp_path / "profile.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [said] = [line for line in lines if "passed over" in line]
+    assert "divides both" in said
+    [command] = [line for line in lines if line.startswith("run it: ")]
+    loaded = load_recipe(recipe, shlex.split(command)[5:])
+    placed = validate(EmbodiedConfig, loaded.data, loaded)
+    assert not placed.world_size("env") == placed.world_size("rollout") == 2
 
 
 def test_a_profile_of_something_else_is_named(

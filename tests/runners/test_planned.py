@@ -8,11 +8,17 @@ import pytest
 
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
 from rlinf.flow.plan import Plan
+from rlinf.flow.planning import ComponentConstraint
+from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
-from rlinf.runners import device_memory, placed_config, planned
-from rlinf.runners.planned import cluster_of, command_overrides, find_plan, placed_by
+from rlinf.runners import accepted_plan, device_memory, embodied, placed_config
+from rlinf.runners.accepted_plan import find_accepted_plan
+from rlinf.runners.described_cluster import cluster_of
+from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.planned import command_overrides, find_plan, placed_by
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_system import training_flow
 
@@ -100,6 +106,136 @@ def test_nothing_of_an_embodied_run_is_planned_to_leave(tmp_path: Path) -> None:
     assert {limits.of(name).residency for name in ("env", "rollout", "actor")} == {"resident"}
 
 
+def seconds_of(**components: dict[int, float]) -> Profile:
+    """Components of an embodied run that take so long on so many devices, whatever the items."""
+    return Profile(
+        hardware="h",
+        model="m",
+        config="c",
+        components={
+            name: ComponentProfile(
+                measurements=tuple(
+                    Measurement(items=8, devices=n, seconds=t, origin="a test")
+                    for n, t in times.items()
+                )
+            )
+            for name, times in components.items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "times", "component", "rule", "processes", "says"),
+    [
+        pytest.param(
+            ["cluster.cpu_devices_per_node=4"],
+            {"env": {1: 1.0, 2: 3.0}, "rollout": {1: 4.0, 2: 2.0}, "actor": {1: 0.1}},
+            "rollout",
+            "serves",
+            {"env": 1, "rollout": 2},  # in two sub-batches
+            "places 2 rollout workers, but there are only 1 sub-batches",
+            id="rollout workers have sub-batches",
+        ),
+        pytest.param(
+            ["cluster.cpu_devices_per_node=2", "evaluation.num_envs=5"],
+            {"env": {1: 4.0, 2: 2.0}, "rollout": {1: 1.0, 2: 1.0}, "actor": {1: 1.0}},
+            "env",
+            "also_divide",
+            {"env": 1},
+            "does not divide into 2 env workers",
+            id="env workers share the evaluation",
+        ),
+        pytest.param(
+            ["cluster.cpu_devices_per_node=2", "actor.micro_batch_size=64"],
+            {"env": {1: 1.0}, "rollout": {1: 1.0}, "actor": {1: 4.0, 2: 2.0}},
+            "actor",
+            "processes",
+            {"actor": 1},
+            "does not divide the 32 samples of a rank",
+            id="ranks have whole micro batches",
+        ),
+    ],
+)
+def test_a_plan_keeps_to_the_rules_of_an_embodied_recipe(
+    tmp_path: Path,
+    recipe: list[str],
+    times: dict[str, dict[int, float]],
+    component: str,
+    rule: str,
+    processes: dict[str, int],
+    says: str,
+) -> None:
+    config = support.small_config(tmp_path, *recipe)
+    flow, costs = embodied.training_flow(config), seconds_of(**times)
+    found = find_plan(config, flow, costs)
+    assert placed_by(config, found.plan).plan.same_places(found.plan)
+    assert {name: found.plan.components[name].processes for name in processes} == processes
+    # Without the constraint the fastest plan would break the rule.
+    limits = config.planning.constraints
+    free = ComponentConstraint.model_fields[rule].default
+    loose = limits.of(component).model_copy(update={rule: free})
+    others = limits.model_copy(update={"components": {**limits.components, component: loose}})
+    broken = solve(flow, costs, cluster_of(config), others)
+    assert broken.seconds < found.seconds
+    with pytest.raises(ConfigError, match=says):
+        placed_by(config, broken.plan)
+
+
+def test_the_fastest_plan_that_the_recipe_accepts_is_found(tmp_path: Path) -> None:
+    """Devices are handed over only where rollout and trainer have the same, two or more."""
+    pytest.importorskip("ray")
+    words = (
+        ACCELERATORS,
+        "cluster.runtime=ray",
+        "cluster.auto_scheduler=true",
+        "cluster.component_placement={'rollout,actor': '0-1', reward: '0'}",
+        "actor.order=length",
+        "actor.shuffle=false",
+    )
+    config = reasoning_support.small_config(tmp_path, *words)
+    # Half of the sequences can be trained on while the others are generated.
+    parts = {
+        name: ComponentProfile(
+            measurements=tuple(
+                Measurement(items=n, devices=d, seconds=seconds * n / d**0.1, origin="a test")
+                for n in (8, 16)
+                for d in (1, 2)
+            )
+        )
+        for name, seconds in {"rollout": 1.0, "reward": 0.01, "actor": 1.0}.items()
+    }
+    flow, costs = (
+        training_flow(config),
+        Profile(hardware="h", model="m", config="c", components=parts),
+    )
+    fastest = find_plan(config, flow, costs)
+    with pytest.raises(ConfigError, match="place rollout and actor on the same devices"):
+        placed_by(config, fastest.plan)
+    solved = find_accepted_plan(config, flow, costs)
+    assert solved.found.plan.components["rollout"].devices == (0, 1)
+    assert solved.found.plan.components["actor"].devices == (0, 1)
+    assert solved.config.plan.same_places(solved.found.plan)
+    assert "place rollout and actor on the same devices" in solved.passed_over
+    assert "\n" not in solved.passed_over
+    for other in solved.found.alternatives:
+        placed_by(config, other.plan)
+
+
+def test_a_recipe_that_refuses_all_plans_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = support.small_config(tmp_path, SLOTS)
+    times = {1: 1.0, 2: 1.0}
+    costs = seconds_of(env=times, rollout=times, actor=times)
+
+    def refuse(config: PlacedConfig, plan: Plan, cluster: ClusterShape | None) -> PlacedConfig:
+        raise ConfigError("a trial: 1 problem\n  actor: not like this")
+
+    monkeypatch.setattr(accepted_plan, "placed_by", refuse)
+    with pytest.raises(ConfigError, match=r"refuses all plans .* actor: not like"):
+        find_accepted_plan(config, embodied.training_flow(config), costs)
+
+
 def test_the_command_drops_what_the_recipe_says_of_places(tmp_path: Path) -> None:
     words = (
         ACCELERATORS,
@@ -147,5 +283,5 @@ def test_an_accelerator_has_the_memory_of_its_model(
 def test_accelerators_that_are_not_here_have_no_known_memory(tmp_path: Path) -> None:
     if placed_config.nvidia_devices():
         pytest.skip("this machine has accelerators")
-    [group] = planned.cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
+    [group] = cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
     assert group.memory_bytes is None

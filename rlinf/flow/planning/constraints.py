@@ -24,6 +24,12 @@ class ComponentConstraint(StrictModel):
     process may have more, and sets the time."""
     processes: tuple[int, ...] = ()
     """Numbers of processes that are legal; empty: every one that the other rules allow."""
+    also_divide: tuple[int, ...] = ()
+    """Numbers, beside the items, that its processes times the sub-batches in flight must divide."""
+    serves: str = ""
+    """Component of the same loop whose sub-batches it takes, each of its processes at least one; it
+    then has at most as many processes as that one has sub-batches in flight, over all of its
+    processes. Empty: nothing limits it so."""
     device_kinds: tuple[str, ...] = ()
     """Kinds of devices that it can run on; empty: every kind that it was measured on."""
     pipeline_stages: tuple[int, ...] = Field(default=(1,), min_length=1)
@@ -97,6 +103,11 @@ class Constraints(StrictModel):
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise ConfigError(f"'{name}' is no component of flow '{flow.name}'; {hint}")
+            served = self.components[name].serves
+            beside = next(n.components for n in flow.nodes if name in n.components)
+            if served and served not in beside:
+                hint = did_you_mean(served, beside)
+                raise ConfigError(f"'{name}' serves '{served}', which is not in its loop; {hint}")
         loops = [node.name for node in flow.nodes if node.is_loop]
         for name in self.exchanges:
             if name not in loops:

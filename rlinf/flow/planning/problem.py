@@ -115,6 +115,8 @@ def legal_sizes(
         processes = processes[np.isin(processes, limits.processes)]
     if limits.even:
         processes = processes[groups % processes == 0]
+    for number in limits.also_divide:
+        processes = processes[number % (processes * stages) == 0]
     sizes = processes * per_process
     low, high = problem.costs[component, kind].bounds()
     sizes = sizes[(sizes >= low) & (sizes <= high)]

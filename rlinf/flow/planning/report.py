@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.planning.choices import Choice
 from rlinf.flow.planning.formulas import Floats
-from rlinf.flow.planning.leaves import kept_bytes, price
+from rlinf.flow.planning.leaves import all_serve, kept_bytes, price
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
@@ -173,7 +173,10 @@ class _Writer:
             )
             found = sizes if found is None else found[np.isin(found, sizes)]
         assert found is not None
-        return found[found > choice.sizes[block]]
+        larger = found[found > choice.sizes[block]]
+        grid = [np.full(len(larger), size) for size in choice.sizes]
+        grid[block] = larger
+        return larger[all_serve(problem, choice, grid)]
 
     # -- times and memory -----------------------------------------------------------------------
 

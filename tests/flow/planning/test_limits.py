@@ -114,6 +114,47 @@ def test_what_does_not_stream_gets_all_items_at_once():
     assert waiting.seconds == pytest.approx(16.0)
 
 
+def loop_of_env_and_policy():
+    flow = Flow("embodied")
+    flow.loop(
+        "rollout",
+        Stage("env", "interact", ("actions",), ("observations",)),
+        Stage("policy", "generate", ("observations",), ("actions",)),
+    )
+    return flow
+
+
+def test_who_serves_has_at_most_as_many_processes_as_there_are_sub_batches():
+    # Two environments are slower than one, which a policy of two processes could not share.
+    def measured(seconds):
+        return ComponentProfile(
+            measurements=tuple(
+                Measurement(items=8, devices=d, seconds=s, origin="test")
+                for d, s in seconds.items()
+            )
+        )
+
+    costs = profile(env=measured({1: 1.0, 2: 1.5}), policy=measured({1: 4.0, 2: 1.0}))
+    flow = loop_of_env_and_policy()
+    free = plan(flow, costs, cluster(4), limits())
+    bound = plan(flow, costs, cluster(4), limits(policy={"serves": "env"}))
+    assert [len(p.devices) for p in free.plan.components.values()] == [1, 2]
+    # The larger env is slower, and looked at because the policy gains by it.
+    assert [len(p.devices) for p in bound.plan.components.values()] == [2, 2]
+    assert (free.seconds, bound.seconds) == (pytest.approx(2.0), pytest.approx(2.5))
+    with pytest.raises(ConfigError, match="'policy' serves 'actor', which is not in its loop"):
+        plan(flow, costs, cluster(4), limits(policy={"serves": "actor"}))
+
+
+def test_processes_also_divide_other_numbers():
+    costs = profile(a=component(1.0, devices=(1, 2, 4)))
+    of = [
+        len(plan(chain("a"), costs, cluster(4), limits(a=given)).plan.components["a"].devices)
+        for given in ({}, {"also_divide": (6,)}, {"also_divide": (6, 3)})
+    ]
+    assert of == [4, 2, 1]
+
+
 def test_a_loop_pipelines_its_sub_batches():
     flow = Flow("embodied")
     flow.loop(

@@ -112,6 +112,11 @@ class EngineConfig(StrictModel):
         return switch[value] if isinstance(value, bool) else value
 
     @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return 1
+
+    @property
     def shares_module(self) -> bool:
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
@@ -196,6 +201,11 @@ class VLLMEngineConfig(EngineConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, by their names there."""
 
+    @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         taken = sorted(set(self.options) & _OWN_VLLM_ARGUMENTS)
@@ -236,6 +246,11 @@ class SGLangEngineConfig(EngineConfig):
     """Let weights and caches be released between rollouts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of SGLang's `ServerArgs`, by their names there."""
+
+    @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return self.tensor_parallel_size
 
 
 def local_directory(path: Path | str) -> Path:

@@ -21,6 +21,7 @@ from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planned import command_overrides, find_plan, placed_by
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_system import training_flow
+from rlinf.runners.variants import legal_trials
 
 from . import reasoning_support, support
 
@@ -219,6 +220,71 @@ def test_the_fastest_plan_that_the_recipe_accepts_is_found(tmp_path: Path) -> No
     assert "\n" not in solved.passed_over
     for other in solved.found.alternatives:
         placed_by(config, other.plan)
+
+
+def on_devices(recipe: ReasoningConfig, counts: tuple[int, ...]) -> Profile:
+    """Everything is measured on so many devices, and gains by them."""
+    return Profile(
+        hardware="h",
+        model="m",
+        config="c",
+        components={
+            name: ComponentProfile(
+                measurements=tuple(
+                    Measurement(items=n, devices=d, seconds=n / d, origin="a test")
+                    for n in (2, 4, 8, 16)
+                    for d in counts
+                )
+            )
+            for name in recipe.components
+        },
+    )
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_ranks_that_share_layers_are_processes(tmp_path: Path, devices: int) -> None:
+    config = reasoning_support.small_config(
+        tmp_path,
+        f"cluster.accelerators_per_node={devices}",
+        "cluster.runtime=ray",
+        "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}",
+        "actor.tensor_parallel_size=2",
+    )
+    costs = on_devices(config, (1, 2, 4))
+    solved = find_accepted_plan(config, training_flow(config), costs)
+    actor = solved.found.plan.components["actor"]
+    assert (len(actor.devices), actor.processes) == (devices, devices)
+    assert not solved.passed_over
+    assert solved.config.world_size("actor") == devices
+    assert solved.config.data_parallel_size == devices // 2
+
+
+def test_actor_critic_and_engine_have_parallel_sizes_of_their_own(tmp_path: Path) -> None:
+    config = reasoning_support.small_config(
+        tmp_path,
+        "cluster.accelerators_per_node=4",
+        "cluster.runtime=ray",
+        "cluster.component_placement={rollout: '0-3:0', reward: '0', actor: '0-1', critic: '0'}",
+        "~rollout.engine.deterministic",
+        "~rollout.engine.block_size",
+        "rollout.engine={type: vllm, tensor_parallel_size: 2, pipeline_parallel_size: 2}",
+        "algorithm={type: ppo}",
+        "actor.tensor_parallel_size=2",
+        "critic={}",
+    )
+    costs = on_devices(config, (1, 2, 3, 4))
+    flow, limits = training_flow(config), config.planning.constraints
+    solved = find_accepted_plan(config, flow, costs)
+    parts = solved.found.plan.components
+    assert {name: len(part.devices) // part.processes for name, part in parts.items()} == {
+        "rollout": 4, "reward": 1, "actor": 1, "critic": 1,
+    }  # fmt: skip
+    assert solved.config.plan.same_places(solved.found.plan)
+    # A critic that shares nothing can have any number of ranks that divides its batch.
+    assert limits.of("critic").processes == (1, 2, 4, 8, 16)
+    assert limits.of("actor").processes == (2, 4, 8, 16)
+    of_engine = {placed.plan.components["rollout"].processes for _, placed in legal_trials(config)}
+    assert of_engine == {1}
 
 
 def test_a_recipe_that_refuses_all_plans_says_why(

@@ -18,10 +18,14 @@ class ComponentConstraint(StrictModel):
     """What one component can do."""
 
     devices_per_process: int = Field(default=1, ge=1)
-    """Devices of one process: its tensor-parallel size times its pipeline-parallel size."""
+    """Devices of one process: of an engine its tensor-parallel size times its pipeline-parallel
+    size."""
+    processes_per_replica: int = Field(default=1, ge=1)
+    """Processes that work on the same items together: of a trainer, whose ranks are a process each,
+    its tensor-parallel size."""
     even: bool = True
-    """Whether the processes must share the items evenly, in whole groups. False: the fullest
-    process may have more, and sets the time."""
+    """Whether the replicas must share the items evenly, in whole groups. False: the fullest replica
+    may have more, and sets the time."""
     processes: tuple[int, ...] = ()
     """Numbers of processes that are legal; empty: every one that the other rules allow."""
     also_divide: tuple[int, ...] = ()
@@ -38,6 +42,11 @@ class ComponentConstraint(StrictModel):
     """Whether it takes items as they come; False: it begins when it has all items of the step."""
     residency: Residency | None = None
     """What happens to its memory while it is idle; None: the planner decides."""
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that work on the same items together."""
+        return self.devices_per_process * self.processes_per_replica
 
 
 _NO_LIMIT = ComponentConstraint()

@@ -47,11 +47,12 @@ def _explain_component(problem: Problem, node: Node, name: str) -> ConfigError |
         measured = sorted({m.device_kind for m in problem.profile.components[name].measurements})
         wanted = join_choices(limits.device_kinds or measured)
         return ConfigError(f"'{name}' can run on {wanted}; the cluster has {has}")
-    if all(g.devices < limits.devices_per_process for g in problem.cluster.groups):
+    whole = limits.devices_per_replica
+    if all(g.devices < whole for g in problem.cluster.groups):
         most = max(g.devices for g in problem.cluster.groups)
         return ConfigError(
-            f"'{name}': one process needs {limits.devices_per_process} devices; {problem.cluster} "
-            f"has {most}; nearest: devices_per_process {most}"
+            f"'{name}': one replica needs {whole} devices; {problem.cluster} has {most}; nearest: "
+            f"a cluster of {whole}, or a replica of {most}"
         )
     counts = limits.pipeline_stages if node.is_loop else (1,)
     models = [problem.costs[name, kind] for kind in kinds]
@@ -86,8 +87,10 @@ def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> Con
             f"{join_choices(counts)} pipeline stages; nearest: {join_choices(near)}"
         )
     groups //= fitting[0]
-    if limits.processes and limits.even and not any(groups % p == 0 for p in limits.processes):
-        near = nearest_divisors(groups, limits.processes[0])
+    together = limits.processes_per_replica
+    replicas = [p // together for p in limits.processes if p % together == 0]
+    if limits.processes and limits.even and not any(groups % n == 0 for n in replicas):
+        near = [together * n for n in nearest_divisors(groups, limits.processes[0] // together)]
         return ConfigError(
             f"'{name}': {groups} groups cannot be shared evenly by "
             f"{join_choices(limits.processes)} processes; nearest: {join_choices(near)}"
@@ -98,7 +101,7 @@ def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> Con
         f"'{name}' was measured on {low} to {high} devices, and no legal number of its processes "
         f"({limits.devices_per_process} devices each, {groups} groups, cluster of {most}) is "
         f"among them; nearest: measure it on "
-        f"{min(max(low, limits.devices_per_process), most)} devices, or declare a scaling law"
+        f"{min(max(low, limits.devices_per_replica), most)} devices, or declare a scaling law"
     )
 
 
@@ -116,7 +119,7 @@ def _explain_memory(
     least = int(np.argmin(peak))
     low, high = problem.costs[name, kind].bounds()
     larger = np.arange(low, min(high, 16 * int(problem.capacity()[kind])) + 1)
-    larger = larger[larger % problem.limits(name).devices_per_process == 0]
+    larger = larger[larger % problem.limits(name).devices_per_replica == 0]
     fits = larger[problem.costs[name, kind].peak_bytes(items, larger, stages) <= memory[kind]]
     near = f"{fits[0]} devices" if len(fits) else f"{peak[least] / GIGABYTE:.1f} GB per device"
     label = problem.cluster.groups[kind].kind or "device"

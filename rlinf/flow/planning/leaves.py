@@ -65,7 +65,7 @@ def partitions(stages: tuple[int, ...]) -> Iterator[Blocks]:
 
 
 def block_order(problem: Problem, components: Sequence[str], blocks: Blocks) -> list[int]:
-    """Blocks in the order of their devices: those of the largest processes first."""
+    """Blocks in the order of their devices: those of the largest replicas first."""
     alignments = [problem.alignment([components[i] for i in block]) for block in blocks]
     return sorted(range(len(blocks)), key=lambda position: -alignments[position])
 
@@ -170,7 +170,7 @@ def _block_sizes(
 def _devices(
     problem: Problem, node: Node, blocks: Blocks, kinds: Sequence[int], grid: Sequence[Integers]
 ) -> Integers:
-    """[N, K] devices of a node, with the gaps that its processes need to stay on their nodes."""
+    """[N, K] devices of a node, with the gaps that its replicas need to stay on their nodes."""
     used = np.zeros((len(grid[0]), len(problem.cluster.groups)), np.int64)
     for position in block_order(problem, node.components, blocks):
         align = problem.alignment([node.components[i] for i in blocks[position]])

@@ -146,6 +146,16 @@ def test_who_serves_has_at_most_as_many_processes_as_there_are_sub_batches():
         plan(flow, costs, cluster(4), limits(policy={"serves": "actor"}))
 
 
+def test_replicas_share_the_items_and_every_rank_is_a_process():
+    costs = profile(a=component(1.0, devices=(1, 2, 3, 4, 5, 6)))
+    asked = limits(a={"processes_per_replica": 2})
+    found = plan(chain("a"), costs, cluster(6), asked).plan.components["a"]
+    # Three replicas cannot share 8 items evenly; two have 4 devices, and as many processes.
+    assert (len(found.devices), found.processes) == (4, 4)
+    with pytest.raises(ConfigError, match="one replica needs 2 devices; 1x1 has 1; nearest: a cl"):
+        plan(chain("a"), costs, cluster(1), asked)
+
+
 def test_processes_also_divide_other_numbers():
     costs = profile(a=component(1.0, devices=(1, 2, 4)))
     of = [

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rlinf.config.ranges import device_span
 from rlinf.runners.planning_traits import (
     Knob,
     PlanningTraits,
     Trial,
     device_counts,
     first_devices,
+    on_each_kind,
     timed_sections,
 )
 
@@ -28,7 +29,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
     from rlinf.flow.planning import ComponentConstraint, Constraints
 
-    devices, group = config.devices, config.rollout.group_size
+    group = config.rollout.group_size
     staleness, batch = config.rollout.max_staleness, config.global_batch_size
     trainers = {
         name: ComponentConstraint(
@@ -61,7 +62,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     return PlanningTraits(
         items=config.rollout.sequences,
         constraints=constraints,
-        trials=tuple(_trials(config, devices)),
+        trials=on_each_kind(config, partial(_trials, config)),
         concurrent=frozenset({"rollout"}),
         packages=("transformers", config.rollout.engine.package),
         sections=sections,
@@ -110,23 +111,21 @@ def _knobs(config: ReasoningConfig) -> tuple[Knob, ...]:
     )
 
 
-def _placement(config: ReasoningConfig, engines: tuple[int, int], ranks: str) -> str:
-    """A placement of engines and rewards on devices from the first up to the second, and ranks."""
-    rewards = device_span(*engines)
-    count = (engines[1] - engines[0]) // config.rollout.engine.devices_per_engine
+def _placement(config: ReasoningConfig, first: int, count: int, ranks: str) -> str:
+    """A placement of engines and rewards on so many devices from the first on, and of ranks."""
+    rewards = first_devices(count, first)
+    engines = first_devices(count // config.rollout.engine.devices_per_engine)
     trainers = ",".join(_trainers(config))
-    rollout = f"{rewards}:{first_devices(count)}"
-    return f"{{rollout: '{rollout}', reward: '{rewards}', '{trainers}': '{ranks}'}}"
+    return f"{{rollout: '{rewards}:{engines}', reward: '{rewards}', '{trainers}': '{ranks}'}}"
 
 
-def _trials(config: ReasoningConfig, devices: int) -> Iterator[Trial]:
+def _trials(config: ReasoningConfig, first: int, devices: int) -> Iterator[Trial]:
     local = config.cluster.runtime == "local"
     each = config.rollout.engine.devices_per_engine
     # Those that hold whole engines.
     counts = [count for count in device_counts(devices) if count % each == 0]
     for count in counts:
-        ranks = "0" if local else first_devices(count)
-        place = _placement(config, (0, count), ranks)
+        place = _placement(config, first, count, first_devices(1 if local else count, first))
         for parts in (1, 2, 4):
             if parts > 1 and count not in (counts[0], counts[-1]):
                 continue
@@ -137,14 +136,14 @@ def _trials(config: ReasoningConfig, devices: int) -> Iterator[Trial]:
             )
     half = devices // 2 // each * each
     if half:
-        ranks = f"{half}" if local else device_span(half, devices)
-        place = _placement(config, (0, half), ranks)
+        ranks = first_devices(1 if local else devices - half, first + half)
+        place = _placement(config, first, half, ranks)
         yield Trial(
             "trainers apart, one step ahead",
             (f"cluster.component_placement={place}", "rollout.max_staleness=1"),
         )
     if config.on_accelerators and devices % each == 0:
-        place = _placement(config, (0, devices), first_devices(devices))
+        place = _placement(config, first, devices, first_devices(devices, first))
         away = f"{{'{','.join(config.offloading)}': offload}}"
         yield Trial(
             "offloaded while idle",

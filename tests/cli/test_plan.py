@@ -33,7 +33,13 @@ def measured(seconds: dict[int, float]) -> ComponentProfile:
     """A component that takes so long on so many devices, for the 8 items of the small recipe."""
     return ComponentProfile(
         measurements=tuple(
-            Measurement(items=items, devices=devices, seconds=t * items / 8, origin="a test")
+            Measurement(
+                items=items,
+                devices=devices,
+                seconds=t * items / 8,
+                device_kind="cpu",
+                origin="a test",
+            )
             for devices, t in seconds.items()
             for items in (4, 8)
         )
@@ -87,8 +93,35 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     assert "predicted memory of one CPU slot: not measured" in out
     assert main(["plan", recipe, SLOTS, "--cluster", "1x1"]) == 0
     out = capsys.readouterr().out
-    assert "plan for 1 node × 1 device" in out
+    assert "plan for 1 node × 1 CPU slot" in out
     assert "predicted step: 6" in out
+
+
+@pytest.mark.parametrize("asked", ["1x8:H100", "1x8:H100,1x8:RTX4090"])
+def test_times_of_a_cpu_are_no_prediction_for_an_accelerator(
+    tmp_path: Path, asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
+    assert main(["plan", str(write_recipe(tmp_path)), SLOTS, "--cluster", asked]) == 2
+    captured = capsys.readouterr()
+    assert "predicted" not in captured.out
+    assert "'env' was measured on cpu; the cluster has H100" in captured.err
+
+
+def test_figures_without_a_kind_are_said_where_a_kind_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = profile_of(tmp_path).model_dump_json().replace('"device_kind":"cpu"', '"device_kind":""')
+    (tmp_path / "profile.json").write_text(text)
+    words = ["--profile", str(tmp_path / "profile.json"), "--cluster", "1x2:H100"]
+    assert main(["plan", str(write_recipe(tmp_path)), SLOTS, *words]) == 0
+    out = capsys.readouterr().out
+    assert "plan for 1 node × 2 H100" in out
+    assert (
+        "env, rollout, actor: figures that name no kind of device, taken for those of H100" in out
+    )
+    assert "cluster.accelerators_per_node=2" in out
+    assert "cluster.cpu_devices_per_node=null" in out
 
 
 def test_the_command_for_another_machine_describes_it(

@@ -9,19 +9,25 @@ import pytest
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
-from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
+from rlinf.flow.cluster_shape import (
+    ClusterShape,
+    NodeGroup,
+    kind_of_model,
+    parse_cluster_shape,
+)
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import ComponentConstraint
 from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners import accepted_plan, device_memory, embodied, placed_config
 from rlinf.runners.accepted_plan import find_accepted_plan
-from rlinf.runners.described_cluster import cluster_of
+from rlinf.runners.described_cluster import cluster_of, cluster_overrides
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planned import command_overrides, find_plan, placed_by
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_system import training_flow
-from rlinf.runners.variants import legal_trials
+from rlinf.runners.recording import new_recorder
+from rlinf.runners.variants import changed, legal_trials
 
 from . import reasoning_support, support
 
@@ -318,6 +324,80 @@ def test_the_command_drops_what_the_recipe_says_of_places(tmp_path: Path) -> Non
     assert again.plan.same_places(found)
 
 
+GROUPS = "cluster.node_groups=[{{label: front, node_ranks: '{}', device_kind: h100}}]"
+
+
+def test_nodes_of_another_kind_are_a_group_of_the_cluster(tmp_path: Path) -> None:
+    two = ("cluster.num_nodes=2", "cluster.runtime=ray", "cluster.cpu_devices_per_node=2")
+    config = support.small_config(tmp_path, *two, GROUPS.format("0"))
+    first, second = cluster_of(config).groups
+    assert (first.kind, first.devices, first.memory_bytes) == ("H100", 2, 80 * GB)
+    assert (second.kind, second.devices) == ("cpu", 2)
+    assert second.memory_bytes is not None
+    [alike] = cluster_of(support.small_config(tmp_path, *two)).groups
+    assert (alike.kind, alike.nodes) == ("cpu", 2)
+    # Each kind is measured by itself.
+    homes = {
+        device
+        for _, trial in legal_trials(config)
+        for part in trial.plan.components.values()
+        for device in part.devices
+    }
+    assert homes == {0, 1, 2, 3}
+    recorder = new_recorder(
+        changed(config, ["cluster.component_placement={'env,rollout': '2-3', actor: '1-2'}"]),
+        embodied.training_flow(config),
+        "a test",
+    )
+    assert recorder.device_kinds == {"env": "cpu", "rollout": "cpu", "actor": "H100+cpu"}
+
+
+def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
+    words = ("cluster.num_nodes=2", "cluster.runtime=ray", "cluster.cpu_devices_per_node=2")
+    config = support.small_config(tmp_path, *words, GROUPS.format("1"))
+    times = {1: 2.0, 2: 1.0}
+    costs = seconds_of(env=times, rollout=times, actor=times)
+    kinds = {"env": "cpu", "rollout": "cpu", "actor": "H100"}
+    named = {
+        name: part.model_copy(
+            update={
+                "measurements": tuple(
+                    m.model_copy(update={"device_kind": kinds[name]}) for m in part.measurements
+                )
+            }
+        )
+        for name, part in costs.components.items()
+    }
+    kept = costs.model_copy(update={"components": named})
+    solved = find_accepted_plan(config, embodied.training_flow(config), kept)
+    placed = solved.config.plan.components
+    assert {name: set(part.devices) <= {2, 3} for name, part in placed.items()} == {
+        "env": False, "rollout": False, "actor": True,
+    }  # fmt: skip
+    # The same for a cluster that the recipe does not describe yet.
+    bare = support.small_config(tmp_path)
+    shape = parse_cluster_shape("1x2:cpu,1x2:H100")
+    again = find_accepted_plan(bare, embodied.training_flow(bare), kept, cluster=shape)
+    assert [group.kind for group in cluster_of(again.config).groups] == ["cpu", "H100"]
+    with pytest.raises(ConfigError, match="nodes of equally many devices"):
+        cluster_overrides(bare, parse_cluster_shape("1x2:cpu,1x4:H100"))
+
+
+def test_nodes_of_one_kind_follow_each_other(tmp_path: Path) -> None:
+    three = ("cluster.num_nodes=3", "cluster.runtime=ray", "cluster.cpu_devices_per_node=1")
+    config = support.small_config(tmp_path, *three, GROUPS.format("1"))
+    with pytest.raises(ConfigError, match="nodes with cpu do not follow each other"):
+        cluster_of(config)
+
+
+def test_a_node_has_devices_of_one_kind(tmp_path: Path) -> None:
+    one, other = (
+        f"{{label: {kind}, node_ranks: 0, device_kind: {kind}}}" for kind in ("H100", "T4")
+    )
+    with pytest.raises(ConfigError, match="node 0 has devices of kind 'H100' by one node group"):
+        support.small_config(tmp_path, f"cluster.node_groups=[{one}, {other}]")
+
+
 def test_a_slot_has_its_share_of_the_host(tmp_path: Path) -> None:
     [whole] = cluster_of(support.small_config(tmp_path)).groups
     [half] = cluster_of(support.small_config(tmp_path, SLOTS)).groups
@@ -344,10 +424,11 @@ def test_an_accelerator_has_the_memory_of_its_model(
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
     assert group.memory_bytes == (None if gigabytes is None else gigabytes * GB)
+    assert group.kind == kind_of_model(model) != ""
 
 
 def test_accelerators_that_are_not_here_have_no_known_memory(tmp_path: Path) -> None:
     if placed_config.nvidia_devices():
         pytest.skip("this machine has accelerators")
     [group] = cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
-    assert group.memory_bytes is None
+    assert (group.kind, group.memory_bytes) == ("", None)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape
 from rlinf.flow.costs import CostModel
 from rlinf.flow.graph import Flow
 from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
 from rlinf.flow.planning.formulas import Floats
 from rlinf.flow.planning.options import Integers
-from rlinf.flow.profile import Profile
+from rlinf.flow.profile import Profile, named_kinds
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ class Problem:
         known[new] = evaluate(new)
         return known[sizes]
 
+    def cost(self, component: str, kind: int) -> CostModel:
+        """Cost model of a component on a kind of device.
+
+        Raises:
+            ConfigError: It was not measured there.
+        """
+        if (component, kind) not in self.costs:
+            there = named_kinds([self.cluster.groups[kind].kind])
+            known = named_kinds(self.profile.components[component].kinds)
+            raise ConfigError(f"'{component}' was not measured on {there}; measured on {known}")
+        return self.costs[component, kind]
+
     def limits(self, component: str) -> ComponentConstraint:
         """What a component can do."""
         return self.constraints.of(component)
@@ -103,7 +116,7 @@ def legal_sizes(
     at once, of the step.
     """
     limits, constraints = problem.limits(component), problem.constraints
-    concurrent = problem.costs[component, kind].profile.concurrent
+    concurrent = problem.cost(component, kind).profile.concurrent
     at_once = constraints.items if concurrent else items
     groups, odd = divmod(at_once, constraints.group_size * stages)
     if odd:
@@ -119,7 +132,7 @@ def legal_sizes(
     for number in limits.also_divide:
         legal &= number % (processes * stages) == 0
     sizes = replicas[legal] * limits.devices_per_replica
-    low, high = problem.costs[component, kind].bounds()
+    low, high = problem.cost(component, kind).bounds()
     sizes = sizes[(sizes >= low) & (sizes <= high)]
     if problem.most_sizes is None or len(sizes) <= problem.most_sizes:
         return sizes
@@ -135,7 +148,7 @@ def component_seconds(
     The replica with most items sets the time. A component that serves all items at once is
     measured on all items of the step; a chunk is its part of the time in which results come.
     """
-    cost = problem.costs[component, kind]
+    cost = problem.cost(component, kind)
     seen = problem.constraints.items if cost.profile.concurrent else items
 
     def evaluate(sizes: Integers) -> Floats:
@@ -156,7 +169,7 @@ def component_closing(
     def evaluate(sizes: Integers) -> Floats:
         replicas = sizes // problem.limits(component).devices_per_replica
         fullest = _fullest(problem, replicas, items, stages)
-        return problem.costs[component, kind].closing_share(fullest * replicas, sizes, stages)
+        return problem.cost(component, kind).closing_share(fullest * replicas, sizes, stages)
 
     return problem.by_size(("closing", component, kind, items, stages), sizes, evaluate)
 
@@ -186,7 +199,7 @@ def component_bytes(
     def evaluate(sizes: Integers) -> Floats:
         replicas = sizes // problem.limits(component).devices_per_replica
         fullest = _fullest(problem, replicas, problem.constraints.items, stages)
-        return problem.costs[component, kind].peak_bytes(fullest * replicas, sizes, stages)
+        return problem.cost(component, kind).peak_bytes(fullest * replicas, sizes, stages)
 
     return problem.by_size(("bytes", component, kind, stages), sizes, evaluate)
 

@@ -216,16 +216,32 @@ class _Writer:
         return float(component_bytes(self._problem, name, kind, size, stages=choice.stages)[0])
 
     def extended(self) -> Iterator[str]:
-        """Sizes of the plan that lie beyond measurements, in words."""
+        """What of the plan lies beyond measurements, in words: kinds of devices, and sizes."""
+        yield from self._assumed_kinds()
         items = self._problem.constraints.items
         for leaf in leaves(self._tree):
             for name in leaf.choice.components:
                 block, kind = _position(leaf.choice, name)
-                cost = self._problem.costs[name, kind]
+                cost = self._problem.cost(name, kind)
                 seen = items if cost.profile.concurrent else leaf.granularity
                 size = leaf.choice.sizes[block]
                 for words in cost.extensions(seen, size, leaf.choice.stages):
                     yield f"{name}: {words}"
+
+    def _assumed_kinds(self) -> Iterator[str]:
+        """Figures that do not say on what kind of device they were measured."""
+        used: dict[int, list[str]] = {}
+        for leaf in leaves(self._tree):
+            for name in leaf.choice.components:
+                _, kind = _position(leaf.choice, name)
+                if self._problem.cost(name, kind).assumed:
+                    used.setdefault(kind, []).append(name)
+        for kind, names in used.items():
+            group = self._problem.cluster.groups[kind]
+            yield (
+                f"{', '.join(names)}: figures that name no kind of device, taken for those of "
+                f"{group.kind}"
+            )
 
 
 def _position(choice: Choice, name: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup, parse_cluster_shape
 from rlinf.flow.graph import Flow, Stage
-from rlinf.flow.planning import ComponentConstraint, Constraints, plan
+from rlinf.flow.planning import ComponentConstraint, Constraints, plan, predict
 from rlinf.flow.planning.options import undominated
 from rlinf.flow.profile import ComponentProfile, Measurement, ScalingLaw
 from tests.flow.simulation.flows import chain, cluster, component, profile
@@ -82,6 +82,56 @@ def test_kinds_of_devices_are_used_by_those_measured_on_them():
     found = plan(chain("env", "actor"), measured, shape, limits())
     assert found.plan.components["env"].devices == (2, 3)
     assert found.plan.components["actor"].devices == (0, 1)
+
+
+def on_kind(kind, seconds=8.0):
+    """Measured on 1 and 2 devices of one kind."""
+    return ComponentProfile(
+        measurements=tuple(
+            Measurement(items=8, devices=d, seconds=seconds / d, device_kind=kind, origin="test")
+            for d in (1, 2)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "message"),
+    [
+        ("1x8:H100", "cpu", r"'a' was measured on cpu; the cluster has H100, .* kind out .*: 1x8$"),
+        ("1x8:H100,1x8:RTX4090", "cpu", r"'a' was measured on cpu; the cluster has H100, RTX4090"),
+        (
+            "1x8:H100,1x8:RTX4090",
+            "",
+            r"'a' was measured on devices without a named kind; the cluster has H100, RTX4090",
+        ),
+    ],
+)
+def test_times_on_one_kind_of_device_are_no_prediction_for_another(shape, kind, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(chain("a"), profile(a=on_kind(kind)), parse_cluster_shape(shape), limits())
+
+
+def test_a_plan_says_which_figures_name_no_kind():
+    costs = profile(a=on_kind(""), b=on_kind("H100"))
+    found = plan(chain("a", "b"), costs, parse_cluster_shape("1x2:H100"), limits())
+    said = [words for words in found.extended if "name no kind" in words]
+    assert said == ["a: figures that name no kind of device, taken for those of H100"]
+    alike = plan(chain("b"), costs, parse_cluster_shape("1x2:H100"), limits())
+    assert not alike.extended
+
+
+def test_without_a_kind_a_cluster_has_the_devices_that_were_measured():
+    bare = parse_cluster_shape("1x2")
+    assert plan(chain("a"), profile(a=on_kind("cpu")), bare, limits()).seconds == 4.0
+    with pytest.raises(ConfigError, match=r"figures of H100, cpu, and cluster 1x2 .* 1x2:H100"):
+        plan(chain("a", "b"), profile(a=on_kind("cpu"), b=on_kind("H100")), bare, limits())
+
+
+def test_a_given_plan_on_a_kind_that_was_not_measured_is_not_predicted():
+    shape = parse_cluster_shape("1x2:H100,1x2:RTX4090")
+    found = plan(chain("a"), profile(a=on_kind("H100")), shape, limits())
+    with pytest.raises(ConfigError, match="'a' was not measured on H100; measured on RTX4090"):
+        predict(chain("a"), found.plan, profile(a=on_kind("RTX4090")), shape, limits())
 
 
 def test_no_process_crosses_two_nodes():
@@ -222,7 +272,12 @@ def test_alternatives_are_other_placements_and_not_faster():
         (2, None, {"a": {"devices_per_process": 4}}, r"needs 4 devices; 1x2 has 2; nearest: .* 2"),
         (4, None, {"a": {"processes": (3,)}}, r"8 groups cannot be shared evenly by 3 .* 2, 4"),
         (4, None, {"b": {"processes": (8,)}}, r"'b' was measured on 1 to 4 devices, and no legal"),
-        (4, None, {"a": {"device_kinds": ("H100",)}}, r"'a' can run on H100; the cluster has a"),
+        (
+            4,
+            None,
+            {"a": {"device_kinds": ("H100",)}},
+            r"run on H100; the cluster has dev.* 1x4:H100",
+        ),
         (
             1,
             60,

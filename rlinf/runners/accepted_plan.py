@@ -11,11 +11,9 @@ from rlinf.flow.cluster_shape import ClusterShape
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning import Constraints, Planned
-from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
-from rlinf.runners.described_cluster import cluster_of
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.planned import placed_by
+from rlinf.runners.planned import find_plan, placed_by
 
 ALTERNATIVES = 8
 """Plans beside the fastest of a search that a recipe is asked about."""
@@ -56,8 +54,7 @@ def find_accepted_plan(
     Raises:
         ConfigError: There is no plan, and which limit binds; or the recipe refuses all, and why.
     """
-    shape = cluster or cluster_of(config)
-    candidates = _Candidates(config, flow, profile, shape)
+    candidates = _Candidates(config, flow, profile, cluster)
     legal: list[tuple[PlacedConfig, Planned]] = []
     refused: list[str] = []
     for plan in candidates:
@@ -85,9 +82,10 @@ class _Candidates(Iterator[Planned]):
     """
 
     def __init__(
-        self, config: PlacedConfig, flow: Flow, profile: Profile, cluster: ClusterShape
+        self, config: PlacedConfig, flow: Flow, profile: Profile, cluster: ClusterShape | None
     ) -> None:
-        self._asked = (flow, profile, cluster)
+        self._asked, self._cluster = (config, flow, profile), cluster
+        self._devices = config.devices if cluster is None else cluster.devices
         self._waiting: list[tuple[float, int, Planned, Constraints]] = []
         self._known: list[Plan] = []
         self._limits = config.planning.constraints
@@ -102,7 +100,9 @@ class _Candidates(Iterator[Planned]):
 
     def _search(self, limits: Constraints) -> None:
         self._searches += 1
-        found = solve(*self._asked, limits, alternatives=ALTERNATIVES)
+        found = find_plan(
+            *self._asked, cluster=self._cluster, limits=limits, alternatives=ALTERNATIVES
+        )
         for plan in (found, *found.alternatives):
             if not any(plan.plan.same_places(known) for known in self._known):
                 self._known.append(plan.plan)
@@ -113,7 +113,7 @@ class _Candidates(Iterator[Planned]):
         limits = self._limits
         for name, part in refused.plan.components.items():
             of_component = limits.of(name)
-            every = range(1, self._asked[2].devices + 1)
+            every = range(1, self._devices + 1)
             others = tuple(n for n in of_component.processes or every if n != part.processes)
             if not others or self._searches == MOST_SEARCHES:
                 continue

@@ -9,6 +9,7 @@ from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import CPU, GIGABYTE, MEMORY_GB, ClusterShape, NodeGroup, kind_name
 from rlinf.flow.plan import Plan
+from rlinf.flow.profile import Profile
 from rlinf.runners.device_memory import device_kind, device_memory
 from rlinf.runners.placed_config import PlacedConfig
 
@@ -31,6 +32,22 @@ def cluster_of(config: PlacedConfig) -> ClusterShape:
             key="cluster.node_groups",
         )
     return ClusterShape(groups=groups)
+
+
+def check_measured(config: PlacedConfig, profile: Profile) -> None:
+    """Refuse times of a processor for accelerators that a recipe describes and that are not here.
+
+    Of what kind these are is not known, so that it cannot be compared with that of the figures.
+
+    Raises:
+        ConfigError: Some figures were measured on a processor.
+    """
+    if config.on_accelerators and "" in _kinds_of_nodes(config) and CPU in profile.kinds:
+        raise ConfigError(
+            "the profile was measured on cpu, and the cluster of the recipe has accelerators; "
+            "times on one kind of device say nothing of another; nearest: measure it there, or "
+            "cluster.cpu_devices_per_node in place of cluster.accelerators_per_node"
+        )
 
 
 def as_measured(cluster: ClusterShape) -> ClusterShape:

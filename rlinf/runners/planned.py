@@ -6,10 +6,10 @@ from rlinf.config.ranges import device_ranges, device_span, ranges_of
 from rlinf.flow.cluster_shape import ClusterShape
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.flow.planning import Planned
+from rlinf.flow.planning import Constraints, Planned
 from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
-from rlinf.runners.described_cluster import cluster_of, cluster_overrides
+from rlinf.runners.described_cluster import check_measured, cluster_of, cluster_overrides
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.runners.variants import changed
@@ -21,6 +21,7 @@ def find_plan(
     profile: Profile,
     *,
     cluster: ClusterShape | None = None,
+    limits: Constraints | None = None,
     alternatives: int = 3,
 ) -> Planned:
     """The fastest plan of a recipe.
@@ -30,13 +31,17 @@ def find_plan(
         flow: What happens in a step.
         profile: What was measured.
         cluster: Where it may run; None: on the cluster of the recipe.
+        limits: What its components can do; None: what the recipe says.
         alternatives: How many of the next best placements to return.
 
     Raises:
         ConfigError: There is none; says which limit binds.
     """
-    shape = cluster or cluster_of(config)
-    limits = config.planning.constraints
+    shape = cluster
+    if shape is None:
+        shape = cluster_of(config)
+        check_measured(config, profile)
+    limits = limits or config.planning.constraints
     return solve(flow, profile, shape, limits, alternatives=alternatives)
 
 

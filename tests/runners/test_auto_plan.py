@@ -160,7 +160,9 @@ def keep_a_profile_that_wants_both_devices(tmp_path: Path, actor_on_two: float =
     def measured(seconds: dict[int, float]) -> ComponentProfile:
         return ComponentProfile(
             measurements=tuple(
-                Measurement(items=8, devices=n, seconds=t, samples=99, origin="a test")
+                Measurement(
+                    items=8, devices=n, seconds=t, samples=99, device_kind="cpu", origin="a test"
+                )
                 for n, t in seconds.items()
             )
         )

@@ -383,6 +383,18 @@ def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
         cluster_overrides(bare, parse_cluster_shape("1x2:cpu,1x4:H100"))
 
 
+def test_times_of_a_processor_do_not_plan_accelerators_that_are_not_here(tmp_path: Path) -> None:
+    if placed_config.nvidia_devices():
+        pytest.skip("this machine has accelerators")
+    config = support.small_config(tmp_path, ACCELERATORS)
+    here = seconds_of(env={1: 1.0}, rollout={1: 1.0}, actor={1: 1.0})
+    flow = embodied.training_flow(config)
+    assert find_plan(config, flow, here).seconds == pytest.approx(3.0)
+    text = here.model_dump_json().replace('"device_kind":""', '"device_kind":"cpu"')
+    with pytest.raises(ConfigError, match=r"measured on cpu, and the cluster .* has acc"):
+        find_accepted_plan(config, flow, Profile.model_validate_json(text))
+
+
 def test_nodes_of_one_kind_follow_each_other(tmp_path: Path) -> None:
     three = ("cluster.num_nodes=3", "cluster.runtime=ray", "cluster.cpu_devices_per_node=1")
     config = support.small_config(tmp_path, *three, GROUPS.format("1"))

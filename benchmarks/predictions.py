@@ -14,7 +14,7 @@ from rlinf.flow.plan import Plan
 from rlinf.flow.planning import predict
 from rlinf.flow.profile import Profile
 from rlinf.flow.simulation import Conditions, simulate
-from rlinf.runners.planned import cluster_of
+from rlinf.runners.described_cluster import cluster_of
 
 SIMULATED_STEPS = 12
 

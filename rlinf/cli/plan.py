@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlinf.flow.planning import Planned
     from rlinf.flow.profile import Profile
 
+_ALTERNATIVES = 3
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -142,50 +143,78 @@ def _show_plan(
     asked: Asked,
 ) -> None:
     from rlinf.cli.simulated_plan import show_simulation
-    from rlinf.runners.planned import cluster_of, command_overrides, find_plan
+    from rlinf.runners.described_cluster import cluster_of
 
-    found = find_plan(config, task.flow(config), profile, cluster=shape)
-    unit = _unit(config) if shape is None else "device"
+    found, notes, command = _solved(task, config, profile, shape)
     wanted = shape or cluster_of(config)
-    show_table(f"plan for {_machine(wanted, unit)}", *_plan_table(found))
+    units = [_unit(config, profile, group.kind, own=shape is None) for group in wanted.groups]
+    show_table(f"plan for {_machine(wanted, units)}", *_plan_table(found))
     beside = profile.fixed_seconds
     say(f"\npredicted step: {found.seconds:.4g} s, {found.plan.mode}: {found.shape}")
     say(f"of this, weights and driver: {beside:.3g} s")
-    for group, peak in zip(wanted.groups, found.peak_bytes.values(), strict=True):
-        say(f"predicted memory of one {group.kind or unit}: {_measured_mib(peak)}")
+    for unit, peak in zip(units, found.peak_bytes.values(), strict=True):
+        say(f"predicted memory of one {unit}: {_measured_mib(peak)}")
     for words_of in found.extended:
         say(f"not measured: {words_of}")
+    for note in notes:
+        say(note)
     if found.alternatives:
         say("\nalternatives:")
-    for place, other in enumerate(found.alternatives, start=1):
+    for place, other in enumerate(found.alternatives[:_ALTERNATIVES], start=1):
         say(f"{place}. {_alternative(found, other)}")
     show_simulation(config, task.flow(config), found.plan, profile, wanted, asked=asked)
-    command = shlex.join(["rlinf", "train", *words, *command_overrides(config, found.plan)])
-    say(f"\nrun it: {command}")
+    if command is not None:
+        say(f"\nrun it: {shlex.join(['rlinf', 'train', *words, *command])}")
 
 
-def _unit(config: Any) -> str:
-    """What a device of a recipe's cluster is."""
-    if config.cluster.cpu_devices_per_node:
-        return "CPU slot"
-    return "accelerator" if config.on_accelerators else "device"
+def _solved(
+    task: Task, config: Any, profile: Profile, shape: ClusterShape | None
+) -> tuple[Planned, list[str], list[str] | None]:
+    """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
+    from rlinf.runners.accepted_plan import find_accepted_plan
+    from rlinf.runners.described_cluster import cluster_overrides
+    from rlinf.runners.planned import command_overrides, find_plan
+
+    flow = task.flow(config)
+    if shape is not None:
+        try:
+            cluster_overrides(config, shape)
+        except ConfigError as error:
+            return find_plan(config, flow, profile, cluster=shape), [f"no run: {error}"], None
+    solved = find_accepted_plan(config, flow, profile, cluster=shape)
+    notes = [solved.passed_over] if solved.passed_over else []
+    return solved.found, notes, command_overrides(config, solved.found.plan, shape)
 
 
-def _machine(shape: ClusterShape, unit: str) -> str:
+def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
+    """What a device of a cluster is; without a kind, one like those that were measured.
+
+    Args:
+        config: The recipe.
+        profile: What was measured.
+        kind: Kind of the device.
+        own: Whether the cluster is that of the recipe.
+    """
+    from rlinf.flow.cluster_shape import CPU
+
+    [measured] = profile.kinds if len(profile.kinds) == 1 else [""]
+    kind = kind or measured
+    if kind == CPU:
+        return "CPU slot" if not own or config.cluster.cpu_devices_per_node else "device"
+    return kind or ("accelerator" if own and config.on_accelerators else "device")
+
+
+def _machine(shape: ClusterShape, units: list[str]) -> str:
     """A cluster as a person would say it: ``1 node × 2 CPU slots``."""
     return " + ".join(
-        f"{_count(group.nodes, 'node')} × "
-        + (
-            f"{group.devices_per_node} {group.kind}"
-            if group.kind
-            else _count(group.devices_per_node, unit)
-        )
-        for group in shape.groups
+        f"{_count(group.nodes, 'node')} × {_count(group.devices_per_node, unit)}"
+        for group, unit in zip(shape.groups, units, strict=True)
     )
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    name = what not in ("node", "CPU slot", "accelerator", "device")
+    return f"{number} {what}{'' if number == 1 or name else 's'}"
 
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -140,7 +140,7 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
     from rlinf.flow.measure import PROFILE_FILE
     from rlinf.flow.profile import Profile
     from rlinf.flow.simulation import Conditions, simulate
-    from rlinf.runners.planned import cluster_of
+    from rlinf.runners.described_cluster import as_measured, cluster_of
 
     path = run / PROFILE_FILE
     if not path.is_file():
@@ -150,7 +150,7 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
             flow,
             plan,
             Profile.load(path),
-            cluster_of(config),
+            as_measured(cluster_of(config)),
             config.planning.constraints,
             conditions=Conditions(steps=3, timeline=True),
         )

@@ -117,6 +117,11 @@ class EngineConfig(StrictModel):
         return None
 
     @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return 1
+
+    @property
     def shares_module(self) -> bool:
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
@@ -206,6 +211,11 @@ class VLLMEngineConfig(EngineConfig):
         """See :attr:`EngineConfig.context`."""
         return self.max_model_len
 
+    @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         taken = sorted(set(self.options) & _OWN_VLLM_ARGUMENTS)
@@ -246,6 +256,11 @@ class SGLangEngineConfig(EngineConfig):
     """Let weights and caches be released between rollouts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of SGLang's `ServerArgs`, by their names there."""
+
+    @property
+    def devices_per_engine(self) -> int:
+        """Devices that one engine computes on."""
+        return self.tensor_parallel_size
 
 
 def local_directory(path: Path | str) -> Path:

@@ -16,6 +16,9 @@ from rlinf.errors import ConfigError
 
 GIGABYTE = 10**9
 
+CPU = "cpu"
+"""Kind of devices that are shares of the cores of a machine."""
+
 # Memory per device as its vendor states it [GB].
 MEMORY_GB = {
     "A100": 80,
@@ -43,7 +46,7 @@ class NodeGroup(StrictModel):
     devices_per_node: int = Field(ge=1)
     """Devices of a node."""
     kind: str = ""
-    """Kind of the devices, such as ``H100``; empty: not said."""
+    """Kind of the devices, such as ``H100`` or ``cpu``; empty: the one that was measured."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """Memory of a device; None: not limited."""
 
@@ -51,6 +54,10 @@ class NodeGroup(StrictModel):
     def devices(self) -> int:
         """Devices of all nodes."""
         return self.nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        kind = f":{self.kind}" if self.kind else ""
+        return f"{self.nodes}x{self.devices_per_node}{kind}"
 
 
 class ClusterShape(StrictModel):
@@ -69,10 +76,7 @@ class ClusterShape(StrictModel):
         return sum(before.devices for before in self.groups[:group])
 
     def __str__(self) -> str:
-        return ",".join(
-            f"{group.nodes}x{group.devices_per_node}" + (f":{group.kind}" if group.kind else "")
-            for group in self.groups
-        )
+        return ",".join(map(str, self.groups))
 
 
 def parse_cluster_shape(text: str) -> ClusterShape:
@@ -95,6 +99,26 @@ def parse_cluster_shape(text: str) -> ClusterShape:
     return ClusterShape(groups=tuple(groups))
 
 
+def kind_name(text: str) -> str:
+    """A kind of device as it is written here: ``H100`` for ``h100``; unknown ones as they are."""
+    known = {name.upper(): name for name in (*MEMORY_GB, CPU)}
+    return known.get(text.upper(), text)
+
+
+def kind_of_model(model: str) -> str:
+    """Kind of device of a vendor's model name: ``H100`` for ``NVIDIA H100 80GB HBM3``.
+
+    Of a model that is not known here it is the name without its vendor, in letters that the kind of
+    a shape can have; empty for a name without any.
+    """
+    words = model.replace(" ", "").upper()
+    known = max((name for name in MEMORY_GB if name in words), key=len, default=None)
+    if known is not None:
+        return known
+    name = re.sub(r"^(NVIDIA|AMD|Intel)\b|\bGeForce\b", "", model.strip(), flags=re.IGNORECASE)
+    return re.sub(r"^[^A-Za-z]+|[^\w-]", "", name)
+
+
 def _parse_group(part: str, text: str) -> NodeGroup:
     match = _GROUP.fullmatch(part)
     if match is None:
@@ -108,9 +132,7 @@ def _parse_group(part: str, text: str) -> NodeGroup:
         raise ConfigError(
             f"cluster '{part}' has no device; nearest: {max(nodes, 1)}x{max(devices, 1)}"
         )
-    kind = match["kind"] or ""
-    known = {name.upper(): name for name in MEMORY_GB}
-    kind = known.get(kind.upper(), kind)
+    kind = kind_name(match["kind"] or "")
     memory = float(match["memory"]) if match["memory"] else MEMORY_GB.get(kind)
     if memory is not None and memory * GIGABYTE < 1:
         near = MEMORY_GB.get(kind, 80)

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError
-from rlinf.flow.profile import ComponentProfile, Measurement
+from rlinf.flow.profile import ComponentProfile, Measurement, named_kinds
 
 Floats = NDArray[np.float64]
 
@@ -52,21 +52,29 @@ class CostModel:
     Args:
         name: The component, for error messages.
         profile: What was measured.
-        kind: Kind of device. Measurements of other kinds are left out; those without a kind count
-            for every kind.
+        kind: Kind of device; empty: the one that was measured. Measurements of other kinds are left
+            out; where none names this kind, those without a kind are taken for it, and
+            :attr:`assumed` says so.
 
     Raises:
-        ConfigError: There is no measurement on this kind, or two of one size.
+        ConfigError: There is no measurement on this kind, or of several where none is asked for, or
+            two of one size.
     """
 
     def __init__(self, name: str, profile: ComponentProfile, kind: str = "") -> None:
         self.name = name
         self.profile = profile
-        used = [m for m in profile.measurements if not kind or m.device_kind in ("", kind)]
-        if not used:
-            kinds = sorted({m.device_kind for m in profile.measurements})
+        kinds = profile.kinds
+        if not kind and len(kinds) > 1:
             raise ConfigError(
-                f"'{name}' was not measured on {kind}; measured on {join_choices(kinds)}"
+                f"'{name}' was measured on {named_kinds(kinds)}; say for which of them to plan"
+            )
+        self.assumed = bool(kind) and kind not in kinds
+        wanted = "" if self.assumed else kind
+        used = [m for m in profile.measurements if not kind or m.device_kind == wanted]
+        if not used:
+            raise ConfigError(
+                f"'{name}' was not measured on {kind}; measured on {named_kinds(kinds)}"
             )
         self._curves: dict[int, list[_ItemCurve]] = {}
         for stages in sorted({m.pipeline_stages for m in used}):

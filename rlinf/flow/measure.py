@@ -93,6 +93,7 @@ class StepRecorder:
         chunks: Pieces in which a step is handed on, in the order of the sources.
         warm_up: First steps that do not count.
         overhead: Takes what is beside the work of components.
+        device_kinds: Kind of the devices of each component; not said of one that is left out.
         sharing: Components of each node whose stages are all on the same devices. With several
             sub-batches in flight they work at the same time, and each takes longer for the others;
             then the time of the node is divided over them.
@@ -108,6 +109,7 @@ class StepRecorder:
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     overhead: OverheadRecorder | None = None
     sharing: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    device_kinds: Mapping[str, str] = field(default_factory=dict)
     _seen: int = 0
     _held: dict[str, list[int]] = field(default_factory=dict)
 
@@ -161,6 +163,7 @@ class StepRecorder:
                     spread=float(high - low),
                     peak_bytes=per_device * self._held[name][0],
                     samples=len(taken),
+                    device_kind=self.device_kinds.get(name, ""),
                     origin=self.origin,
                 ),
             ),

@@ -7,12 +7,13 @@ compared and read again. It never guesses: what lies between measurements is the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from rlinf.config.base import StrictModel
+from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ class Measurement(StrictModel):
     samples: int = Field(default=1, ge=1)
     """Steps that the median is taken over."""
     device_kind: str = ""
-    """Kind of the devices, such as ``H100``; empty: the one of the profile."""
+    """Kind of the devices, such as ``H100`` or ``cpu``; empty: not said."""
     origin: str
     """Where the figure is from: the run and its date, or the publication and its setting."""
 
@@ -81,6 +82,16 @@ class ComponentProfile(StrictModel):
     scaling: ScalingLaw | None = None
     """Law for numbers of devices outside of the measured range; None: they are not legal."""
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of devices that it was measured on, sorted."""
+        return tuple(sorted({measurement.device_kind for measurement in self.measurements}))
+
+
+def named_kinds(kinds: Iterable[str]) -> str:
+    """Kinds of devices as a person reads them: ``H100, cpu``, or that they are not named."""
+    return join_choices([kind or "devices without a named kind" for kind in kinds])
+
 
 class Exchange(StrictModel):
     """Time in which a loop waits for its own hand-overs: to wake a worker is not free."""
@@ -115,6 +126,11 @@ class Profile(StrictModel):
     steps at the same time: they share caches, memory and, as threads, an interpreter."""
     components: Mapping[str, ComponentProfile]
     """Profiles by component name."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of devices that its components were measured on, sorted."""
+        return tuple(sorted({kind for part in self.components.values() for kind in part.kinds}))
 
     def exchange_seconds(self, node: str, devices: int, *, apart: bool) -> float:
         """Time of an exchange of a loop as measured on the nearest number of devices [s]."""

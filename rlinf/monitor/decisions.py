@@ -22,12 +22,14 @@ log = logging.getLogger(__name__)
 
 DECISIONS_FILE = "decisions.jsonl"
 
-What = Literal["start", "profile", "stay", "switch", "keep", "return", "drop", "replan", "rescale"]
-"""``start``: the plan that a run begins with; ``profile``: what was measured; ``stay``: no better
-plan was found; ``switch``: another plan is tried; ``keep``: it measured faster and stays;
-``return``: it did not, the plan before is back; ``drop``: a plan did not start, and is not tried
-again; ``replan``: measured times left the prediction; ``rescale``: workers were moved inside a
-step."""
+What = Literal[
+    "start", "profile", "refuse", "stay", "switch", "keep", "return", "drop", "replan", "rescale"
+]
+"""``start``: the plan that a run begins with; ``profile``: what was measured; ``refuse``: a rule of
+the recipe stands against a faster plan; ``stay``: no better plan was found; ``switch``: another
+plan is tried; ``keep``: it measured faster and stays; ``return``: it did not, the plan before is
+back; ``drop``: a plan did not start, and is not tried again; ``replan``: measured times left the
+prediction; ``rescale``: workers were moved inside a step."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ from rlinf.flow.planning import Planned
 from rlinf.flow.profile import Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, note_decision
+from rlinf.runners.accepted_plan import find_accepted_plan
 from rlinf.runners.kept_profiles import usable_profile
 from rlinf.runners.measured_settings import Setting, kept_costs
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
-from rlinf.runners.planned import explained, find_plan, placed_by
+from rlinf.runners.planned import explained
 from rlinf.runners.switch_failure import SwitchFailure
 from rlinf.runners.variants import legal_placements
 
@@ -146,11 +147,14 @@ class AutoPlanner:
         best = min(self._measured, key=lambda setting: setting.median)
         begin = time.perf_counter()
         try:
-            config, found = self._solved(profile)
+            solved = find_accepted_plan(self._setting.config, self._flow, profile)
         except ConfigError as error:
             self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
             return
         cost = time.perf_counter() - begin
+        config, found = solved.config, solved.found
+        if solved.passed_over:
+            self._decide("refuse", solved.passed_over)
         if any(s.config.plan.same_places(config.plan) for s in self._measured):
             self._stay(best, "the plan that was found is one that was measured", cost, found)
         elif self._was_dropped(config):
@@ -160,11 +164,6 @@ class AutoPlanner:
             self._stay(best, why, cost, found)
         else:
             self._try(config, found, best)
-
-    def _solved(self, profile: Profile) -> tuple[PlacedConfig, Planned]:
-        config = self._setting.config
-        found = find_plan(config, self._flow, profile, alternatives=0)
-        return placed_by(config, found.plan), found
 
     def _try(self, config: PlacedConfig, found: Planned, best: Setting) -> None:
         if not self._change("the planner's placement", config):

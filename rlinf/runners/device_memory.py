@@ -1,4 +1,4 @@
-"""Memory of the machine, and of the devices that a placement can name."""
+"""Memory of the machine; memory and kind of the devices that a placement can name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from rlinf.flow.cluster_shape import GIGABYTE, MEMORY_GB
+from rlinf.flow.cluster_shape import CPU, GIGABYTE, MEMORY_GB, kind_of_model
 from rlinf.runners.placed_config import PlacedConfig, nvidia_devices
 
 _SIZE = re.compile(r"\b(\d+) ?GB\b")
@@ -31,6 +31,17 @@ def device_memory(config: PlacedConfig) -> int | None:
     limits = [limit for limit, _ in _control_groups()]
     total = min([psutil.virtual_memory().total, *limits])
     return total // (config.devices // config.cluster.num_nodes)
+
+
+def device_kind(config: PlacedConfig) -> str:
+    """Kind of the devices of a recipe's cluster, whose nodes are as this machine.
+
+    ``cpu`` for slots, and for nodes without accelerators. Empty for accelerators that are described
+    and not here.
+    """
+    if not config.on_accelerators:
+        return CPU
+    return kind_of_model(_accelerator_model()) if nvidia_devices() else ""
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
@@ -59,6 +70,5 @@ def _memory_of_model(model: str) -> int | None:
     size = _SIZE.search(model)
     if size is not None:
         return int(size[1]) * GIGABYTE
-    words = model.replace(" ", "").upper()
-    known = max((name for name in MEMORY_GB if name in words), key=len, default=None)
-    return None if known is None else MEMORY_GB[known] * GIGABYTE
+    known = MEMORY_GB.get(kind_of_model(model))
+    return None if known is None else known * GIGABYTE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlinf.config.ranges import device_span
@@ -12,6 +13,7 @@ from rlinf.runners.planning_traits import (
     Trial,
     device_counts,
     first_devices,
+    on_each_kind,
     timed_sections,
 )
 
@@ -25,12 +27,14 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     """Of a run in simulators: the items are environments."""
     from rlinf.flow.planning import ComponentConstraint, Constraints
 
-    envs, devices = config.env.num_envs, config.devices
+    envs = config.env.num_envs
     stages = config.rollout.pipeline_stage_num
     batch = config.actor.global_batch_size
     # Nothing is offloaded.
     loop = ComponentConstraint(pipeline_stages=tuple(sorted({1, 2, stages})), residency="resident")
-    ranks = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+    # A rank's share of the global batch is trained on in whole micro batches.
+    pieces = batch // (config.actor.micro_batch_size or 1)
+    ranks = tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
     constraints = Constraints(
         items=envs,
         group_size=config.group_size,
@@ -39,8 +43,9 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
         staleness=config.rollout.max_staleness,
         exchanges={"rollout": config.chunk_steps},
         components={
-            "env": loop,
-            "rollout": loop,
+            # They divide the environments of an evaluation as they do those of training.
+            "env": loop.model_copy(update={"also_divide": (config.evaluation.num_envs,)}),
+            "rollout": loop.model_copy(update={"serves": "env"}),
             # A training phase begins with all trajectories of the rollout.
             "actor": ComponentConstraint(
                 streams=False, even=False, processes=ranks, residency="resident"
@@ -54,7 +59,7 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     return PlanningTraits(
         items=envs,
         constraints=constraints,
-        trials=tuple(_trials(envs, devices)),
+        trials=on_each_kind(config, partial(_trials, envs)),
         concurrent=frozenset(),
         packages=("gymnasium", "mujoco", "metaworld"),
         sections=sections,
@@ -71,9 +76,9 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     )
 
 
-def _trials(envs: int, devices: int) -> Iterator[Trial]:
+def _trials(envs: int, first: int, devices: int) -> Iterator[Trial]:
     for count in device_counts(devices):
-        place = f"cluster.component_placement={{'env,rollout,actor': '{first_devices(count)}'}}"
+        place = _together(first_devices(count, first))
         for parts in (1, 2, 4):
             if parts > 1 and count not in (1, devices):
                 continue
@@ -84,13 +89,10 @@ def _trials(envs: int, devices: int) -> Iterator[Trial]:
     if devices > 1:
         yield Trial(
             f"{envs} environments on {devices} devices, 2 pipeline stages",
-            (
-                f"cluster.component_placement={{'env,rollout,actor': '{first_devices(devices)}'}}",
-                "rollout.pipeline_stage_num=2",
-            ),
+            (_together(first_devices(devices, first)), "rollout.pipeline_stage_num=2"),
         )
         half = devices // 2
-        front, rear = first_devices(half), device_span(half, devices)
+        front, rear = first_devices(half, first), device_span(first + half, first + devices)
         yield Trial(
             f"{envs} environments, actor apart, one step ahead",
             (
@@ -99,7 +101,7 @@ def _trials(envs: int, devices: int) -> Iterator[Trial]:
                 "rollout.max_staleness=1",
             ),
         )
-        apart = f"{{env: '{front}', rollout: '{rear}', actor: '0'}}"
+        apart = f"{{env: '{front}', rollout: '{rear}', actor: '{first}'}}"
         yield Trial(
             f"{envs} environments, env and rollout apart, 2 pipeline stages",
             (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=2"),
@@ -108,3 +110,7 @@ def _trials(envs: int, devices: int) -> Iterator[Trial]:
             f"{envs} environments, env and rollout apart",
             (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=1"),
         )
+
+
+def _together(devices: str) -> str:
+    return f"cluster.component_placement={{'env,rollout,actor': '{devices}'}}"

@@ -13,7 +13,7 @@ from rlinf.flow.overhead import joined
 from rlinf.flow.profile import Profile
 from rlinf.runners.placed_config import PlacedConfig
 
-_RECORDING = 2
+_RECORDING = 3
 """How the figures of a profile come about; another number keeps those of before from being used."""
 
 

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from rlinf.config.ranges import device_ranges, device_span, ranges_of
-from rlinf.flow.cluster_shape import ClusterShape, NodeGroup
+from rlinf.flow.cluster_shape import ClusterShape
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.flow.planning import Planned
+from rlinf.flow.planning import Constraints, Planned
 from rlinf.flow.planning import plan as solve
 from rlinf.flow.profile import Profile
-from rlinf.runners.device_memory import device_memory
+from rlinf.runners.described_cluster import check_measured, cluster_of, cluster_overrides
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.runners.variants import changed
-
-
-def cluster_of(config: PlacedConfig) -> ClusterShape:
-    """The cluster that a recipe runs on; its devices are those that a placement can name."""
-    nodes = config.cluster.num_nodes
-    group = NodeGroup(
-        nodes=nodes,
-        devices_per_node=config.devices // nodes,
-        memory_bytes=device_memory(config),
-    )
-    return ClusterShape(groups=(group,))
 
 
 def find_plan(
@@ -32,6 +21,7 @@ def find_plan(
     profile: Profile,
     *,
     cluster: ClusterShape | None = None,
+    limits: Constraints | None = None,
     alternatives: int = 3,
 ) -> Planned:
     """The fastest plan of a recipe.
@@ -41,23 +31,35 @@ def find_plan(
         flow: What happens in a step.
         profile: What was measured.
         cluster: Where it may run; None: on the cluster of the recipe.
+        limits: What its components can do; None: what the recipe says.
         alternatives: How many of the next best placements to return.
 
     Raises:
         ConfigError: There is none; says which limit binds.
     """
-    shape = cluster or cluster_of(config)
-    limits = config.planning.constraints
+    shape = cluster
+    if shape is None:
+        shape = cluster_of(config)
+        check_measured(config, profile)
+    limits = limits or config.planning.constraints
     return solve(flow, profile, shape, limits, alternatives=alternatives)
 
 
-def placed_by(config: PlacedConfig, plan: Plan) -> PlacedConfig:
+def placed_by(
+    config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None
+) -> PlacedConfig:
     """The recipe under a plan.
 
+    Args:
+        config: The recipe.
+        plan: Where its components are to run.
+        cluster: The devices that the plan numbers; None: those of the recipe.
+
     Raises:
-        ConfigError: The rules of the recipe refuse it.
+        ConfigError: The rules of the recipe refuse it, or it cannot describe the cluster.
     """
-    return changed(config, plan_overrides(config.planning, plan))
+    machine = [] if cluster is None else cluster_overrides(config, cluster)
+    return changed(config, [*machine, *plan_overrides(config.planning, plan)])
 
 
 def plan_overrides(traits: PlanningTraits, plan: Plan) -> list[str]:
@@ -88,14 +90,25 @@ def placement_text(part: ComponentPlan) -> str:
     return ",".join(texts)
 
 
-def command_overrides(config: PlacedConfig, plan: Plan) -> list[str]:
+def command_overrides(
+    config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None
+) -> list[str]:
     """What to write behind the command that names a recipe, so that it runs under a plan.
 
     The placement of the recipe is dropped first, as its components may be written together.
+
+    Args:
+        config: The recipe.
+        plan: Where its components are to run.
+        cluster: The devices that the plan numbers; None: those of the recipe.
+
+    Raises:
+        ConfigError: The recipe cannot describe the cluster.
     """
+    machine = [] if cluster is None else cluster_overrides(config, cluster)
     written = ("component_placement", "residency")
     dropped = [f"~cluster.{key}" for key in written if getattr(config.cluster, key)]
-    return [*dropped, *plan_overrides(config.planning, plan)]
+    return [*machine, *dropped, *plan_overrides(config.planning, plan)]
 
 
 def explained(placed: Plan, found: Plan) -> Plan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.dump import to_data
@@ -96,9 +96,28 @@ def device_counts(devices: int) -> list[int]:
     return sorted({devices, *(2**n for n in range(devices.bit_length()) if 2**n <= devices)})
 
 
-def first_devices(count: int) -> str:
-    """The first devices, in the grammar of placements."""
-    return device_span(0, count)
+def first_devices(count: int, first: int = 0) -> str:
+    """So many devices from the first on, in the grammar of placements."""
+    return device_span(first, first + count)
+
+
+def on_each_kind(
+    config: PlacedConfig, trials: Callable[[int, int], Iterable[Trial]]
+) -> tuple[Trial, ...]:
+    """Trials on the devices of each kind of a recipe's cluster.
+
+    Args:
+        config: The recipe.
+        trials: Gives those on the devices from one on, and so many of them.
+    """
+    from rlinf.runners.described_cluster import spans_of_kinds
+
+    spans = spans_of_kinds(config)
+    return tuple(
+        trial if len(spans) == 1 else replace(trial, label=f"{trial.label} of {kind}")
+        for kind, (first, count) in spans.items()
+        for trial in trials(first, count)
+    )
 
 
 def timed_sections(config: PlacedConfig, names: tuple[str, ...]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from rlinf.flow.overhead import overhead
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.described_cluster import cluster_of
 from rlinf.runners.kept_profiles import fingerprints
 from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.planned import cluster_of
 from rlinf.runners.recording import beside, new_recorder
 from rlinf.runners.variants import legal_trials
 
@@ -61,9 +61,10 @@ def measure(
         say: Called with a line per trial.
 
     Raises:
-        ConfigError: No trial is legal.
+        ConfigError: No trial is legal, or the cluster is none to plan for.
         Exception: The recipe does not run as it is; of another trial, its line says why it failed.
     """
+    cluster_of(config)  # a cluster that cannot be planned for is refused before it is measured
     trials: list[Trial] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
@@ -147,8 +148,9 @@ def _components(
     return parts[1]
 
 
-def _size(measurement: Measurement) -> tuple[int, int, int]:
-    return measurement.items, measurement.devices, measurement.pipeline_stages
+def _size(measurement: Measurement) -> tuple[str, int, int, int]:
+    m = measurement
+    return m.device_kind, m.items, m.devices, m.pipeline_stages
 
 
 def _overlap_factor(config: PlacedConfig, flow: Flow, profile: Profile, taken: float) -> float:

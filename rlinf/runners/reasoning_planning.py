@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rlinf.config.ranges import device_span
 from rlinf.runners.planning_traits import (
     Generation,
     Knob,
@@ -13,11 +13,13 @@ from rlinf.runners.planning_traits import (
     Trial,
     device_counts,
     first_devices,
+    on_each_kind,
     timed_sections,
 )
 
 if TYPE_CHECKING:
     from rlinf.runners.reasoning_config import ReasoningConfig
+    from rlinf.trainers.language.config import PhaseConfig
 
 _TIMED = (
     "algorithm", "actor", "critic", "data", "reward", "rollout", "warm_start", "weight_sync",
@@ -28,16 +30,17 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
     from rlinf.flow.planning import ComponentConstraint, Constraints
 
-    devices, group = config.devices, config.rollout.group_size
-    staleness, one_rank = config.rollout.max_staleness, config.cluster.runtime == "local"
-    batch = config.global_batch_size
-    ranks = (1,) if one_rank else tuple(n for n in range(1, batch + 1) if batch % n == 0)
-    trainer = ComponentConstraint(
-        streams=_trains_parts(config),
-        even=False,
-        processes=ranks,
-        devices_per_process=config.actor.tensor_parallel_size,
-    )
+    group = config.rollout.group_size
+    staleness, batch = config.rollout.max_staleness, config.global_batch_size
+    trainers = {
+        name: ComponentConstraint(
+            streams=_trains_parts(config),
+            even=False,
+            processes=_ranks(config, trainer),
+            processes_per_replica=trainer.tensor_parallel_size,
+        )
+        for name, trainer in _trainers(config).items()
+    }
     constraints = Constraints(
         items=config.rollout.sequences,
         group_size=group,
@@ -46,9 +49,12 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
         staleness=staleness,
         components={
             # An engine that runs ahead keeps its weights.
-            "rollout": ComponentConstraint(residency="resident" if staleness else None),
+            "rollout": ComponentConstraint(
+                residency="resident" if staleness else None,
+                devices_per_process=config.rollout.engine.devices_per_engine,
+            ),
             "reward": ComponentConstraint(residency="resident"),
-            **dict.fromkeys(_trainers(config), trainer),
+            **trainers,
         },
     )
     sections = timed_sections(config, _TIMED)
@@ -57,7 +63,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     return PlanningTraits(
         items=config.rollout.sequences,
         constraints=constraints,
-        trials=tuple(_trials(config, devices)),
+        trials=on_each_kind(config, partial(_trials, config)),
         concurrent=frozenset({"rollout"}),
         packages=("transformers", config.rollout.engine.package),
         sections=sections,
@@ -71,8 +77,18 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     )
 
 
-def _trainers(config: ReasoningConfig) -> list[str]:
-    return [name for name in config.components if name not in ("rollout", "reward")]
+def _trainers(config: ReasoningConfig) -> dict[str, PhaseConfig]:
+    found: dict[str, PhaseConfig] = {"actor": config.actor}
+    return found if config.critic is None else found | {"critic": config.critic}
+
+
+def _ranks(config: ReasoningConfig, trainer: PhaseConfig) -> tuple[int, ...]:
+    """Numbers of ranks that a trainer can have: replicas that divide its global batch, whole."""
+    if config.cluster.runtime == "local":
+        return (1,)
+    batch = config.rollout.sequences // trainer.n_minibatches
+    size = trainer.tensor_parallel_size
+    return tuple(size * n for n in range(1, batch + 1) if batch % n == 0)
 
 
 def _trains_parts(config: ReasoningConfig) -> bool:
@@ -101,29 +117,39 @@ def _knobs(config: ReasoningConfig) -> tuple[Knob, ...]:
     )
 
 
-def _trials(config: ReasoningConfig, devices: int) -> Iterator[Trial]:
-    trainers = _trainers(config)
-    for count in device_counts(devices):
-        ranks = "0" if config.cluster.runtime == "local" else first_devices(count)
-        place = f"{{'rollout,reward': '{first_devices(count)}', '{','.join(trainers)}': '{ranks}'}}"
+def _placement(config: ReasoningConfig, first: int, count: int, ranks: str) -> str:
+    """A placement of engines and rewards on so many devices from the first on, and of ranks."""
+    rewards = first_devices(count, first)
+    engines = first_devices(count // config.rollout.engine.devices_per_engine)
+    trainers = ",".join(_trainers(config))
+    return f"{{rollout: '{rewards}:{engines}', reward: '{rewards}', '{trainers}': '{ranks}'}}"
+
+
+def _trials(config: ReasoningConfig, first: int, devices: int) -> Iterator[Trial]:
+    local = config.cluster.runtime == "local"
+    each = config.rollout.engine.devices_per_engine
+    # Those that hold whole engines.
+    counts = [count for count in device_counts(devices) if count % each == 0]
+    for count in counts:
+        place = _placement(config, first, count, first_devices(1 if local else count, first))
         for parts in (1, 2, 4):
-            if parts > 1 and count not in (1, devices):
+            if parts > 1 and count not in (counts[0], counts[-1]):
                 continue
             prompts = config.rollout.prompts // parts
             yield Trial(
                 f"{prompts * config.rollout.group_size} sequences on {count} devices",
                 (f"cluster.component_placement={place}", f"rollout.prompts={prompts}"),
             )
-    if devices > 1:
-        half = devices // 2
-        ranks = f"{half}" if config.cluster.runtime == "local" else device_span(half, devices)
-        place = f"{{'rollout,reward': '{first_devices(half)}', '{','.join(trainers)}': '{ranks}'}}"
+    half = devices // 2 // each * each
+    if half:
+        ranks = first_devices(1 if local else devices - half, first + half)
+        place = _placement(config, first, half, ranks)
         yield Trial(
             "trainers apart, one step ahead",
             (f"cluster.component_placement={place}", "rollout.max_staleness=1"),
         )
-    if config.on_accelerators:
-        place = f"{{'{','.join(config.components)}': '{first_devices(devices)}'}}"
+    if config.on_accelerators and devices % each == 0:
+        place = _placement(config, first, devices, first_devices(devices, first))
         away = f"{{'{','.join(config.offloading)}': offload}}"
         yield Trial(
             "offloaded while idle",

@@ -9,6 +9,7 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.measure import PROFILE_FILE, StepRecorder
 from rlinf.flow.overhead import OverheadRecorder, overhead
 from rlinf.flow.running_step import StepReport
+from rlinf.runners.described_cluster import kinds_of_components
 from rlinf.runners.kept_profiles import fingerprints
 from rlinf.runners.placed_config import PlacedConfig
 
@@ -32,6 +33,7 @@ def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
         overhead=OverheadRecorder(
             flow, plan, traits.constraints.exchanges, traits.constraints.staleness
         ),
+        device_kinds=kinds_of_components(config, plan),
         sharing={node.name: node.components for node in loops if len(homes[node.name]) == 1},
     )
 

@@ -74,6 +74,10 @@ class NodeGroupConfig(StrictModel):
     ignore_hardware: bool = False
     """Whether each node counts as one resource, whatever is found on it."""
 
+    device_kind: str | None = Field(default=None, pattern=r"^[A-Za-z][\w-]*$")
+    """Kind of the devices of its nodes, such as ``H100``, where nodes differ: measurements are
+    noted, and placements are planned, by kind. None: as those of the machine that reads this."""
+
     @property
     def hardware_type(self) -> str | None:
         """Kind of the declared hardware."""
@@ -259,12 +263,21 @@ class ClusterConfig(StrictModel):
     def _groups_are_distinct(self) -> Self:
         labels: set[str] = set()
         owners: dict[tuple[int, str], str] = {}
+        kinds: dict[int, str] = {}
         for group in self.node_groups or []:
             if group.label in labels:
                 raise ClusterConfigError(
                     f"Node group label '{group.label}' is used twice. Labels must be unique."
                 )
             labels.add(group.label)
+            for node in group.node_ranks if group.device_kind else []:
+                kind = kinds.setdefault(node, group.device_kind or "")
+                if kind != group.device_kind:
+                    raise ClusterConfigError(
+                        f"Node {node} has devices of kind '{kind}' by one node group and of kind "
+                        f"'{group.device_kind}' by '{group.label}'. A node has one kind; leave one "
+                        "of the two out."
+                    )
             for config in group.hardware.configs if group.hardware else []:
                 key = (config.node_rank, group.hardware_type or "")
                 if owners.setdefault(key, group.label) != group.label:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from rlinf.cli.main import main
+from rlinf.config.component import illegal
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
@@ -30,7 +33,13 @@ def measured(seconds: dict[int, float]) -> ComponentProfile:
     """A component that takes so long on so many devices, for the 8 items of the small recipe."""
     return ComponentProfile(
         measurements=tuple(
-            Measurement(items=items, devices=devices, seconds=t * items / 8, origin="a test")
+            Measurement(
+                items=items,
+                devices=devices,
+                seconds=t * items / 8,
+                device_kind="cpu",
+                origin="a test",
+            )
             for devices, t in seconds.items()
             for items in (4, 8)
         )
@@ -84,8 +93,73 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     assert "predicted memory of one CPU slot: not measured" in out
     assert main(["plan", recipe, SLOTS, "--cluster", "1x1"]) == 0
     out = capsys.readouterr().out
-    assert "plan for 1 node × 1 device" in out
+    assert "plan for 1 node × 1 CPU slot" in out
     assert "predicted step: 6" in out
+
+
+@pytest.mark.parametrize("asked", ["1x8:H100", "1x8:H100,1x8:RTX4090"])
+def test_times_of_a_cpu_are_no_prediction_for_an_accelerator(
+    tmp_path: Path, asked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
+    assert main(["plan", str(write_recipe(tmp_path)), SLOTS, "--cluster", asked]) == 2
+    captured = capsys.readouterr()
+    assert "predicted" not in captured.out
+    assert "'env' was measured on cpu; the cluster has H100" in captured.err
+
+
+def test_figures_without_a_kind_are_said_where_a_kind_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = profile_of(tmp_path).model_dump_json().replace('"device_kind":"cpu"', '"device_kind":""')
+    (tmp_path / "profile.json").write_text(text)
+    words = ["--profile", str(tmp_path / "profile.json"), "--cluster", "1x2:H100"]
+    assert main(["plan", str(write_recipe(tmp_path)), SLOTS, *words]) == 0
+    out = capsys.readouterr().out
+    assert "plan for 1 node × 2 H100" in out
+    assert (
+        "env, rollout, actor: figures that name no kind of device, taken for those of H100" in out
+    )
+    assert "cluster.accelerators_per_node=2" in out
+    assert "cluster.cpu_devices_per_node=null" in out
+
+
+def test_the_command_for_another_machine_describes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
+    recipe = str(write_recipe(tmp_path))
+    for asked, devices, runtime in (("1x1", 1, "local"), ("2x1", 2, "ray")):
+        assert main(["plan", recipe, SLOTS, "--cluster", asked]) == 0
+        out = capsys.readouterr().out
+        [command] = [line for line in out.splitlines() if line.startswith("run it: ")]
+        loaded = load_recipe(recipe, shlex.split(command)[5:])
+        config = validate(EmbodiedConfig, loaded.data, loaded)
+        assert (config.devices, config.cluster.runtime) == (devices, runtime)
+
+
+def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    original = EmbodiedConfig._env_problems
+
+    def no_divided_pair(config: EmbodiedConfig) -> Iterator[PydanticCustomError]:
+        """A rule between components, which no constraint of one of them says."""
+        yield from original(config)
+        if config.world_size("env") == config.world_size("rollout") == 2:
+            yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
+
+    monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS, "--profile", str(tmp_path / "profile.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [said] = [line for line in lines if "passed over" in line]
+    assert "divides both" in said
+    [command] = [line for line in lines if line.startswith("run it: ")]
+    loaded = load_recipe(recipe, shlex.split(command)[5:])
+    placed = validate(EmbodiedConfig, loaded.data, loaded)
+    assert not placed.world_size("env") == placed.world_size("rollout") == 2
 
 
 def test_a_profile_of_something_else_is_named(

@@ -1,7 +1,7 @@
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.flow.cluster_shape import parse_cluster_shape
+from rlinf.flow.cluster_shape import kind_of_model, parse_cluster_shape
 
 
 def test_a_shape_is_read_with_kind_and_memory():
@@ -18,6 +18,23 @@ def test_several_groups_are_numbered_one_after_the_other():
     assert [group.kind for group in shape.groups] == ["H100", "RTX4090"]
     assert (shape.offset(0), shape.offset(1), shape.devices) == (0, 32, 40)
     assert shape.groups[1].memory_bytes == 24 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX4090D"),
+        ("NVIDIA T1000", "T1000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000AdaGeneration"),
+        ("", ""),
+    ],
+)
+def test_a_kind_of_a_model_can_be_written_in_a_shape(model, kind):
+    assert kind_of_model(model) == kind
+    if kind:
+        assert parse_cluster_shape(f"1x8:{kind}/80GB").groups[0].kind == kind
 
 
 def test_without_a_kind_memory_is_not_limited():

@@ -168,6 +168,19 @@ def test_kinds_of_devices_have_their_own_costs():
         CostModel("x", of_both, "H20")
 
 
+def test_figures_without_a_kind_count_where_none_names_the_kind_and_say_so():
+    def at(kind, seconds):
+        return Measurement(items=8, devices=1, seconds=seconds, device_kind=kind, origin="test")
+
+    unsaid = CostModel("x", ComponentProfile(measurements=(at("", 3.0),)), "H100")
+    assert (unsaid.estimate(8, 1).seconds, unsaid.assumed) == (3.0, True)
+    both = ComponentProfile(measurements=(at("", 3.0), at("H100", 1.0)))
+    named = CostModel("x", both, "H100")
+    assert (named.estimate(8, 1).seconds, named.assumed) == (1.0, False)
+    with pytest.raises(ConfigError, match="'x' was measured on devices without a named kind, H100"):
+        CostModel("x", both)
+
+
 def test_two_measurements_of_one_size_are_refused():
     with pytest.raises(ConfigError, match="two measurements of one size on 1 devices"):
         CostModel("x", measured([(8, 1, 1.0), (8, 1, 2.0)]))

@@ -60,6 +60,14 @@ def step(env: float, inference: float, train: float, synchronise: float = 0.1) -
     return StepReport(stages, [], synchronise)
 
 
+def test_measurements_say_on_what_kind_of_device_they_were_taken() -> None:
+    taken = recorder()
+    taken.device_kinds = {"env": "cpu"}
+    taken.observe(step(1.0, 0.5, 1.0))
+    found = taken.profiles()
+    assert (found["env"].kinds, found["actor"].kinds) == (("cpu",), ("",))
+
+
 def test_the_median_of_the_slowest_worker_and_its_spread() -> None:
     taken = recorder()
     times = [1.0, 2.0, 3.0, 4.0, 10.0]

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from rlinf.config.component import illegal
 from rlinf.config.dump import to_yaml
 from rlinf.errors import ConfigError
 from rlinf.flow.profile import ComponentProfile, Measurement
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import auto_plan, embodied, kept_profiles, measured_settings
+from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
 
 from . import reasoning_support
@@ -152,13 +154,15 @@ def run_steps(planner: auto_plan.AutoPlanner, report: Any, first: int, times: li
     return first + len(times)
 
 
-def keep_a_profile_that_wants_both_devices(tmp_path: Path) -> None:
-    """Environments gain by a second device, the others do not; founded on many steps."""
+def keep_a_profile_that_wants_both_devices(tmp_path: Path, actor_on_two: float = 1.5) -> None:
+    """Environments gain by a second device, the policy does not; founded on many steps."""
 
     def measured(seconds: dict[int, float]) -> ComponentProfile:
         return ComponentProfile(
             measurements=tuple(
-                Measurement(items=8, devices=n, seconds=t, samples=99, origin="a test")
+                Measurement(
+                    items=8, devices=n, seconds=t, samples=99, device_kind="cpu", origin="a test"
+                )
                 for n, t in seconds.items()
             )
         )
@@ -167,9 +171,32 @@ def keep_a_profile_that_wants_both_devices(tmp_path: Path) -> None:
     parts = {
         "env": measured({1: 4.0, 2: 2.0}),
         "rollout": measured({1: 1.0, 2: 1.0}),
-        "actor": measured({1: 1.0, 2: 1.5}),
+        "actor": measured({1: 1.0, 2: actor_on_two}),
     }
     kept_profiles.keep_profile(here.profile(parts), "embodied")
+
+
+def test_a_plan_that_the_recipe_refuses_is_passed_over(
+    tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_a_profile_that_wants_both_devices(tmp_path, actor_on_two=0.5)
+    original = EmbodiedConfig._env_problems
+
+    def no_divided_pair(config: EmbodiedConfig) -> Any:
+        """A rule between components, which no constraint of one of them says."""
+        yield from original(config)
+        if config.world_size("env") == config.world_size("rollout") == 2:
+            yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
+
+    monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
+    switches = _Switches()
+    found = planner(tmp_path, switches, "runner.plan={steps: 2}")
+    run_steps(found, report, 1, [60.0] * 4)
+    [start, refuse, switch] = read_decisions(tmp_path / "run")
+    assert (start.what, refuse.what, switch.what) == ("start", "refuse", "switch")
+    assert "divides both" in refuse.reason
+    tried = switches.configs[0].plan.components
+    assert not tried["env"].processes == tried["rollout"].processes == 2
 
 
 @pytest.mark.parametrize(("measured", "what"), [(7.0, "return"), (5.0, "keep"), (5.95, "return")])

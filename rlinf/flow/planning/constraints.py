@@ -18,12 +18,22 @@ class ComponentConstraint(StrictModel):
     """What one component can do."""
 
     devices_per_process: int = Field(default=1, ge=1)
-    """Devices of one process: its tensor-parallel size times its pipeline-parallel size."""
+    """Devices of one process: of an engine its tensor-parallel size times its pipeline-parallel
+    size."""
+    processes_per_replica: int = Field(default=1, ge=1)
+    """Processes that work on the same items together: of a trainer, whose ranks are a process each,
+    its tensor-parallel size."""
     even: bool = True
-    """Whether the processes must share the items evenly, in whole groups. False: the fullest
-    process may have more, and sets the time."""
+    """Whether the replicas must share the items evenly, in whole groups. False: the fullest replica
+    may have more, and sets the time."""
     processes: tuple[int, ...] = ()
     """Numbers of processes that are legal; empty: every one that the other rules allow."""
+    also_divide: tuple[int, ...] = ()
+    """Numbers, beside the items, that its processes times the sub-batches in flight must divide."""
+    serves: str = ""
+    """Component of the same loop whose sub-batches it takes, each of its processes at least one; it
+    then has at most as many processes as that one has sub-batches in flight, over all of its
+    processes. Empty: nothing limits it so."""
     device_kinds: tuple[str, ...] = ()
     """Kinds of devices that it can run on; empty: every kind that it was measured on."""
     pipeline_stages: tuple[int, ...] = Field(default=(1,), min_length=1)
@@ -32,6 +42,11 @@ class ComponentConstraint(StrictModel):
     """Whether it takes items as they come; False: it begins when it has all items of the step."""
     residency: Residency | None = None
     """What happens to its memory while it is idle; None: the planner decides."""
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that work on the same items together."""
+        return self.devices_per_process * self.processes_per_replica
 
 
 _NO_LIMIT = ComponentConstraint()
@@ -97,6 +112,11 @@ class Constraints(StrictModel):
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise ConfigError(f"'{name}' is no component of flow '{flow.name}'; {hint}")
+            served = self.components[name].serves
+            beside = next(n.components for n in flow.nodes if name in n.components)
+            if served and served not in beside:
+                hint = did_you_mean(served, beside)
+                raise ConfigError(f"'{name}' serves '{served}', which is not in its loop; {hint}")
         loops = [node.name for node in flow.nodes if node.is_loop]
         for name in self.exchanges:
             if name not in loops:

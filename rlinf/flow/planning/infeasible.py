@@ -11,6 +11,7 @@ from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import GIGABYTE
 from rlinf.flow.graph import Node
 from rlinf.flow.planning.problem import Problem, legal_sizes
+from rlinf.flow.profile import named_kinds
 
 
 def explain_node(problem: Problem, node: Node) -> ConfigError:
@@ -43,18 +44,16 @@ def explain_together(problem: Problem, order: Sequence[Node]) -> ConfigError:
 def _explain_component(problem: Problem, node: Node, name: str) -> ConfigError | None:
     limits, kinds = problem.limits(name), problem.kinds(name)
     if not kinds:
-        has = join_choices([g.kind or "a kind without a name" for g in problem.cluster.groups])
-        measured = sorted({m.device_kind for m in problem.profile.components[name].measurements})
-        wanted = join_choices(limits.device_kinds or measured)
-        return ConfigError(f"'{name}' can run on {wanted}; the cluster has {has}")
-    if all(g.devices < limits.devices_per_process for g in problem.cluster.groups):
+        return _explain_kinds(problem, name)
+    whole = limits.devices_per_replica
+    if all(g.devices < whole for g in problem.cluster.groups):
         most = max(g.devices for g in problem.cluster.groups)
         return ConfigError(
-            f"'{name}': one process needs {limits.devices_per_process} devices; {problem.cluster} "
-            f"has {most}; nearest: devices_per_process {most}"
+            f"'{name}': one replica needs {whole} devices; {problem.cluster} has {most}; nearest: "
+            f"a cluster of {whole}, or a replica of {most}"
         )
     counts = limits.pipeline_stages if node.is_loop else (1,)
-    models = [problem.costs[name, kind] for kind in kinds]
+    models = [problem.cost(name, kind) for kind in kinds]
     covered = [s for s in counts if any(model.covers(s) for model in models)]
     if not covered:
         return models[0].not_measured(counts)
@@ -74,6 +73,24 @@ def _explain_component(problem: Problem, node: Node, name: str) -> ConfigError |
     return _explain_memory(problem, name, sizes, covered[0])
 
 
+def _explain_kinds(problem: Problem, name: str) -> ConfigError:
+    """It may not run on the kinds of devices that there are, or was measured on none of them."""
+    wanted, measured = problem.limits(name).device_kinds, problem.profile.components[name].kinds
+    groups = problem.cluster.groups
+    has = named_kinds(group.kind for group in groups)
+    if wanted and not set(wanted) & {group.kind for group in groups}:
+        return ConfigError(
+            f"'{name}' can run on {named_kinds(wanted)}; the cluster has {has}; nearest: "
+            f"{groups[0].nodes}x{groups[0].devices_per_node}:{wanted[0]}"
+        )
+    bare = f"{sum(group.nodes for group in groups)}x{groups[0].devices_per_node}"
+    return ConfigError(
+        f"'{name}' was measured on {named_kinds(measured)}; the cluster has {has}, and times on "
+        "one kind of device say nothing of another; nearest: measure it there, or leave the kind "
+        f"out to plan for devices like those it was measured on: {bare}"
+    )
+
+
 def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> ConfigError:
     """No number of processes divides the items, or none that does was measured."""
     limits, constraints = problem.limits(name), problem.constraints
@@ -86,19 +103,21 @@ def _explain_division(problem: Problem, name: str, counts: Sequence[int]) -> Con
             f"{join_choices(counts)} pipeline stages; nearest: {join_choices(near)}"
         )
     groups //= fitting[0]
-    if limits.processes and limits.even and not any(groups % p == 0 for p in limits.processes):
-        near = nearest_divisors(groups, limits.processes[0])
+    together = limits.processes_per_replica
+    replicas = [p // together for p in limits.processes if p % together == 0]
+    if limits.processes and limits.even and not any(groups % n == 0 for n in replicas):
+        near = [together * n for n in nearest_divisors(groups, limits.processes[0] // together)]
         return ConfigError(
             f"'{name}': {groups} groups cannot be shared evenly by "
             f"{join_choices(limits.processes)} processes; nearest: {join_choices(near)}"
         )
-    low, high = problem.costs[name, problem.kinds(name)[0]].bounds()
+    low, high = problem.cost(name, problem.kinds(name)[0]).bounds()
     most = max(g.devices for g in problem.cluster.groups)
     return ConfigError(
         f"'{name}' was measured on {low} to {high} devices, and no legal number of its processes "
         f"({limits.devices_per_process} devices each, {groups} groups, cluster of {most}) is "
         f"among them; nearest: measure it on "
-        f"{min(max(low, limits.devices_per_process), most)} devices, or declare a scaling law"
+        f"{min(max(low, limits.devices_per_replica), most)} devices, or declare a scaling law"
     )
 
 
@@ -108,16 +127,16 @@ def _explain_memory(
     """The component does not fit on a device of any legal size."""
     items, memory = problem.constraints.items, problem.memory()
     for kind, found in sizes.items():
-        peak = problem.costs[name, kind].peak_bytes(items, found, stages)
+        peak = problem.cost(name, kind).peak_bytes(items, found, stages)
         if (peak <= memory[kind]).any():
             return None
     kind = next(kind for kind, found in sizes.items() if len(found))
-    peak = problem.costs[name, kind].peak_bytes(items, sizes[kind], stages)
+    peak = problem.cost(name, kind).peak_bytes(items, sizes[kind], stages)
     least = int(np.argmin(peak))
-    low, high = problem.costs[name, kind].bounds()
+    low, high = problem.cost(name, kind).bounds()
     larger = np.arange(low, min(high, 16 * int(problem.capacity()[kind])) + 1)
-    larger = larger[larger % problem.limits(name).devices_per_process == 0]
-    fits = larger[problem.costs[name, kind].peak_bytes(items, larger, stages) <= memory[kind]]
+    larger = larger[larger % problem.limits(name).devices_per_replica == 0]
+    fits = larger[problem.cost(name, kind).peak_bytes(items, larger, stages) <= memory[kind]]
     near = f"{fits[0]} devices" if len(fits) else f"{peak[least] / GIGABYTE:.1f} GB per device"
     label = problem.cluster.groups[kind].kind or "device"
     return ConfigError(

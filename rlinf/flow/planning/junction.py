@@ -101,7 +101,7 @@ class Junction:
         return rows, columns
 
     def _side_by_side(self, a: Integers, b: Integers) -> Integers:
-        """[N, K] devices of both parts; the one with the larger processes comes first."""
+        """[N, K] devices of both parts; the one with the larger replicas comes first."""
         align_a, align_b = self.alignment
         if align_b > align_a:
             a, b, align_b = b, a, align_a

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlinf.flow.graph import Node
 from rlinf.flow.planning.choices import Blocks, Choice, ChoiceGrid, NodeTable
@@ -64,7 +65,7 @@ def partitions(stages: tuple[int, ...]) -> Iterator[Blocks]:
 
 
 def block_order(problem: Problem, components: Sequence[str], blocks: Blocks) -> list[int]:
-    """Blocks in the order of their devices: those of the largest processes first."""
+    """Blocks in the order of their devices: those of the largest replicas first."""
     alignments = [problem.alignment([components[i] for i in block]) for block in blocks]
     return sorted(range(len(blocks)), key=lambda position: -alignments[position])
 
@@ -109,7 +110,7 @@ def _tables(
     ]
     grid = tuple(g.ravel() for g in np.meshgrid(*per_block, indexing="ij"))
     devices = _devices(problem, node, division.blocks, division.kinds, grid)
-    fits = (devices <= problem.capacity()).all(axis=1)
+    fits = (devices <= problem.capacity()).all(axis=1) & all_serve(problem, division, grid)
     grid, devices = tuple(g[fits] for g in grid), devices[fits]
     count = len(devices)
     if count == 0:
@@ -125,13 +126,28 @@ def _tables(
         yield NodeTable(devices, chunk, switch, peak, idle, zeros, index, grids)
 
 
+def all_serve(problem: Problem, division: Choice, grid: Sequence[Integers]) -> NDArray[np.bool_]:
+    """[N] whether every process of a component that serves another has a sub-batch of it."""
+    found = np.ones(len(grid[0]), bool)
+    processes: dict[str, Integers] = {}
+    for block, sizes in zip(division.blocks, grid, strict=True):
+        for name in (division.components[stage] for stage in block):
+            processes[name] = sizes // problem.limits(name).devices_per_process
+    for name in division.components:
+        served = problem.limits(name).serves
+        if served:
+            found &= processes[name] <= processes[served] * division.stages
+    return found
+
+
 def _block_sizes(
     problem: Problem, division: Choice, block: int, items: int, others: MemoryOfOthers | None
 ) -> Integers:
     """Sizes that are legal, and measured or covered by a law, for all components of a block.
 
     Those at which no component is faster, or holds less to the ``others``, than at a smaller one
-    are left out; without these every size is kept.
+    are left out, but where another component serves one of them and may have more processes for it;
+    without ``others`` every size is kept.
     """
     kind, stages = division.kinds[block], division.stages
     names = [division.components[stage] for stage in division.blocks[block]]
@@ -145,7 +161,8 @@ def _block_sizes(
             held = component_bytes(problem, name, kind, sizes, stages=stages)
             values.append(others.raised(held, kind) if others and len(names) == 1 else held)
     finite = np.flatnonzero(np.isfinite(values[1:]).all(axis=0))
-    if others is None:
+    served = {problem.limits(name).serves for name in division.components}
+    if others is None or served & set(names):
         return sizes[finite]
     return sizes[finite][undominated(np.column_stack(values)[finite])]
 
@@ -153,7 +170,7 @@ def _block_sizes(
 def _devices(
     problem: Problem, node: Node, blocks: Blocks, kinds: Sequence[int], grid: Sequence[Integers]
 ) -> Integers:
-    """[N, K] devices of a node, with the gaps that its processes need to stay on their nodes."""
+    """[N, K] devices of a node, with the gaps that its replicas need to stay on their nodes."""
     used = np.zeros((len(grid[0]), len(problem.cluster.groups)), np.int64)
     for position in block_order(problem, node.components, blocks):
         align = problem.alignment([node.components[i] for i in blocks[position]])

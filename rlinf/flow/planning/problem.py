@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape
 from rlinf.flow.costs import CostModel
 from rlinf.flow.graph import Flow
 from rlinf.flow.planning.constraints import ComponentConstraint, Constraints
 from rlinf.flow.planning.formulas import Floats
 from rlinf.flow.planning.options import Integers
-from rlinf.flow.profile import Profile
+from rlinf.flow.profile import Profile, named_kinds
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ class Problem:
         known[new] = evaluate(new)
         return known[sizes]
 
+    def cost(self, component: str, kind: int) -> CostModel:
+        """Cost model of a component on a kind of device.
+
+        Raises:
+            ConfigError: It was not measured there.
+        """
+        if (component, kind) not in self.costs:
+            there = named_kinds([self.cluster.groups[kind].kind])
+            known = named_kinds(self.profile.components[component].kinds)
+            raise ConfigError(f"'{component}' was not measured on {there}; measured on {known}")
+        return self.costs[component, kind]
+
     def limits(self, component: str) -> ComponentConstraint:
         """What a component can do."""
         return self.constraints.of(component)
@@ -90,8 +103,8 @@ class Problem:
         return max(group for group in groups if self.cluster.offset(group) <= device)
 
     def alignment(self, components: Sequence[str]) -> int:
-        """Multiple at which devices must begin, so that no process crosses two nodes."""
-        return math.lcm(*(self.limits(name).devices_per_process for name in components))
+        """Multiple at which devices must begin, so that no replica crosses two nodes."""
+        return math.lcm(*(self.limits(name).devices_per_replica for name in components))
 
 
 def legal_sizes(
@@ -99,24 +112,27 @@ def legal_sizes(
 ) -> Integers:
     """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
 
-    Every process gets whole groups, and at least one: of each chunk, or, where it serves all items
+    Every replica gets whole groups, and at least one: of each chunk, or, where it serves all items
     at once, of the step.
     """
     limits, constraints = problem.limits(component), problem.constraints
-    concurrent = problem.costs[component, kind].profile.concurrent
+    concurrent = problem.cost(component, kind).profile.concurrent
     at_once = constraints.items if concurrent else items
     groups, odd = divmod(at_once, constraints.group_size * stages)
     if odd:
         return np.zeros(0, np.int64)
-    per_process = limits.devices_per_process
-    most = problem.cluster.groups[kind].devices // per_process
-    processes = np.arange(1, min(most, groups) + 1)
+    most = problem.cluster.groups[kind].devices // limits.devices_per_replica
+    replicas = np.arange(1, min(most, groups) + 1)
+    processes = replicas * limits.processes_per_replica
+    legal = np.ones(len(replicas), bool)
     if limits.processes:
-        processes = processes[np.isin(processes, limits.processes)]
+        legal &= np.isin(processes, limits.processes)
     if limits.even:
-        processes = processes[groups % processes == 0]
-    sizes = processes * per_process
-    low, high = problem.costs[component, kind].bounds()
+        legal &= groups % replicas == 0
+    for number in limits.also_divide:
+        legal &= number % (processes * stages) == 0
+    sizes = replicas[legal] * limits.devices_per_replica
+    low, high = problem.cost(component, kind).bounds()
     sizes = sizes[(sizes >= low) & (sizes <= high)]
     if problem.most_sizes is None or len(sizes) <= problem.most_sizes:
         return sizes
@@ -129,16 +145,16 @@ def component_seconds(
 ) -> Floats:
     """Time in which a component processes ``items`` of a step, of which it gets a chunk at once.
 
-    The process with most items sets the time. A component that serves all items at once is
+    The replica with most items sets the time. A component that serves all items at once is
     measured on all items of the step; a chunk is its part of the time in which results come.
     """
-    cost = problem.costs[component, kind]
+    cost = problem.cost(component, kind)
     seen = problem.constraints.items if cost.profile.concurrent else items
 
     def evaluate(sizes: Integers) -> Floats:
-        processes = sizes // problem.limits(component).devices_per_process
-        fullest = _fullest(problem, processes, seen, stages)
-        seconds = cost.seconds(fullest * processes, sizes, stages)
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, seen, stages)
+        seconds = cost.seconds(fullest * replicas, sizes, stages)
         seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
         return seconds * (items / seen) * (1 - _lead_share(problem, component))
 
@@ -151,9 +167,9 @@ def component_closing(
     """Part of the time of a component that the last pass of its loop takes."""
 
     def evaluate(sizes: Integers) -> Floats:
-        processes = sizes // problem.limits(component).devices_per_process
-        fullest = _fullest(problem, processes, items, stages)
-        return problem.costs[component, kind].closing_share(fullest * processes, sizes, stages)
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, items, stages)
+        return problem.cost(component, kind).closing_share(fullest * replicas, sizes, stages)
 
     return problem.by_size(("closing", component, kind, items, stages), sizes, evaluate)
 
@@ -181,14 +197,14 @@ def component_bytes(
     """Most memory of a device, which does not depend on the chunks that items arrive in."""
 
     def evaluate(sizes: Integers) -> Floats:
-        processes = sizes // problem.limits(component).devices_per_process
-        fullest = _fullest(problem, processes, problem.constraints.items, stages)
-        return problem.costs[component, kind].peak_bytes(fullest * processes, sizes, stages)
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, problem.constraints.items, stages)
+        return problem.cost(component, kind).peak_bytes(fullest * replicas, sizes, stages)
 
     return problem.by_size(("bytes", component, kind, stages), sizes, evaluate)
 
 
-def _fullest(problem: Problem, processes: Integers, items: int, stages: int) -> Integers:
-    """Items of the process that has most, in whole groups of each sub-batch."""
+def _fullest(problem: Problem, replicas: Integers, items: int, stages: int) -> Integers:
+    """Items of the replica that has most, in whole groups of each sub-batch."""
     unit = problem.constraints.group_size * stages
-    return -(-(items // unit) // processes) * unit
+    return -(-(items // unit) // replicas) * unit

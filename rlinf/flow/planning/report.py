@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.planning.choices import Choice
 from rlinf.flow.planning.formulas import Floats
-from rlinf.flow.planning.leaves import kept_bytes, price
+from rlinf.flow.planning.leaves import all_serve, kept_bytes, price
 from rlinf.flow.planning.problem import (
     Problem,
     component_bytes,
@@ -173,7 +173,10 @@ class _Writer:
             )
             found = sizes if found is None else found[np.isin(found, sizes)]
         assert found is not None
-        return found[found > choice.sizes[block]]
+        larger = found[found > choice.sizes[block]]
+        grid = [np.full(len(larger), size) for size in choice.sizes]
+        grid[block] = larger
+        return larger[all_serve(problem, choice, grid)]
 
     # -- times and memory -----------------------------------------------------------------------
 
@@ -213,16 +216,32 @@ class _Writer:
         return float(component_bytes(self._problem, name, kind, size, stages=choice.stages)[0])
 
     def extended(self) -> Iterator[str]:
-        """Sizes of the plan that lie beyond measurements, in words."""
+        """What of the plan lies beyond measurements, in words: kinds of devices, and sizes."""
+        yield from self._assumed_kinds()
         items = self._problem.constraints.items
         for leaf in leaves(self._tree):
             for name in leaf.choice.components:
                 block, kind = _position(leaf.choice, name)
-                cost = self._problem.costs[name, kind]
+                cost = self._problem.cost(name, kind)
                 seen = items if cost.profile.concurrent else leaf.granularity
                 size = leaf.choice.sizes[block]
                 for words in cost.extensions(seen, size, leaf.choice.stages):
                     yield f"{name}: {words}"
+
+    def _assumed_kinds(self) -> Iterator[str]:
+        """Figures that do not say on what kind of device they were measured."""
+        used: dict[int, list[str]] = {}
+        for leaf in leaves(self._tree):
+            for name in leaf.choice.components:
+                _, kind = _position(leaf.choice, name)
+                if self._problem.cost(name, kind).assumed:
+                    used.setdefault(kind, []).append(name)
+        for kind, names in used.items():
+            group = self._problem.cluster.groups[kind]
+            yield (
+                f"{', '.join(names)}: figures that name no kind of device, taken for those of "
+                f"{group.kind}"
+            )
 
 
 def _position(choice: Choice, name: str) -> tuple[int, int]:

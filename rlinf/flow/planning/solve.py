@@ -21,7 +21,7 @@ from rlinf.flow.planning.problem import Problem
 from rlinf.flow.planning.report import Planned, describe, write_plan
 from rlinf.flow.planning.search import Search
 from rlinf.flow.planning.tree import Tree, layout, read_tree
-from rlinf.flow.profile import Profile
+from rlinf.flow.profile import Profile, named_kinds
 
 # Sizes per component in the first, rough search, and how much slower its alternatives may be.
 ROUGH_SIZES = 12
@@ -74,9 +74,17 @@ def make_problem(
     """Check that everything is there, and make the cost models.
 
     Raises:
-        ConfigError: A component has no profile, or a constraint names what is not there.
+        ConfigError: A component has no profile, a constraint names what is not there, or a cluster
+            without a kind is to be planned for with figures of several.
     """
     constraints.check_names(flow)
+    named = [kind for kind in profile.kinds if kind]
+    unsaid = [group for group in cluster.groups if not group.kind]
+    if len(named) > 1 and unsaid:
+        raise ConfigError(
+            f"the profile has figures of {named_kinds(named)}, and cluster {cluster} does not say "
+            f"which of them it has; nearest: {unsaid[0]}:{named[0]}"
+        )
     costs: dict[tuple[str, int], CostModel] = {}
     several = len(cluster.groups) > 1
     for _, stage in flow.stages():
@@ -85,11 +93,10 @@ def make_problem(
             hint = did_you_mean(name, profile.components)
             raise ConfigError(f"the profile has no measurements of '{name}'; {hint}")
         measured = profile.components[name]
-        kinds = {m.device_kind for m in measured.measurements}
         wanted = constraints.of(name).device_kinds
         for index, group in enumerate(cluster.groups):
             # Between several kinds only figures of that kind count.
-            known = group.kind in kinds or (not several and kinds & {""})
+            known = group.kind in measured.kinds or (not several and "" in measured.kinds)
             unnamed = not group.kind and not several
             if (known or unnamed) and (not wanted or group.kind in wanted):
                 costs[name, index] = CostModel(name, measured, group.kind)

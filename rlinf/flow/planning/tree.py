@@ -100,7 +100,7 @@ def layout(tree: Tree, problem: Problem) -> Layout:
     """Devices of each component, numbered over the whole cluster.
 
     Parts that take turns begin at the same device; parts side by side follow each other, the one
-    with the larger processes first, so that no process crosses two nodes.
+    with the larger replicas first, so that none crosses two nodes.
     """
     found: Layout = {}
     _place(tree, problem, [0] * len(problem.cluster.groups), found)

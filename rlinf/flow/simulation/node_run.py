@@ -86,7 +86,7 @@ class NodeModel:
         found = component_seconds(problem, name, kind, size, items=items, stages=stages)
         if not np.isfinite(found[0]):
             # Says which sizes are legal.
-            problem.costs[name, kind].estimate(items, len(plan.devices), stages)
+            problem.cost(name, kind).estimate(items, len(plan.devices), stages)
         lead = component_lead(problem, name, kind, size, stages=stages)
         return float(found[0]), float(lead[0])
 

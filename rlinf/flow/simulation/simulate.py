@@ -70,7 +70,8 @@ def simulate(
         plan: Where and in what pieces it runs, found by the planner or written by hand.
         profile: Measured costs of every component.
         cluster: The devices that the plan numbers.
-        constraints: The work of a step, and its staleness; limits of components play no role.
+        constraints: The work of a step, and its staleness; of the limits of components only
+            their processes per replica play a role.
         conditions: How many steps, lengths; by default one step of measured times.
 
     Returns:
@@ -93,7 +94,7 @@ def simulate(
 def _as_planned(
     flow: Flow, plan: Plan, cluster: ClusterShape, constraints: Constraints
 ) -> Constraints:
-    """Constraints with the sizes of processes that the plan has."""
+    """Constraints with the sizes of processes and replicas that the plan has."""
     limits = {}
     for _, stage in flow.stages():
         name = stage.component
@@ -107,7 +108,11 @@ def _as_planned(
                 f"0 to {cluster.devices - 1}"
             )
         per_process = max(1, len(part.devices) // part.processes)
-        limits[name] = ComponentConstraint(devices_per_process=per_process)
+        together = constraints.of(name).processes_per_replica
+        limits[name] = ComponentConstraint(
+            devices_per_process=per_process,
+            processes_per_replica=together if part.processes % together == 0 else 1,
+        )
     return constraints.model_copy(update={"components": limits})
 
 

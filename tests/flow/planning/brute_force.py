@@ -10,31 +10,36 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from operator import add
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a node: devices, time of a chunk by granularity, switch, memory."""
+    """One way to run a node: devices, time of a chunk by granularity, switch, memory.
 
-    devices: int
+    Devices, and memory of a device, are given for each kind of device.
+    """
+
+    devices: tuple[int, ...]
     chunk: dict[int, float]
     switch: float
-    peak: float
-    idle: float
+    peak: tuple[float, ...]
+    idle: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    devices: int
-    peak: float
-    idle: float
+    devices: tuple[int, ...]
+    peak: tuple[float, ...]
+    idle: tuple[float, ...]
     stream: tuple  # closed: (T,); out: (first, tail); into: (first, head); through: see below
 
 
 def fastest(ways, edges, items, granularities, devices, memory):
     """Least time of a step over all trees; infinite where nothing fits.
 
-    ``ways`` has a list of ``Way`` per node, in the order of the flow; ``edges`` pairs of positions.
+    ``ways`` has a list of ``Way`` per node, in the order of the flow; ``edges`` pairs of positions;
+    ``devices``, and ``memory`` of a device, are those of each kind.
     """
     search = Everything(ways, edges, items, granularities, devices, memory)
     plans = search.plans(tuple(range(len(ways))), "closed", None)
@@ -59,7 +64,11 @@ class Everything:
                     found += self.spatial(left, right, form, inner)
             elif min(left) < min(right):
                 found += self.side_by_side(left, right, form, m)
-        return [p for p in found if p.devices <= self.devices and p.peak <= self.memory]
+        return [p for p in found if self.fits(p)]
+
+    def fits(self, plan):
+        small = all(n <= most for n, most in zip(plan.devices, self.devices, strict=True))
+        return small and all(b <= most for b, most in zip(plan.peak, self.memory, strict=True))
 
     def cuts(self, nodes):
         for size in range(1, len(nodes)):
@@ -71,7 +80,7 @@ class Everything:
     def leaves(self, node, form, m):
         for way in self.ways[node]:
             chunk = way.chunk.get(self.items if form == "closed" else m, math.inf)
-            if not math.isfinite(chunk) or way.peak > self.memory or way.devices > self.devices:
+            if not math.isfinite(chunk) or not self.fits(way):
                 continue
             first = way.switch + chunk
             stream = {
@@ -101,8 +110,9 @@ class Everything:
                 stream = (first, a.stream[1])
             else:
                 stream = ("barrier", first, a.stream[1], b.stream[1])
-            peak = max(a.peak + b.idle, b.peak + a.idle)
-            yield Plan(max(a.devices, b.devices), peak, a.idle + b.idle, stream)
+            peak = each(max, each(add, a.peak, b.idle), each(add, b.peak, a.idle))
+            devices = each(max, a.devices, b.devices)
+            yield Plan(devices, peak, each(add, a.idle, b.idle), stream)
 
     def spatial(self, left, right, form, m):
         more = self.items // m - 1
@@ -124,7 +134,13 @@ class Everything:
 
     @staticmethod
     def beside(a, b, stream):
-        return Plan(a.devices + b.devices, max(a.peak, b.peak), max(a.idle, b.idle), stream)
+        peak, idle = each(max, a.peak, b.peak), each(max, a.idle, b.idle)
+        return Plan(each(add, a.devices, b.devices), peak, idle, stream)
+
+
+def each(combine, one, other):
+    """What is combined kind by kind."""
+    return tuple(combine(a, b) for a, b in zip(one, other, strict=True))
 
 
 def connect(source, target, form, more):

@@ -11,6 +11,8 @@ from rlinf.flow.planning import ComponentConstraint, Constraints
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from tests.flow.planning.brute_force import Way, play_loop
 
+KINDS = ("H100", "RTX4090")
+
 
 @dataclass(frozen=True)
 class RandomProblem:
@@ -26,9 +28,11 @@ def divisors(number):
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def random_problem(rng, nodes, *, chain=False, memory=True):
-    devices = int(rng.integers(2, 7))
+def random_problem(rng, nodes, *, chain=False, memory=True, kinds=1):
+    """A problem of up to 6 devices; of several kinds also with items that belong together."""
+    devices = [int(n) for n in rng.integers(2, 7 if kinds == 1 else 4, kinds)]
     items = int(rng.choice([4, 6] if nodes == 4 else [4, 6, 8, 12]))
+    group = 1 if kinds == 1 else int(rng.choice(divisors(items)[:-1]))
     loops = [nodes < 4 and rng.random() < 0.2 for _ in range(nodes)]
     edges = {(i - 1 if chain else int(rng.integers(0, i)), i) for i in range(1, nodes)}
     if not chain and nodes > 2 and rng.random() < 0.5:
@@ -38,19 +42,27 @@ def random_problem(rng, nodes, *, chain=False, memory=True):
     components, limits, exchanges = {}, {}, {}
     ways = []
     for i, node in enumerate(flow.nodes):
-        makers = [Component(rng, name, items, devices, nodes) for name in node.components]
+        makers = [Component(rng, n, items, devices, nodes, group) for n in node.components]
         for maker in makers:
             components[maker.name] = maker.profile()
             limits[maker.name] = maker.limits
         if loops[i]:
             exchanges[node.name] = int(rng.integers(1, 4))
         ways.append(list(node_ways(makers, items, exchanges.get(node.name, 1), devices)))
-    limit = int(rng.integers(40, 120)) if memory and rng.random() < 0.7 else None
+    groups = tuple(
+        NodeGroup(
+            nodes=1,
+            devices_per_node=count,
+            kind=KINDS[kind] if kinds > 1 else "",
+            memory_bytes=int(rng.integers(40, 120)) if memory and rng.random() < 0.7 else None,
+        )
+        for kind, count in enumerate(devices)
+    )
     return RandomProblem(
         flow,
         Profile(hardware="table", model="none", config="none", components=components),
-        ClusterShape(groups=(NodeGroup(nodes=1, devices_per_node=devices, memory_bytes=limit),)),
-        Constraints(items=items, exchanges=exchanges, components=limits),
+        ClusterShape(groups=groups),
+        Constraints(items=items, group_size=group, exchanges=exchanges, components=limits),
         ways,
         edges,
     )
@@ -71,10 +83,10 @@ def make_flow(nodes, edges, loops):
 
 
 class Component:
-    """Random times for every size, random limits."""
+    """Random times for every size on every kind of device, random limits."""
 
-    def __init__(self, rng, name, items, devices, nodes):
-        self.name, self.items = name, items
+    def __init__(self, rng, name, items, devices, nodes, group):
+        self.name, self.items, self.group = name, items, group
         self.concurrent = name.startswith("c") and rng.random() < 0.2
         counts = divisors(items)
         keep = 2 if nodes == 4 else 3
@@ -83,22 +95,28 @@ class Component:
         if nodes == 4:
             residency = residency or "resident"
         self.stages = (1, 2) if name.startswith(("env", "policy")) else (1,)
+        self.devices, several = devices, len(devices) > 1
+        kinds = [k for k in range(len(devices)) if not several or rng.random() < 0.7]
+        self.kinds = kinds or [int(rng.integers(len(devices)))]
+        # On the others it may not run, or was not measured.
+        self.measured_everywhere = several and rng.random() < 0.5
         self.limits = ComponentConstraint(
             processes=tuple(legal),
             streams=bool(rng.random() < 0.8),
             residency=residency,
             pipeline_stages=self.stages,
+            device_kinds=tuple(KINDS[k] for k in self.kinds) if self.measured_everywhere else (),
         )
         self.switch = (float(rng.uniform(0, 3)), float(rng.uniform(0, 3)))
         self.resident_bytes = int(rng.integers(0, 40))
-        self.devices = devices
         self.share = float(rng.choice([0.0, 0.4])) if self.concurrent else 0.0
-        scale = float(rng.uniform(1, 10))
         self.seconds, self.bytes = {}, {}
-        for m, n, s in itertools.product(counts, range(1, devices + 1), self.stages):
-            mean = scale * (0.2 + m / n**0.8)
-            self.seconds[m, n, s] = float(mean * rng.uniform(0.5, 2))
-            self.bytes[m, n, s] = self.resident_bytes + int(rng.integers(0, 60))
+        for kind, most in enumerate(devices):
+            scale = float(rng.uniform(1, 10))
+            for m, n, s in itertools.product(counts, range(1, most + 1), self.stages):
+                mean = scale * (0.2 + m / n**0.8)
+                self.seconds[kind, m, n, s] = float(mean * rng.uniform(0.5, 2))
+                self.bytes[kind, m, n, s] = self.resident_bytes + int(rng.integers(0, 60))
 
     def profile(self):
         return ComponentProfile(
@@ -108,10 +126,12 @@ class Component:
                     devices=n,
                     pipeline_stages=s,
                     seconds=seconds,
-                    peak_bytes=self.bytes[m, n, s],
+                    peak_bytes=self.bytes[kind, m, n, s],
+                    device_kind=KINDS[kind] if len(self.devices) > 1 else "",
                     origin="random",
                 )
-                for (m, n, s), seconds in self.seconds.items()
+                for (kind, m, n, s), seconds in self.seconds.items()
+                if kind in self.kinds or self.measured_everywhere
             ),
             onload_seconds=self.switch[0],
             offload_seconds=self.switch[1],
@@ -121,16 +141,18 @@ class Component:
         )
 
     def sizes(self):
-        return [n for n in self.limits.processes if n <= self.devices]
+        """Kinds and numbers of devices."""
+        return [(k, n) for k in self.kinds for n in self.limits.processes if n <= self.devices[k]]
 
-    def time(self, m, n, s):
-        """Time of a chunk, or None where ``n`` processes cannot share it evenly."""
+    def time(self, m, size, s):
+        """Time of a chunk, or None where so many processes cannot share its groups evenly."""
+        kind, n = size
         if m < self.items and not self.limits.streams:
             return None
         seen = self.items if self.concurrent else m
-        if seen % s or (seen // s) % n:
+        if seen % (s * self.group) or (seen // (s * self.group)) % n:
             return None
-        return (1 - self.share) * self.seconds[seen, n, s] * m / seen
+        return (1 - self.share) * self.seconds[kind, seen, n, s] * m / seen
 
 
 def node_ways(makers, items, exchanges, devices):
@@ -140,33 +162,44 @@ def node_ways(makers, items, exchanges, devices):
         for sizes, homes, s in divisions(makers):
             chunk = {}
             for m in divisors(items):
-                times = [mk.time(m, n, s) for mk, n in zip(makers, sizes, strict=True)]
+                times = [mk.time(m, size, s) for mk, size in zip(makers, sizes, strict=True)]
                 if None not in times:
                     chunk[m] = (
                         play_loop(times, homes, exchanges, s) if len(makers) > 1 else times[0]
                     )
             peaks, idles = {}, {}
-            for mk, n, home in zip(makers, sizes, homes, strict=True):
-                peaks[home] = peaks.get(home, 0) + mk.bytes[items, n, s]
-                idles[home] = idles.get(home, 0) + mk.resident_bytes * (mk.name in resident)
-            used = sum(dict(zip(homes, sizes, strict=True)).values())
+            for mk, (kind, n), home in zip(makers, sizes, homes, strict=True):
+                peaks[kind, home] = peaks.get((kind, home), 0) + mk.bytes[kind, items, n, s]
+                kept = mk.resident_bytes * (mk.name in resident)
+                idles[kind, home] = idles.get((kind, home), 0) + kept
+            blocks = dict(zip(homes, sizes, strict=True)).values()
+            used = tuple(sum(n for k, n in blocks if k == kind) for kind in range(len(devices)))
             away = [mk for mk in makers if mk.name not in resident]
             loading = sum(max((mk.switch[i] for mk in away), default=0.0) for i in (0, 1))
             lead = max(
-                mk.share * mk.seconds[items, n, s] for mk, n in zip(makers, sizes, strict=True)
+                mk.share * mk.seconds[kind, items, n, s]
+                for mk, (kind, n) in zip(makers, sizes, strict=True)
             )
-            if used <= devices:
-                yield Way(used, chunk, lead + loading, max(peaks.values()), max(idles.values()))
+            yield Way(used, chunk, lead + loading, by_kind(peaks, devices), by_kind(idles, devices))
+
+
+def by_kind(held, devices):
+    """Most memory of a device of each kind."""
+    return tuple(
+        max((value for (k, _), value in held.items() if k == kind), default=0)
+        for kind in range(len(devices))
+    )
 
 
 def divisions(makers):
+    """Kind and number of devices of each component, which of them they share, sub-batches."""
     if len(makers) == 1:
-        for n in makers[0].sizes():
-            yield (n,), (0,), 1
+        for size in makers[0].sizes():
+            yield (size,), (0,), 1
         return
     a, b = makers
     for s in (1, 2):
-        for n in set(a.sizes()) & set(b.sizes()):
-            yield (n, n), (0, 0), s
-        for n, m in itertools.product(a.sizes(), b.sizes()):
-            yield (n, m), (0, 1), s
+        for size in set(a.sizes()) & set(b.sizes()):
+            yield (size, size), (0, 0), s
+        for one, other in itertools.product(a.sizes(), b.sizes()):
+            yield (one, other), (0, 1), s

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rlinf.errors import ConfigError
 from rlinf.flow.cluster_shape import ClusterShape, NodeGroup, parse_cluster_shape
 from rlinf.flow.graph import Flow, Stage
-from rlinf.flow.planning import ComponentConstraint, Constraints, plan
+from rlinf.flow.planning import ComponentConstraint, Constraints, plan, predict
 from rlinf.flow.planning.options import undominated
 from rlinf.flow.profile import ComponentProfile, Measurement, ScalingLaw
 from tests.flow.simulation.flows import chain, cluster, component, profile
@@ -84,6 +84,56 @@ def test_kinds_of_devices_are_used_by_those_measured_on_them():
     assert found.plan.components["actor"].devices == (0, 1)
 
 
+def on_kind(kind, seconds=8.0):
+    """Measured on 1 and 2 devices of one kind."""
+    return ComponentProfile(
+        measurements=tuple(
+            Measurement(items=8, devices=d, seconds=seconds / d, device_kind=kind, origin="test")
+            for d in (1, 2)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "message"),
+    [
+        ("1x8:H100", "cpu", r"'a' was measured on cpu; the cluster has H100, .* kind out .*: 1x8$"),
+        ("1x8:H100,1x8:RTX4090", "cpu", r"'a' was measured on cpu; the cluster has H100, RTX4090"),
+        (
+            "1x8:H100,1x8:RTX4090",
+            "",
+            r"'a' was measured on devices without a named kind; the cluster has H100, RTX4090",
+        ),
+    ],
+)
+def test_times_on_one_kind_of_device_are_no_prediction_for_another(shape, kind, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(chain("a"), profile(a=on_kind(kind)), parse_cluster_shape(shape), limits())
+
+
+def test_a_plan_says_which_figures_name_no_kind():
+    costs = profile(a=on_kind(""), b=on_kind("H100"))
+    found = plan(chain("a", "b"), costs, parse_cluster_shape("1x2:H100"), limits())
+    said = [words for words in found.extended if "name no kind" in words]
+    assert said == ["a: figures that name no kind of device, taken for those of H100"]
+    alike = plan(chain("b"), costs, parse_cluster_shape("1x2:H100"), limits())
+    assert not alike.extended
+
+
+def test_without_a_kind_a_cluster_has_the_devices_that_were_measured():
+    bare = parse_cluster_shape("1x2")
+    assert plan(chain("a"), profile(a=on_kind("cpu")), bare, limits()).seconds == 4.0
+    with pytest.raises(ConfigError, match=r"figures of H100, cpu, and cluster 1x2 .* 1x2:H100"):
+        plan(chain("a", "b"), profile(a=on_kind("cpu"), b=on_kind("H100")), bare, limits())
+
+
+def test_a_given_plan_on_a_kind_that_was_not_measured_is_not_predicted():
+    shape = parse_cluster_shape("1x2:H100,1x2:RTX4090")
+    found = plan(chain("a"), profile(a=on_kind("H100")), shape, limits())
+    with pytest.raises(ConfigError, match="'a' was not measured on H100; measured on RTX4090"):
+        predict(chain("a"), found.plan, profile(a=on_kind("RTX4090")), shape, limits())
+
+
 def test_no_process_crosses_two_nodes():
     measured = profile(
         a=component(1.0, devices=(1, 2, 3)), b=component(1.0, devices=(4,), fixed=0.1)
@@ -112,6 +162,57 @@ def test_what_does_not_stream_gets_all_items_at_once():
     waiting = plan(chain("a", "b"), measured, cluster(2), limits(b={"streams": False}))
     assert streaming.seconds == pytest.approx(9.0)  # chunks of one item
     assert waiting.seconds == pytest.approx(16.0)
+
+
+def loop_of_env_and_policy():
+    flow = Flow("embodied")
+    flow.loop(
+        "rollout",
+        Stage("env", "interact", ("actions",), ("observations",)),
+        Stage("policy", "generate", ("observations",), ("actions",)),
+    )
+    return flow
+
+
+def test_who_serves_has_at_most_as_many_processes_as_there_are_sub_batches():
+    # Two environments are slower than one, which a policy of two processes could not share.
+    def measured(seconds):
+        return ComponentProfile(
+            measurements=tuple(
+                Measurement(items=8, devices=d, seconds=s, origin="test")
+                for d, s in seconds.items()
+            )
+        )
+
+    costs = profile(env=measured({1: 1.0, 2: 1.5}), policy=measured({1: 4.0, 2: 1.0}))
+    flow = loop_of_env_and_policy()
+    free = plan(flow, costs, cluster(4), limits())
+    bound = plan(flow, costs, cluster(4), limits(policy={"serves": "env"}))
+    assert [len(p.devices) for p in free.plan.components.values()] == [1, 2]
+    # The larger env is slower, and looked at because the policy gains by it.
+    assert [len(p.devices) for p in bound.plan.components.values()] == [2, 2]
+    assert (free.seconds, bound.seconds) == (pytest.approx(2.0), pytest.approx(2.5))
+    with pytest.raises(ConfigError, match="'policy' serves 'actor', which is not in its loop"):
+        plan(flow, costs, cluster(4), limits(policy={"serves": "actor"}))
+
+
+def test_replicas_share_the_items_and_every_rank_is_a_process():
+    costs = profile(a=component(1.0, devices=(1, 2, 3, 4, 5, 6)))
+    asked = limits(a={"processes_per_replica": 2})
+    found = plan(chain("a"), costs, cluster(6), asked).plan.components["a"]
+    # Three replicas cannot share 8 items evenly; two have 4 devices, and as many processes.
+    assert (len(found.devices), found.processes) == (4, 4)
+    with pytest.raises(ConfigError, match="one replica needs 2 devices; 1x1 has 1; nearest: a cl"):
+        plan(chain("a"), costs, cluster(1), asked)
+
+
+def test_processes_also_divide_other_numbers():
+    costs = profile(a=component(1.0, devices=(1, 2, 4)))
+    of = [
+        len(plan(chain("a"), costs, cluster(4), limits(a=given)).plan.components["a"].devices)
+        for given in ({}, {"also_divide": (6,)}, {"also_divide": (6, 3)})
+    ]
+    assert of == [4, 2, 1]
 
 
 def test_a_loop_pipelines_its_sub_batches():
@@ -171,7 +272,12 @@ def test_alternatives_are_other_placements_and_not_faster():
         (2, None, {"a": {"devices_per_process": 4}}, r"needs 4 devices; 1x2 has 2; nearest: .* 2"),
         (4, None, {"a": {"processes": (3,)}}, r"8 groups cannot be shared evenly by 3 .* 2, 4"),
         (4, None, {"b": {"processes": (8,)}}, r"'b' was measured on 1 to 4 devices, and no legal"),
-        (4, None, {"a": {"device_kinds": ("H100",)}}, r"'a' can run on H100; the cluster has a"),
+        (
+            4,
+            None,
+            {"a": {"device_kinds": ("H100",)}},
+            r"run on H100; the cluster has dev.* 1x4:H100",
+        ),
         (
             1,
             60,

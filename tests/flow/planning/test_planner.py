@@ -13,14 +13,14 @@ from tests.flow.planning.random_problems import random_problem
 
 
 def best_of_all(problem):
-    group = problem.cluster.groups[0]
+    groups = problem.cluster.groups
     return fastest(
         problem.ways,
         problem.edges,
         problem.constraints.items,
         problem.constraints.considered(),
-        group.devices,
-        group.memory_bytes or math.inf,
+        tuple(group.devices for group in groups),
+        tuple(group.memory_bytes or math.inf for group in groups),
     )
 
 
@@ -41,6 +41,23 @@ def test_the_planner_finds_what_trying_everything_finds():
         rng = np.random.default_rng(seed)
         solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 4))))
     assert solved > 25
+
+
+def test_the_planner_finds_what_trying_everything_finds_on_two_kinds_of_devices():
+    solved = in_groups = on_both = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, nodes=int(rng.integers(1, 4)), kinds=2)
+        if assert_equal_to_brute_force(problem):
+            solved += 1
+            in_groups += problem.constraints.group_size > 1
+            found = plan(problem.flow, problem.profile, problem.cluster, problem.constraints)
+            split = problem.cluster.offset(1)
+            sides = {p.devices[0] < split for p in found.plan.components.values()}
+            on_both += len(sides) == 2
+    assert solved > 20
+    assert in_groups > 8
+    assert on_both > 8
 
 
 def random_part(rng, count):
@@ -101,3 +118,13 @@ def test_the_planner_finds_what_trying_everything_finds_on_500_flows():
         rng = np.random.default_rng(seed)
         solved += assert_equal_to_brute_force(random_problem(rng, nodes=int(rng.integers(1, 5))))
     assert solved > 350
+
+
+@pytest.mark.slow
+def test_the_planner_finds_what_trying_everything_finds_on_300_flows_and_two_kinds_of_devices():
+    solved = 0
+    for seed in range(2000, 2300):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, nodes=int(rng.integers(1, 5)), kinds=2)
+        solved += assert_equal_to_brute_force(problem)
+    assert solved > 150

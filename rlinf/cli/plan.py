@@ -124,6 +124,11 @@ def _show_plan(
     say(f"of this, weights and driver: {beside:.3g} s")
     for group, peak in zip(wanted.groups, found.peak_bytes.values(), strict=True):
         say(f"predicted memory of one {group.kind or unit}: {_measured_mib(peak)}")
+    if any(found.peak_bytes.values()) and _measures_growth(config):
+        say(
+            "memory is how far the one process of the runtime `local` grew while a component ran; "
+            "what it held before is not in it. cluster.runtime=ray measures whole processes"
+        )
     for words_of in found.extended:
         say(f"not measured: {words_of}")
     if found.alternatives:
@@ -132,6 +137,11 @@ def _show_plan(
         say(f"{place}. {_alternative(found, other)}")
     command = shlex.join(["rlinf", "train", *words, *command_overrides(config, found.plan)])
     say(f"\nrun it: {command}")
+
+
+def _measures_growth(config: Any) -> bool:
+    """Whether components are threads of one process, whose memory cannot be told apart."""
+    return config.cluster.runtime == "local" and not config.on_accelerators
 
 
 def _unit(config: Any) -> str:

@@ -21,7 +21,7 @@ from rlinf.flow.stage_worker import StageReport
 
 PROFILE_FILE = "profile.json"
 WARM_UP_STEPS = 2
-Equal = Literal["longer", "pooled"]
+Equal = Literal["newest", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def first_result_share(handed_over: Sequence[float], chunks: int) -> float:
 
 
 def merged(
-    profiles: Iterable[Mapping[str, ComponentProfile]], *, equal: Equal = "longer"
+    profiles: Iterable[Mapping[str, ComponentProfile]], *, equal: Equal = "newest"
 ) -> dict[str, ComponentProfile]:
     """The measurements of several trials as one profile by component.
 
@@ -208,8 +208,8 @@ def merged(
 
     Args:
         profiles: Of the trials, in their order.
-        equal: What is kept of two measurements of one size: the one over more steps, of equally
-            many the later (``longer``), or their mean by steps (``pooled``).
+        equal: What is kept of two measurements of one size: the later one (``newest``), or their
+            mean by steps (``pooled``). Of memory it is the most that was measured, in any case.
     """
     found: dict[str, list[ComponentProfile]] = defaultdict(list)
     for profile in profiles:
@@ -231,13 +231,10 @@ def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
         if known is None:
             by_size[size] = measurement
             continue
-        if equal == "pooled":
-            better = _pooled(known, measurement)
-        else:
-            better = measurement if measurement.samples >= known.samples else known
+        kept = _pooled(known, measurement) if equal == "pooled" else measurement
         # Memory is not watched in every run.
         peak = max(known.peak_bytes, measurement.peak_bytes)
-        by_size[size] = better.model_copy(update={"peak_bytes": peak})
+        by_size[size] = kept.model_copy(update={"peak_bytes": peak})
     last = parts[-1]
     return ComponentProfile(
         measurements=tuple(by_size[size] for size in sorted(by_size)),

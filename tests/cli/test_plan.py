@@ -88,6 +88,28 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     assert "predicted step: 6" in out
 
 
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_memory_of_threads_is_said_to_be_growth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], runtime: str
+) -> None:
+    held = {
+        name: part.model_copy(
+            update={
+                "measurements": tuple(
+                    m.model_copy(update={"peak_bytes": 3 * 2**20}) for m in part.measurements
+                )
+            }
+        )
+        for name, part in profile_of(tmp_path).components.items()
+    }
+    profile_of(tmp_path).model_copy(update={"components": held}).save(tmp_path / "profile.json")
+    words = [SLOTS, f"cluster.runtime={runtime}", "--profile", str(tmp_path / "profile.json")]
+    assert main(["plan", str(write_recipe(tmp_path)), *words]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"predicted memory of one CPU slot: \d+ MiB", out)
+    assert ("what it held before is not in it" in out) == (runtime == "local")
+
+
 def test_a_profile_of_something_else_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

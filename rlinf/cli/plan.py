@@ -199,7 +199,10 @@ def _alternative(best: Planned, other: Planned) -> str:
     bound = next(
         (part.reason for part in other.plan.components.values() if "-bound" in part.reason), ""
     )
-    return f"{other.seconds:.4g} s ({slower:+.1f} %), {other.shape}: {places}; {bound}"
+    unknown = "".join(
+        f"; not measured: {words}" for words in other.extended if words not in best.extended
+    )
+    return f"{other.seconds:.4g} s ({slower:+.1f} %), {other.shape}: {places}; {bound}{unknown}"
 
 
 # -- memory -------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class StageCost:
             its last pass takes, which can be more than the passes before it.
         handed_over: When the last item of each source was handed over, from the beginning of the
             stage, in the order of the sources.
+        switched: Whether it was loaded and offloaded at all; if not, these times say nothing.
     """
 
     onload_seconds: float = 0.0
@@ -55,6 +56,7 @@ class StageCost:
     resident_bytes: int = 0
     closing_seconds: float = 0.0
     handed_over: tuple[float, ...] = ()
+    switched: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class StageWorker(Worker):
                 resident_bytes=held.resident,
                 closing_seconds=sum(pumped.last.values()),
                 handed_over=tuple(pumped.when[source] - loaded for source in sorted(pumped.when)),
+                switched=call.offload,
             ),
         )
 

@@ -170,6 +170,7 @@ class AutoPlanner:
             self._stay(best, "the plan that was found did not start before", cost, found)
         elif found.seconds > (1 - self._policy.least_gain) * best.median:
             why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
+            why += _assumed(found)
             self._stay(best, why, cost, found)
         else:
             self._try(config, found, best)
@@ -186,8 +187,8 @@ class AutoPlanner:
         self._phase, self._promise = "try", found
         self._decide(
             "switch",
-            f"{found.shape}: {found.seconds:.3g} s per step predicted, {best.label} took "
-            f"{best.median:.3g} s",
+            f"{found.shape}: {found.seconds:.3g} s per step predicted{_assumed(found)}, "
+            f"{best.label} took {best.median:.3g} s",
             cost=self._cost,
             predicted=best.median - found.seconds,
             numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
@@ -305,3 +306,8 @@ class AutoPlanner:
             plan=None if plan is None else plan.model_dump(mode="json"),
         )
         note_decision(self._directory, decision)
+
+
+def _assumed(found: Planned) -> str:
+    """What a prediction rests on that was not measured, in words; empty: nothing."""
+    return f" (not measured: {'; '.join(found.extended)})" if found.extended else ""

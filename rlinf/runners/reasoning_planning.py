@@ -116,10 +116,14 @@ def _trials(config: ReasoningConfig, devices: int) -> Iterator[Trial]:
             "trainers apart, one step ahead",
             (f"cluster.component_placement={place}", "rollout.max_staleness=1"),
         )
-    if config.on_accelerators:
-        place = f"{{'{','.join(config.components)}': '{first_devices(devices)}'}}"
-        away = f"{{'{','.join(config.offloading)}': offload}}"
-        yield Trial(
-            "offloaded while idle",
-            (f"cluster.component_placement={place}", f"cluster.residency={away}"),
-        )
+    ranks = "0" if config.cluster.runtime == "local" else first_devices(devices)
+    place = f"{{'rollout,reward': '{first_devices(devices)}', '{','.join(trainers)}': '{ranks}'}}"
+    # An engine that runs ahead keeps its weights.
+    leaving = [n for n in config.offloading if n != "rollout" or not config.rollout.max_staleness]
+    yield Trial(
+        "offloaded while idle",
+        (
+            f"cluster.component_placement={place}",
+            f"cluster.residency={{'{','.join(leaving)}': offload}}",
+        ),
+    )

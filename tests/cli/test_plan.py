@@ -15,6 +15,7 @@ from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners import kept_profiles
 from rlinf.runners.embodied_config import EmbodiedConfig
 
+from ..runners import reasoning_support
 from ..runners.support import small_config, write_recipe
 
 SLOTS = "cluster.cpu_devices_per_node=2"
@@ -108,6 +109,34 @@ def test_memory_of_threads_is_said_to_be_growth(
     out = capsys.readouterr().out
     assert re.search(r"predicted memory of one CPU slot: \d+ MiB", out)
     assert ("what it held before is not in it" in out) == (runtime == "local")
+
+
+@pytest.mark.parametrize("switch", [None, 0.0])
+def test_a_switch_that_was_not_measured_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], switch: float | None
+) -> None:
+    gigabytes = {"rollout": (50, 40), "reward": (1, 1), "actor": (60, 30)}
+    parts = {
+        name: ComponentProfile(
+            measurements=(
+                Measurement(
+                    items=16, devices=1, seconds=1.0, peak_bytes=peak * 10**9, origin="a test"
+                ),
+            ),
+            resident_bytes=kept * 10**9,
+            onload_seconds=switch,
+            offload_seconds=switch,
+        )
+        for name, (peak, kept) in gigabytes.items()
+    }
+    measured = Profile(hardware="h", model="m", config="c", components=parts)
+    measured.save(tmp_path / "profile.json")
+    recipe = str(reasoning_support.write_recipe(tmp_path))
+    words = ["--profile", str(tmp_path / "profile.json"), "--cluster", "1x1:GPU/80GB"]
+    assert main(["plan", recipe, *words]) == 0
+    said = re.findall(r"^not measured: switch of (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert bool(said) == (switch is None)
+    assert all(words.endswith(", taken as 0 s") for words in said)
 
 
 def test_a_profile_of_something_else_is_named(

@@ -13,7 +13,8 @@ import pytest
 
 from rlinf.config.dump import to_yaml
 from rlinf.errors import ConfigError
-from rlinf.flow.profile import ComponentProfile, Measurement
+from rlinf.flow.measure import PROFILE_FILE
+from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.stage_worker import StageCost
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
@@ -180,13 +181,13 @@ def run_steps(planner: auto_plan.AutoPlanner, report: Any, first: int, times: li
     return first + len(times)
 
 
-def keep_a_profile(tmp_path: Path, times: Times) -> None:
-    """Keep what components take, founded on many steps."""
+def keep_a_profile(tmp_path: Path, times: Times, items: int = 8) -> None:
+    """Keep what components take for so many environments, founded on many steps."""
 
     def measured(seconds: dict[int, float]) -> ComponentProfile:
         return ComponentProfile(
             measurements=tuple(
-                Measurement(items=8, devices=n, seconds=t, samples=99, origin="a test")
+                Measurement(items=items, devices=n, seconds=t, samples=99, origin="a test")
                 for n, t in seconds.items()
             )
         )
@@ -245,6 +246,16 @@ def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) 
     assert drift.numbers["step_seconds_before"] == pytest.approx(1.0)
     # Memory is watched again, where no switch begins a measurement.
     assert warmed_up == [1, kinds(decisions).index("replan") + 1]
+
+
+def test_a_decision_says_what_its_prediction_assumes(tmp_path: Path, report: Any) -> None:
+    halves = {n: {d: t / 2 for d, t in by_devices.items()} for n, by_devices in FAST.items()}
+    keep_a_profile(tmp_path, halves, items=4)
+    found = planner(tmp_path, _Switches(), "runner.plan={steps: 2}")
+    run_steps(found, timed(report, under(small_config(tmp_path, *SPLIT), FAST)), 1, [6.0] * 4)
+    [_, switch] = read_decisions(tmp_path / "run")
+    assert switch.what == "switch"
+    assert "(not measured: env: 8 items from 4–4 on 2 devices;" in switch.reason
 
 
 class _Machine:
@@ -369,7 +380,12 @@ def test_a_language_model_trains_the_same_while_it_is_moved(tmp_path: Path) -> N
     plain = reasoning_support.train(tmp_path / "plain", *words)
     auto = reasoning_support.train(tmp_path / "auto", *words, AUTO)
     reasoning_support.assert_equal_runs(plain, auto)
-    assert kinds(read_decisions(auto)).count("profile") >= 1
+    decisions = read_decisions(auto)
+    assert any("offloaded while idle" in d.reason for d in decisions if d.what == "profile")
+    profile = Profile.load(auto / PROFILE_FILE)
+    assert profile.components["rollout"].switch_is_measured
+    assert profile.components["actor"].switch_is_measured
+    assert not profile.components["reward"].switch_is_measured  # it has nothing to give back
 
 
 def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:

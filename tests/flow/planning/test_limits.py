@@ -54,6 +54,18 @@ def test_the_switch_is_paid_only_where_memory_needs_it():
     assert found.seconds == pytest.approx(2 + 0.5 + 1)
 
 
+@pytest.mark.parametrize(
+    ("switch", "words"),
+    [({}, ("switch of a, taken as 0 s",)), ({"onload_seconds": 0.0, "offload_seconds": 0.0}, ())],
+)
+def test_a_switch_that_a_plan_needs_and_nobody_measured_is_listed(switch, words):
+    measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(4, 60, 10))
+    of_b = limits(b={"residency": "resident"})
+    found = plan(chain("a", "b"), measured, cluster(4, memory_bytes=80 * 10**9), of_b)
+    assert found.plan.components["a"].residency == "offload"
+    assert found.extended == words
+
+
 def test_slow_switching_makes_separate_devices_win():
     switch = {"onload_seconds": 5.0, "offload_seconds": 5.0}
     measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(8, 60, 50, **switch))

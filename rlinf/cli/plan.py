@@ -154,6 +154,11 @@ def _show_plan(
     say(f"of this, weights and driver: {beside:.3g} s")
     for unit, peak in zip(units, found.peak_bytes.values(), strict=True):
         say(f"predicted memory of one {unit}: {_measured_mib(peak)}")
+    if any(found.peak_bytes.values()) and _measures_growth(config):
+        say(
+            "memory is how far the one process of the runtime `local` grew while a component ran; "
+            "what it held before is not in it. cluster.runtime=ray measures whole processes"
+        )
     for words_of in found.extended:
         say(f"not measured: {words_of}")
     for note in notes:
@@ -184,6 +189,11 @@ def _solved(
     solved = find_accepted_plan(config, flow, profile, cluster=shape)
     notes = [solved.passed_over] if solved.passed_over else []
     return solved.found, notes, command_overrides(config, solved.found.plan, shape)
+
+
+def _measures_growth(config: Any) -> bool:
+    """Whether components are threads of one process, whose memory cannot be told apart."""
+    return config.cluster.runtime == "local" and not config.on_accelerators
 
 
 def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
@@ -248,7 +258,10 @@ def _alternative(best: Planned, other: Planned) -> str:
     bound = next(
         (part.reason for part in other.plan.components.values() if "-bound" in part.reason), ""
     )
-    return f"{other.seconds:.4g} s ({slower:+.1f} %), {other.shape}: {places}; {bound}"
+    unknown = "".join(
+        f"; not measured: {words}" for words in other.extended if words not in best.extended
+    )
+    return f"{other.seconds:.4g} s ({slower:+.1f} %), {other.shape}: {places}; {bound}{unknown}"
 
 
 # -- memory -------------------------------------------------------------------------------------

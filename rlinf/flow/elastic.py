@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Literal
 
-Action = Literal["stay", "release", "finish", "resize", "borrow"]
+Action = Literal["stay", "release", "resize", "borrow"]
 
 _WORTH = 0.02
 """Part of the remaining time below which a gain is not worth a move."""
@@ -27,9 +27,9 @@ class Choice:
     """What a policy decides.
 
     Args:
-        action: ``stay``; ``release``: workers of the rollout give up their devices; ``finish``:
-            all do, as nothing runs; ``resize``: the trainer gets another number of ranks;
-            ``borrow``: the rollout begins on devices of the trainer.
+        action: ``stay``; ``release``: workers of the rollout give up their devices; ``resize``:
+            the trainer gets another number of ranks; ``borrow``: an account of what the rollout
+            gained by the devices of the trainer, on which it begins in any case.
         count: Workers that give up their devices, ranks of the trainer, or devices borrowed.
         reason: In words, with the numbers that decided.
         cost_seconds: What carrying it out takes.
@@ -128,7 +128,7 @@ def release(state: RolloutState) -> Choice:
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
-        return Choice(action="finish", count=live, reason="no sequence runs")
+        return Choice(action="stay", count=0, reason="no sequence runs")
     if live == 1 or not state.ready:
         why = "one worker is left" if live == 1 else "no global batch is complete"
         return Choice(action="stay", count=0, reason=why)
@@ -293,23 +293,28 @@ def resize(state: TrainerState) -> Choice:
 
 
 def borrow(*, sequences: int, tokens: float, own: int, trainers: int, decode: DecodeCost) -> Choice:
-    """Whether a rollout should begin on the trainer's devices too.
+    """What a rollout gained by having begun on the trainer's devices too; ``stay``: nothing.
+
+    This decides nothing: before a batch is complete nobody else could use them.
 
     Args:
         sequences: Of the step.
         tokens: Mean of a sequence, for the time in which many run.
-        own: Devices of the rollout alone.
+        own: Devices of the rollout alone, one or more.
         trainers: Devices of the trainer.
         decode: Of one worker.
     """
-    alone = tokens * decode.of(sequences / own) if own else float("inf")
+    alone = tokens * decode.of(sequences / own)
     together = tokens * decode.of(sequences / (own + trainers))
     if alone - together <= _WORTH * together:
-        why = f"{own + trainers} workers would not be faster than {own}"
+        why = f"{own + trainers} workers were not faster than {own}"
         return Choice(action="stay", count=0, reason=why)
-    gain = alone - together if own else 0.0
-    why = f"nothing can be trained on yet; {own + trainers} workers generate faster than {own}"
-    return Choice(action="borrow", count=trainers, reason=why, gain_seconds=gain)
+    why = (
+        "an account, not a choice: the rollout began on the trainer's devices, which nobody else "
+        f"could use before a batch was complete; {own + trainers} workers decode in about "
+        f"{together:.3f} s what would take {own} about {alone:.3f} s"
+    )
+    return Choice(action="borrow", count=trainers, reason=why, gain_seconds=alone - together)
 
 
 def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:

@@ -80,6 +80,7 @@ class Executor:
             max_workers=depth * (len(self._order) + len(list(flow.stages()))),
             thread_name_prefix=f"{flow.name}-node",
         )
+        self._watches_memory = False
         self._under_way: list[RunningStep] = []
         self._last: dict[str, Future[Reports]] = {}
         self._failure_lock = threading.Lock()
@@ -106,6 +107,13 @@ class Executor:
         running = self._enter(step, arguments, hooks)
         self._give_free(running, [node for node in self._order if node.ahead])
         return running
+
+    def watch_memory(self, on: bool) -> None:
+        """Let the reports of steps that start from now on say how much memory the stages held.
+
+        It takes time, which counts as theirs.
+        """
+        self._watches_memory = on
 
     def settle(self) -> None:
         """Wait for everything that was given free, so that no stage is at work.
@@ -160,6 +168,7 @@ class Executor:
             hooks=hooks or Hooks(),
             timeline=Timeline(enabled=self._timeline),
             finish=self._finish,
+            watch_memory=self._watches_memory,
         )
         self._under_way.append(running)
         return running
@@ -273,6 +282,7 @@ class Executor:
                 # Who leases a device by itself also frees its memory by itself.
                 offload=plan.residency == "offload" and leases is None,
                 timeline=self._timeline,
+                watch_memory=running.watch_memory,
                 arguments=arguments,
             )
             for rank in range(plan.processes)

@@ -21,7 +21,10 @@ from rlinf.flow.stage_worker import StageReport
 
 PROFILE_FILE = "profile.json"
 WARM_UP_STEPS = 2
-Equal = Literal["longer", "pooled"]
+_TIMES_OF_COMPONENTS = (
+    "onload_seconds", "offload_seconds", "transfer_seconds_per_item", "first_result_share",
+)  # fmt: skip
+Equal = Literal["newest", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class ComponentSample:
         resident: Memory at the end.
         closing: Part of the work that led to the last item of each source.
         handed_over: When each source was handed over, in their order.
+        switched: Whether it was loaded and offloaded.
     """
 
     seconds: float
@@ -47,6 +51,7 @@ class ComponentSample:
     resident: int
     closing: float = 0.0
     handed_over: tuple[float, ...] = ()
+    switched: bool = False
 
     @classmethod
     def of(cls, stages: Iterable[list[StageReport]]) -> ComponentSample:
@@ -61,6 +66,7 @@ class ComponentSample:
                 resident=max(r.cost.resident_bytes for r in reports),
                 closing=max(r.cost.closing_seconds for r in reports),
                 handed_over=tuple(t for r in reports for t in r.cost.handed_over),
+                switched=any(r.cost.switched for r in reports),
             )
             for reports in stages
         ]
@@ -73,6 +79,7 @@ class ComponentSample:
             resident=max(p.resident for p in parts),
             closing=sum(p.closing for p in parts),
             handed_over=parts[0].handed_over,
+            switched=any(p.switched for p in parts),
         )
 
     def scaled(self, factor: float) -> ComponentSample:
@@ -152,6 +159,7 @@ class StepRecorder:
         low, middle, high = np.percentile(seconds, [25, 50, 75])
         # Where one device has several workers, what they hold adds up on it.
         per_device = max(1, plan.processes // len(plan.devices))
+        switches = [sample for sample in taken if sample.switched]
         return ComponentProfile(
             measurements=(
                 Measurement(
@@ -167,8 +175,8 @@ class StepRecorder:
                     origin=self.origin,
                 ),
             ),
-            onload_seconds=clipped_median(sample.onload for sample in taken),
-            offload_seconds=clipped_median(sample.offload for sample in taken),
+            onload_seconds=clipped_median(s.onload for s in switches) if switches else None,
+            offload_seconds=clipped_median(s.offload for s in switches) if switches else None,
             resident_bytes=per_device * self._held[name][1],
             # Every process hands over its share.
             transfer_seconds_per_item=clipped_median(s.transfer for s in taken)
@@ -203,7 +211,7 @@ def first_result_share(handed_over: Sequence[float], chunks: int) -> float:
 
 
 def merged(
-    profiles: Iterable[Mapping[str, ComponentProfile]], *, equal: Equal = "longer"
+    profiles: Iterable[Mapping[str, ComponentProfile]], *, equal: Equal = "newest"
 ) -> dict[str, ComponentProfile]:
     """The measurements of several trials as one profile by component.
 
@@ -211,8 +219,8 @@ def merged(
 
     Args:
         profiles: Of the trials, in their order.
-        equal: What is kept of two measurements of one size: the one over more steps, of equally
-            many the later (``longer``), or their mean by steps (``pooled``).
+        equal: What is kept of two measurements of one size: the later one (``newest``), or their
+            mean by steps (``pooled``). Of memory it is the most that was measured, in any case.
     """
     found: dict[str, list[ComponentProfile]] = defaultdict(list)
     for profile in profiles:
@@ -234,24 +242,42 @@ def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
         if known is None:
             by_size[size] = measurement
             continue
-        if equal == "pooled":
-            better = _pooled(known, measurement)
-        else:
-            better = measurement if measurement.samples >= known.samples else known
+        kept = _pooled(known, measurement) if equal == "pooled" else measurement
         # Memory is not watched in every run.
         peak = max(known.peak_bytes, measurement.peak_bytes)
-        by_size[size] = better.model_copy(update={"peak_bytes": peak})
+        by_size[size] = kept.model_copy(update={"peak_bytes": peak})
     last = parts[-1]
     return ComponentProfile(
         measurements=tuple(by_size[size] for size in sorted(by_size)),
-        onload_seconds=max(part.onload_seconds for part in parts),
-        offload_seconds=max(part.offload_seconds for part in parts),
+        onload_seconds=_largest(part.onload_seconds for part in parts),
+        offload_seconds=_largest(part.offload_seconds for part in parts),
         resident_bytes=max(part.resident_bytes for part in parts),
         transfer_seconds_per_item=clipped_median(part.transfer_seconds_per_item for part in parts),
         concurrent=last.concurrent,
         first_result_share=clipped_median(part.first_result_share for part in parts),
         scaling=last.scaling,
     )
+
+
+def _largest(seconds: Iterable[float | None]) -> float | None:
+    """Of those that were measured; None: none was."""
+    return max((each for each in seconds if each is not None), default=None)
+
+
+def renewed(
+    known: Mapping[str, ComponentProfile], new: Mapping[str, ComponentProfile]
+) -> dict[str, ComponentProfile]:
+    """What was known, and what was measured since, which counts where there is both.
+
+    Of memory, which is not watched in every run, it is the most that was measured.
+    """
+    found = merged([known, new])
+    for name in known.keys() & new.keys():
+        measured = {field: getattr(new[name], field) for field in _TIMES_OF_COMPONENTS}
+        found[name] = found[name].model_copy(
+            update={field: value for field, value in measured.items() if value is not None}
+        )
+    return found
 
 
 def _pooled(one: Measurement, other: Measurement) -> Measurement:

@@ -65,10 +65,10 @@ class ComponentProfile(StrictModel):
 
     measurements: tuple[Measurement, ...] = Field(min_length=1)
     """At least one; they may differ in items, devices, pipeline stages and kind of device."""
-    onload_seconds: float = Field(default=0.0, ge=0)
-    """Time to bring its state to the device [s]."""
-    offload_seconds: float = Field(default=0.0, ge=0)
-    """Time to take its state off the device [s]."""
+    onload_seconds: float | None = Field(default=None, ge=0)
+    """Time to bring its state to the device [s]; None: not measured."""
+    offload_seconds: float | None = Field(default=None, ge=0)
+    """Time to take its state off the device [s]; None: not measured."""
     resident_bytes: int = Field(default=0, ge=0)
     """Memory of one device that it holds while it is idle and not offloaded."""
     transfer_seconds_per_item: float = Field(default=0.0, ge=0)
@@ -86,6 +86,11 @@ class ComponentProfile(StrictModel):
     def kinds(self) -> tuple[str, ...]:
         """Kinds of devices that it was measured on, sorted."""
         return tuple(sorted({measurement.device_kind for measurement in self.measurements}))
+
+    @property
+    def switch_is_measured(self) -> bool:
+        """Whether it is known what loading and offloading take; else they are taken as 0 s."""
+        return self.onload_seconds is not None and self.offload_seconds is not None
 
 
 def named_kinds(kinds: Iterable[str]) -> str:

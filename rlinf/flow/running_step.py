@@ -94,6 +94,7 @@ class RunningStep:
         hooks: What the driver does around its first node.
         timeline: Records the driver's side.
         finish: Runs what has not begun and collects the reports.
+        watch_memory: Whether its reports say how much memory the stages held.
     """
 
     step: int
@@ -101,6 +102,7 @@ class RunningStep:
     hooks: Hooks
     timeline: Timeline
     finish: Callable[[RunningStep], StepReport]
+    watch_memory: bool = False
     runs: dict[str, Future[Reports]] = field(default_factory=dict)
     tickets: list[LeaseTicket] = field(default_factory=list)
     leases: dict[str, tuple[LeaseTicket, ...]] = field(default_factory=dict)

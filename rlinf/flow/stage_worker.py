@@ -27,6 +27,7 @@ class StageCall:
     outputs: tuple[OutputPort, ...]
     offload: bool
     timeline: bool
+    watch_memory: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,13 +39,14 @@ class StageCost:
         onload_seconds: Bringing its state to the device.
         offload_seconds: Taking it off again.
         transfer_seconds: Handing over what it yielded.
-        peak_bytes: Most memory that it held, where :meth:`StageWorker.watch_memory` asks for it;
+        peak_bytes: Most memory that it held, where :attr:`StageCall.watch_memory` asks for it;
             see :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
         resident_bytes: What it held when it had ended, before it was offloaded.
         closing_seconds: Part of its work that led to the last item of each source: in a loop, what
             its last pass takes, which can be more than the passes before it.
         handed_over: When the last item of each source was handed over, from the beginning of the
             stage, in the order of the sources.
+        switched: Whether it was loaded and offloaded at all; if not, these times say nothing.
     """
 
     onload_seconds: float = 0.0
@@ -54,6 +56,7 @@ class StageCost:
     resident_bytes: int = 0
     closing_seconds: float = 0.0
     handed_over: tuple[float, ...] = ()
+    switched: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,6 @@ class _Pumped:
 class StageWorker(Worker):
     """A worker whose public generator methods can be stages of a flow."""
 
-    _memory_is_watched = False
-
-    def watch_memory(self, on: bool) -> None:
-        """Let the reports of later stages say how much memory they held."""
-        self._memory_is_watched = on
-
     def place(self) -> WorkerPlace:
         """The process and the devices of this worker."""
         devices = tuple(self.global_accelerator_ids or [self._cluster_node_rank])
@@ -154,7 +151,7 @@ class StageWorker(Worker):
                 self.onload()
         loaded = time.perf_counter()
         streams = [InputStream(port, call.step, timeline) for port in call.inputs]
-        with self._stage_span(call, timeline), self._memory_watch() as memory:
+        with self._stage_span(call, timeline), _memory_watch(call) as memory:
             result, pumped = self._pump(call, streams, timeline)
             held = memory.held() if memory else Held()
         worked = time.perf_counter()
@@ -177,6 +174,7 @@ class StageWorker(Worker):
                 resident_bytes=held.resident,
                 closing_seconds=sum(pumped.last.values()),
                 handed_over=tuple(pumped.when[source] - loaded for source in sorted(pumped.when)),
+                switched=call.offload,
             ),
         )
 
@@ -188,11 +186,6 @@ class StageWorker(Worker):
             component=self._group_name,
             devices=self.global_accelerator_ids or [self._cluster_node_rank],
         )
-
-    def _memory_watch(self) -> AbstractContextManager[MemoryWatch | None]:
-        if not self._memory_is_watched:
-            return nullcontext()
-        return MemoryWatch(own_process=require_process().runtime != "local")
 
     def pending_items(self, ports: list[InputPort]) -> list[Item]:
         """Items that wait for a stage which has not begun; they stay where they are.
@@ -241,3 +234,9 @@ class StageWorker(Worker):
         for stream in streams:
             stream.drain()
         return result, pumped
+
+
+def _memory_watch(call: StageCall) -> AbstractContextManager[MemoryWatch | None]:
+    if not call.watch_memory:
+        return nullcontext()
+    return MemoryWatch(own_process=require_process().runtime != "local")

@@ -6,7 +6,7 @@ training steps like all others. A run goes through these phases:
     measure   some steps under its own placement, then under those that its recipe names as worth
               measuring; skipped where a valid profile of this machine is kept
     try       the plan that the planner finds, if it promises enough, for some steps
-    watch     the fastest plan that was measured; back to the beginning where the step time drifts
+    watch     the fastest plan that was measured; all is measured anew where the step time drifts
 
 Every change, with what it cost, promised and brought, is a line of ``decisions.jsonl``.
 """
@@ -53,6 +53,8 @@ class AutoPlanner:
         flow: What happens in a step.
         directory: The run directory.
         switch: Goes on under another placement.
+        warm_up: Lets the next steps be the first ones of a measurement: their memory is watched. A
+            switch does so by itself.
     """
 
     def __init__(
@@ -63,13 +65,15 @@ class AutoPlanner:
         *,
         directory: Path,
         switch: Switch,
+        warm_up: Callable[[], None],
     ) -> None:
         self._policy = policy
         self._flow = flow
         self._directory = directory
-        self._switch = switch
+        self._switch, self._warm_up = switch, warm_up
         self._step = 0
-        self._setting = Setting.of("the recipe's placement", config, flow)
+        self._recipe = ("the recipe's placement", config)
+        self._setting = Setting.of(*self._recipe, flow)
         self._measured: list[Setting] = []
         self._dropped: list[Plan] = []
         self._waiting: deque[tuple[str, PlacedConfig]] = deque()
@@ -86,7 +90,8 @@ class AutoPlanner:
         """
         self._step = step
         self._decide("start", "the placement of the recipe", plan=self._setting.config.plan)
-        self._look_again()
+        known, _ = usable_profile(self._setting.config)
+        self._measure(known)
 
     def after_step(self, step: int, report: StepReport, seconds: float) -> None:
         """Take the report of a step, and change the placement where it is time to.
@@ -114,14 +119,22 @@ class AutoPlanner:
 
     # -- measuring ------------------------------------------------------------------------------
 
-    def _look_again(self) -> None:
-        """Begin to measure: this placement, and others where no kept profile speaks of them."""
+    def _measure(self, known: Profile | None) -> None:
+        """Begin to measure: this placement, and others where no profile speaks of them.
+
+        Args:
+            known: Costs that still hold.
+        """
         config = self._setting.config
         self._setting = Setting.of(self._setting.label, config, self._flow)
-        self._phase, self._measured = "measure", []
-        self._profile, _ = usable_profile(config)
-        trials = [] if self._profile else legal_placements(config)
-        self._waiting = deque(trial for trial in trials if not self._was_dropped(trial[1]))
+        self._phase, self._measured, self._profile = "measure", [], known
+        trials = [] if known else [self._recipe, *legal_placements(self._recipe[1])]
+        self._waiting = deque(
+            (label, trial)
+            for label, trial in trials
+            if not trial.plan.same_places(config.plan) and not self._was_dropped(trial)
+        )
+        self._warm_up()
 
     def _measure_next(self) -> None:
         """Measure the next trial that starts; plan where none does."""
@@ -161,6 +174,7 @@ class AutoPlanner:
             self._stay(best, "the plan that was found did not start before", cost, found)
         elif found.seconds > (1 - self._policy.least_gain) * best.median:
             why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
+            why += _assumed(found)
             self._stay(best, why, cost, found)
         else:
             self._try(config, found, best)
@@ -172,8 +186,8 @@ class AutoPlanner:
         self._phase, self._promise = "try", found
         self._decide(
             "switch",
-            f"{found.shape}: {found.seconds:.3g} s per step predicted, {best.label} took "
-            f"{best.median:.3g} s",
+            f"{found.shape}: {found.seconds:.3g} s per step predicted{_assumed(found)}, "
+            f"{best.label} took {best.median:.3g} s",
             cost=self._cost,
             predicted=best.median - found.seconds,
             numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
@@ -249,8 +263,8 @@ class AutoPlanner:
                 "plan was kept",
                 numbers={"step_seconds": now, "step_seconds_before": self._accepted},
             )
-            self._settle()
-            self._look_again()
+            # What was measured before the drift, and is kept by now, speaks of other times.
+            self._measure(None)
 
     # -- changing -------------------------------------------------------------------------------
 
@@ -291,3 +305,8 @@ class AutoPlanner:
             plan=None if plan is None else plan.model_dump(mode="json"),
         )
         note_decision(self._directory, decision)
+
+
+def _assumed(found: Planned) -> str:
+    """What a prediction rests on that was not measured, in words; empty: nothing."""
+    return f" (not measured: {'; '.join(found.extended)})" if found.extended else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlinf.config.dump import to_data
 from rlinf.errors import ConfigError
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
-from rlinf.flow.measure import merged
+from rlinf.flow.measure import renewed
 from rlinf.flow.overhead import joined
 from rlinf.flow.profile import Profile
 from rlinf.runners.placed_config import PlacedConfig
@@ -45,7 +45,7 @@ def _kept(task: str, here: Fingerprints) -> Path:
 
 
 def keep_profile(profile: Profile, task: str) -> Path:
-    """Keep a profile for later runs of a task; measurements of other sizes stay.
+    """Keep a profile for later runs of a task; earlier measurements of other sizes stay.
 
     Returns:
         The file.
@@ -55,7 +55,7 @@ def keep_profile(profile: Profile, task: str) -> Path:
     known = _readable(path)
     if known is not None:
         together = {
-            "components": merged([known.components, profile.components]),
+            "components": renewed(known.components, profile.components),
             "exchanges": joined(known.exchanges, profile.exchanges),
             "overlap_factor": max(known.overlap_factor, profile.overlap_factor),
         }

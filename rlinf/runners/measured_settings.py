@@ -10,7 +10,7 @@ from statistics import median
 from typing import Self
 
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged
+from rlinf.flow.measure import PROFILE_FILE, StepRecorder, merged, renewed
 from rlinf.flow.overhead import overhead
 from rlinf.flow.profile import Profile
 from rlinf.runners.kept_profiles import fingerprints, keep_profile
@@ -56,10 +56,10 @@ def kept_costs(settings: Sequence[Setting], before: Profile | None, directory: P
         directory: The run directory.
     """
     config = settings[-1].config
-    found = [setting.recorder.profiles() for setting in settings]
+    found = merged(setting.recorder.profiles() for setting in settings)
     besides = overhead([beside(setting.recorder) for setting in settings], before)
-    kept = [] if before is None else [before.components]
-    profile = fingerprints(config).profile(merged([*kept, *found]), besides)
+    components = found if before is None else renewed(before.components, found)
+    profile = fingerprints(config).profile(components, besides)
     try:
         profile.save(directory / PROFILE_FILE)
         keep_profile(profile, config.task)

@@ -148,10 +148,15 @@ def _trials(config: ReasoningConfig, first: int, devices: int) -> Iterator[Trial
             "trainers apart, one step ahead",
             (f"cluster.component_placement={place}", "rollout.max_staleness=1"),
         )
-    if config.on_accelerators and devices % each == 0:
-        place = _placement(config, first, devices, first_devices(devices, first))
-        away = f"{{'{','.join(config.offloading)}': offload}}"
+    if devices % each == 0:
+        place = _placement(config, first, devices, first_devices(1 if local else devices, first))
+        # An engine that runs ahead keeps its weights.
+        ahead = config.rollout.max_staleness
+        leaving = [name for name in config.offloading if name != "rollout" or not ahead]
         yield Trial(
             "offloaded while idle",
-            (f"cluster.component_placement={place}", f"cluster.residency={away}"),
+            (
+                f"cluster.component_placement={place}",
+                f"cluster.residency={{'{','.join(leaving)}': offload}}",
+            ),
         )

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import PROFILE_FILE, StepRecorder
+from rlinf.flow.measure import PROFILE_FILE, WARM_UP_STEPS, StepRecorder
 from rlinf.flow.overhead import OverheadRecorder, overhead
 from rlinf.flow.running_step import StepReport
 from rlinf.runners.described_cluster import kinds_of_components
@@ -16,6 +16,14 @@ from rlinf.runners.placed_config import PlacedConfig
 log = logging.getLogger(__name__)
 
 FIRST_STEPS = 8
+
+
+def warm_up_steps(config: PlacedConfig) -> int:
+    """First steps under a placement that do not count.
+
+    Where rollouts run ahead, the first ones may have run before: under another placement.
+    """
+    return WARM_UP_STEPS + config.planning.constraints.staleness
 
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
@@ -30,6 +38,7 @@ def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
         origin=origin,
         concurrent=traits.concurrent,
         chunks=traits.items // traits.constraints.handed_over,
+        warm_up=warm_up_steps(config),
         overhead=OverheadRecorder(
             flow, plan, traits.constraints.exchanges, traits.constraints.staleness
         ),

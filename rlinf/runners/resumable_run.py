@@ -18,6 +18,7 @@ from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.placed_config import PlacedConfig
+from rlinf.runners.recording import warm_up_steps
 from rlinf.runners.switch_failure import SwitchFailure
 from rlinf.runners.worker_system import WorkerSystem
 
@@ -65,6 +66,7 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         self._state = self._new_state()
         self._under_way: deque[RunningStep] = deque()
         self._weights_of = -1  # the step whose weights the rollout workers have, or will have
+        self._counts_from = 0  # the first step whose time counts
         self._at_its_worst = False
 
     # -- what a subclass says -------------------------------------------------------------------
@@ -100,8 +102,6 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         self._system = self._new_system()
         self._system.__enter__()
         stack.push(self._leave_system)
-        # Without accelerators processes are watched from outside.
-        self._system.watch_memory(self._at_its_worst and config.on_accelerators)
 
     def _leave_system(self, *exception: Any) -> None:
         """End the worker groups that there are then; those of the beginning may be gone."""
@@ -141,6 +141,11 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
             self._system.close(failed=True)
             raise
         self._weights_of = -1
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Let the next steps be the first ones of a measurement: their memory counts, not time."""
+        self._counts_from = self._state.step + warm_up_steps(self._config)
 
     def _load_system(self, tree: dict[str, Any]) -> None:
         self._system.load_state(tree["system"])

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
-from rlinf.flow.measure import WARM_UP_STEPS
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.progress import Progress
@@ -102,6 +101,7 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
             restored = resume and self._restore()
             if not restored:
                 self._begin()
+            self._warm_up()
             planner = self._new_planner()
             first = FirstSteps(self._config, self._training_flow, self._directory.path)
             self._progress = stack.enter_context(
@@ -162,6 +162,7 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
             self._training_flow,
             directory=self._directory.path,
             switch=self._switch,
+            warm_up=self._warm_up,
         )
         planner.begin(self._state.step)
         return planner
@@ -171,9 +172,16 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
         done = self._state.step
         last = min(done + self._max_staleness, self._training_steps - 1)
         for step in range(done + len(self._under_way), last + 1):
+            self._system.watch_memory(self._watches_memory(step))
             fresh = self._weights_of == done and self._system.keeps_weights
             self._under_way.append(self._start_step(step, synchronise=not fresh))
             self._weights_of = done
+
+    def _watches_memory(self, step: int) -> bool:
+        """Whether the memory of a step is watched: its time must not count."""
+        if self._at_its_worst:  # without accelerators processes are watched from outside
+            return self._config.on_accelerators
+        return step < self._counts_from
 
     def _synchronise(self) -> None:
         """Bring the newest weights to the rollout workers; the next rollout would get the same."""
@@ -208,11 +216,9 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
         The reports of the first say how much memory was held; those of the others do not, as to
         watch it takes time.
         """
+        self._warm_up()
         with self._new_system() as self._system:
-            self._system.watch_memory(True)
-            for number in range(steps):
-                if number == WARM_UP_STEPS:
-                    self._system.watch_memory(False)
+            for _ in range(steps):
                 self._start_steps()
                 report = self._under_way.popleft().wait()
                 metrics = self._metrics(report)

@@ -134,9 +134,8 @@ class WorkerSystem(ABC):
         return [self._training.restore(step, self._arguments(step.step)) for step in steps]
 
     def watch_memory(self, on: bool) -> None:
-        """Let the reports of later steps say how much memory the stages held."""
-        for handle in [group.watch_memory(on) for group in self._groups.values()]:
-            handle.wait()
+        """Let the reports of training steps that start from now on say what memory stages held."""
+        self._training.watch_memory(on)
 
     def places(self) -> list[WorkerPlace]:
         """Where every worker is."""

@@ -100,6 +100,7 @@ class RolloutLeader:
     def _note_borrowed(self, decode: DecodeCost) -> None:
         """Write down what it was worth that the rollout began on all devices, one of them its own.
 
+        An account for the decisions of the run, in which it comes first although it is known last.
         That it began there needs no choice: before a batch is complete nobody else could use them.
         """
         others = len(self._devices.mailboxes) - 1

@@ -18,6 +18,7 @@ from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners import kept_profiles, profiling, variants
 from rlinf.runners.embodied_config import EmbodiedConfig
 
+from ..runners import reasoning_support
 from ..runners.support import small_config, write_recipe
 
 SLOTS = "cluster.cpu_devices_per_node=2"
@@ -160,6 +161,56 @@ def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
     loaded = load_recipe(recipe, shlex.split(command)[5:])
     placed = validate(EmbodiedConfig, loaded.data, loaded)
     assert not placed.world_size("env") == placed.world_size("rollout") == 2
+
+
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_memory_of_threads_is_said_to_be_growth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], runtime: str
+) -> None:
+    held = {
+        name: part.model_copy(
+            update={
+                "measurements": tuple(
+                    m.model_copy(update={"peak_bytes": 3 * 2**20}) for m in part.measurements
+                )
+            }
+        )
+        for name, part in profile_of(tmp_path).components.items()
+    }
+    profile_of(tmp_path).model_copy(update={"components": held}).save(tmp_path / "profile.json")
+    words = [SLOTS, f"cluster.runtime={runtime}", "--profile", str(tmp_path / "profile.json")]
+    assert main(["plan", str(write_recipe(tmp_path)), *words]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"predicted memory of one CPU slot: \d+ MiB", out)
+    assert ("what it held before is not in it" in out) == (runtime == "local")
+
+
+@pytest.mark.parametrize("switch", [None, 0.0])
+def test_a_switch_that_was_not_measured_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], switch: float | None
+) -> None:
+    gigabytes = {"rollout": (50, 40), "reward": (1, 1), "actor": (60, 30)}
+    parts = {
+        name: ComponentProfile(
+            measurements=(
+                Measurement(
+                    items=16, devices=1, seconds=1.0, peak_bytes=peak * 10**9, origin="a test"
+                ),
+            ),
+            resident_bytes=kept * 10**9,
+            onload_seconds=switch,
+            offload_seconds=switch,
+        )
+        for name, (peak, kept) in gigabytes.items()
+    }
+    measured = Profile(hardware="h", model="m", config="c", components=parts)
+    measured.save(tmp_path / "profile.json")
+    recipe = str(reasoning_support.write_recipe(tmp_path))
+    words = ["--profile", str(tmp_path / "profile.json"), "--cluster", "1x1:GPU/80GB"]
+    assert main(["plan", recipe, *words]) == 0
+    said = re.findall(r"^not measured: switch of (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert bool(said) == (switch is None)
+    assert all(words.endswith(", taken as 0 s") for words in said)
 
 
 def test_a_profile_of_something_else_is_named(

@@ -63,8 +63,9 @@ def test_it_stays_where_nothing_is_gained(change: dict, why: str) -> None:
     assert why in choice.reason
 
 
-def test_all_finish_when_nothing_runs() -> None:
-    assert release(replace(STATE, running=(0, 0))).action == "finish"
+def test_nobody_leaves_when_nothing_runs() -> None:
+    choice = release(replace(STATE, running=(0, 0)))
+    assert (choice.action, choice.count) == ("stay", 0)
 
 
 def test_half_stop_at_half_before_training_was_timed() -> None:
@@ -100,11 +101,13 @@ def test_the_trainer_grows_where_the_batches_left_pay_for_it() -> None:
     assert resize(replace(state, size=2, offered=4)).cost_seconds == pytest.approx(0.1)
 
 
-def test_a_rollout_borrows_what_makes_it_faster() -> None:
+def test_what_a_rollout_gained_by_borrowed_devices_is_an_account() -> None:
     cost = DecodeCost(fixed=0.01, per_sequence=0.001)
     choice = borrow(sequences=64, tokens=100, own=1, trainers=1, decode=cost)
     assert choice.action == "borrow"
     assert choice.gain_seconds == pytest.approx(100 * 0.032)
+    assert choice.reason.startswith("an account, not a choice")
+    assert "2 workers decode in about 4.200 s what would take 1 about 7.400 s" in choice.reason
     idle = DecodeCost(fixed=0.01, per_sequence=0.0)
     assert borrow(sequences=64, tokens=100, own=1, trainers=1, decode=idle).action == "stay"
 

@@ -9,13 +9,14 @@ import pytest
 
 from rlinf.flow.fingerprint import Fingerprints, hardware_fingerprint, hashed
 from rlinf.flow.graph import Flow, Stage
-from rlinf.flow.measure import StepRecorder, first_result_share, merged
+from rlinf.flow.measure import StepRecorder, first_result_share, merged, renewed
 from rlinf.flow.overhead import Overhead, OverheadRecorder, overhead
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.profile import ComponentProfile, Measurement, Profile
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport
 
+NO_SWITCH = {"onload_seconds": None, "offload_seconds": None}
 FLOW = Flow("train")
 FLOW.loop("rollout", Stage("env", "act", ("b",), ("a",)), Stage("policy", "answer", ("a",), ("b",)))
 FLOW.stage("train", Stage("actor", "train"))
@@ -27,7 +28,7 @@ def stage(
 ) -> StageReport:  # fmt: skip
     cost = StageCost(
         onload_seconds=onload, offload_seconds=offload, transfer_seconds=transfer,
-        peak_bytes=peak, resident_bytes=resident,
+        peak_bytes=peak, resident_bytes=resident, switched=bool(onload or offload),
     )  # fmt: skip
     return StageReport(
         result=None, seconds=seconds + waiting + transfer + onload + offload,
@@ -103,6 +104,28 @@ def test_stages_of_one_component_add_up_and_loading_counts_apart() -> None:
     assert (actor.onload_seconds, actor.offload_seconds) == pytest.approx((0.25, 0.5))
 
 
+def test_a_switch_is_measured_where_there_was_one_and_the_newest_counts() -> None:
+    taken, slower = recorder(), recorder()
+    taken.observe(step(1.0, 0.5, 2.0))
+    report = step(1.0, 0.5, 2.0)
+    slower.observe(replace(report, stages={**report.stages, "actor": [stage(2.0, onload=0.75)]}))
+    first, second = taken.profiles(), slower.profiles()
+    assert first["env"].onload_seconds is first["env"].offload_seconds is None
+    assert not first["env"].switch_is_measured
+    assert first["actor"].switch_is_measured
+    assert second["actor"].onload_seconds == pytest.approx(1.0)
+    # Among trials the slowest; a trial in which it stayed takes nothing away.
+    without = {"actor": first["actor"].model_copy(update=NO_SWITCH)}
+    together = merged([second, first, without])
+    assert together["actor"].onload_seconds == pytest.approx(1.0)
+    assert together["env"].onload_seconds is None
+    # What is measured later counts, if it was.
+    for later, expected in ((first, 0.25), (without, 1.0)):
+        found = renewed(second, later)
+        assert found["actor"].onload_seconds == pytest.approx(expected)
+        assert found["env"].measurements == second["env"].measurements
+
+
 def test_parts_of_a_loop_on_one_device_take_no_longer_than_the_loop() -> None:
     """Both work all the time, as each has a sub-batch; the device is busy for 3 s, not for 5."""
     taken = replace(recorder(), sharing={"both": ("env", "actor")})
@@ -129,17 +152,17 @@ def test_handing_over_counts_per_item_of_a_process() -> None:
     assert taken.profiles()["env"].transfer_seconds_per_item == pytest.approx(0.04)
 
 
-def test_trials_are_merged_by_size_and_the_better_founded_figure_is_kept() -> None:
+def test_trials_are_merged_by_size_and_the_newest_figure_is_kept() -> None:
     few, many, other = recorder(), recorder(), recorder()
     few.observe(step(5.0, 1.0, 1.0))
     for _ in range(3):
         many.observe(step(2.0, 1.0, 1.0))
     other.items = 8
     other.observe(step(1.0, 1.0, 1.0))
-    for order in ([few, many, other], [many, few, other]):
+    for order, newest in (([few, many, other], 2.0), ([many, few, other], 5.0)):
         found = merged([each.profiles() for each in order])["env"]
         assert [(m.items, m.seconds) for m in found.measurements] == [
-            (8, pytest.approx(1.0)), (16, pytest.approx(2.0)),
+            (8, pytest.approx(1.0)), (16, pytest.approx(newest)),
         ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from rlinf.config.component import illegal
 from rlinf.config.dump import to_yaml
 from rlinf.errors import ConfigError
-from rlinf.flow.profile import ComponentProfile, Measurement
+from rlinf.flow.measure import PROFILE_FILE
+from rlinf.flow.profile import ComponentProfile, Measurement, Profile
+from rlinf.flow.stage_worker import StageCost
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import auto_plan, embodied, kept_profiles, measured_settings
+from rlinf.runners import auto_plan, embodied, kept_profiles, measured_settings, variants
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
 
@@ -25,6 +28,12 @@ from .support import assert_equal_runs, small_config
 
 SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2", "runner.total_env_steps=3072")
 AUTO = "runner.plan={steps: 1, least_gain: 0.0}"
+
+Times = dict[str, dict[int, float]]
+"""Seconds of each component by its number of devices."""
+FAST: Times = {"env": {1: 4.0, 2: 2.0}, "rollout": {1: 1.0, 2: 1.0}, "actor": {1: 1.0, 2: 1.5}}
+SHARED: Times = {**FAST, "actor": {1: 9.0, 2: 4.5}}
+CROWDED: Times = {**FAST, "actor": {1: 9.0, 2: 20.0}}
 
 
 @pytest.fixture(autouse=True)
@@ -135,17 +144,37 @@ def report(tmp_path: Path) -> Any:
     return replace(found, node_seconds={})
 
 
-def planner(tmp_path: Path, switches: _Switches, *overrides: str) -> auto_plan.AutoPlanner:
+def planner(
+    tmp_path: Path,
+    switches: _Switches,
+    *overrides: str,
+    warm_up: Callable[[], None] = lambda: None,
+) -> auto_plan.AutoPlanner:
     config = small_config(tmp_path, *SPLIT, *overrides)
     assert config.runner.plan is not None
     directory = tmp_path / "run"
     directory.mkdir()
     found = auto_plan.AutoPlanner(
         config.runner.plan, config, embodied.training_flow(config), directory=directory,
-        switch=switches,
+        switch=switches, warm_up=warm_up,
     )  # fmt: skip
     found.begin(0)
     return found
+
+
+def under(config: Any, times: Times) -> dict[str, float]:
+    """What each component takes under the placement of a config."""
+    placed = config.plan.components
+    return {name: by_devices[len(placed[name].devices)] for name, by_devices in times.items()}
+
+
+def timed(report: Any, taken: dict[str, float]) -> Any:
+    """A report of components that took so long."""
+    stages = {
+        name: [replace(reports[0], seconds=taken[name], seconds_waiting=0.0, cost=StageCost())]
+        for name, reports in report.stages.items()
+    }
+    return replace(report, stages=stages, begin_seconds=0.0)
 
 
 def run_steps(planner: auto_plan.AutoPlanner, report: Any, first: int, times: list[float]) -> int:
@@ -154,32 +183,35 @@ def run_steps(planner: auto_plan.AutoPlanner, report: Any, first: int, times: li
     return first + len(times)
 
 
-def keep_a_profile_that_wants_both_devices(tmp_path: Path, actor_on_two: float = 1.5) -> None:
-    """Environments gain by a second device, the policy does not; founded on many steps."""
+def keep_a_profile(tmp_path: Path, times: Times, items: int = 8) -> None:
+    """Keep what components take for so many environments, founded on many steps."""
 
     def measured(seconds: dict[int, float]) -> ComponentProfile:
         return ComponentProfile(
             measurements=tuple(
                 Measurement(
-                    items=8, devices=n, seconds=t, samples=99, device_kind="cpu", origin="a test"
+                    items=items,
+                    devices=n,
+                    seconds=t,
+                    samples=99,
+                    device_kind="cpu",
+                    origin="a test",
                 )
                 for n, t in seconds.items()
             )
         )
 
     here = kept_profiles.fingerprints(small_config(tmp_path, *SPLIT))
-    parts = {
-        "env": measured({1: 4.0, 2: 2.0}),
-        "rollout": measured({1: 1.0, 2: 1.0}),
-        "actor": measured({1: 1.0, 2: actor_on_two}),
-    }
+    parts = {name: measured(seconds) for name, seconds in times.items()}
     kept_profiles.keep_profile(here.profile(parts), "embodied")
 
 
 def test_a_plan_that_the_recipe_refuses_is_passed_over(
     tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_a_profile_that_wants_both_devices(tmp_path, actor_on_two=0.5)
+    times: Times = {**FAST, "actor": {1: 1.0, 2: 0.5}}
+    keep_a_profile(tmp_path, times)
+    usual = timed(report, under(small_config(tmp_path, *SPLIT), times))
     original = EmbodiedConfig._env_problems
 
     def no_divided_pair(config: EmbodiedConfig) -> Any:
@@ -191,7 +223,7 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
     monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
     switches = _Switches()
     found = planner(tmp_path, switches, "runner.plan={steps: 2}")
-    run_steps(found, report, 1, [60.0] * 4)
+    run_steps(found, usual, 1, [60.0] * 4)
     [start, refuse, switch] = read_decisions(tmp_path / "run")
     assert (start.what, refuse.what, switch.what) == ("start", "refuse", "switch")
     assert "divides both" in refuse.reason
@@ -203,10 +235,11 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
 def test_a_plan_is_kept_only_if_it_measures_faster(
     tmp_path: Path, report: Any, measured: float, what: str
 ) -> None:
-    keep_a_profile_that_wants_both_devices(tmp_path)
+    keep_a_profile(tmp_path, FAST)  # environments gain by a second device, the others do not
     switches = _Switches()
     found = planner(tmp_path, switches, "runner.plan={steps: 2}")
-    step = run_steps(found, report, 1, [6.0] * 4)  # two of them warm up
+    usual = timed(report, under(small_config(tmp_path, *SPLIT), FAST))
+    step = run_steps(found, usual, 1, [6.0] * 4)  # two of them warm up
     [start, switch] = read_decisions(tmp_path / "run")
     assert (start.what, switch.what) == ("start", "switch")
     assert switch.gain_predicted == pytest.approx(2.0, abs=0.1)
@@ -226,8 +259,11 @@ def test_a_plan_is_kept_only_if_it_measures_faster(
 
 
 def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) -> None:
-    switches = _Switches()
-    found = planner(tmp_path, switches, "runner.plan={steps: 1, window: 5, least_gain: 0.9}")
+    warmed_up: list[int] = []
+    found = planner(
+        tmp_path, _Switches(), "runner.plan={steps: 1, window: 5, least_gain: 0.9}",
+        warm_up=lambda: warmed_up.append(len(read_decisions(tmp_path / "run"))),
+    )  # fmt: skip
     step = 1
     while kinds(read_decisions(tmp_path / "run"))[-1] != "stay":
         step = run_steps(found, report, step, [1.0] * 3)
@@ -242,6 +278,108 @@ def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) 
     drift = decisions[kinds(decisions).index("replan")]
     assert drift.numbers["step_seconds"] == pytest.approx(1.3)
     assert drift.numbers["step_seconds_before"] == pytest.approx(1.0)
+    # Memory is watched again, where no switch begins a measurement.
+    assert warmed_up == [1, kinds(decisions).index("replan") + 1]
+
+
+def test_a_decision_says_what_its_prediction_assumes(tmp_path: Path, report: Any) -> None:
+    halves = {n: {d: t / 2 for d, t in by_devices.items()} for n, by_devices in FAST.items()}
+    keep_a_profile(tmp_path, halves, items=4)
+    found = planner(tmp_path, _Switches(), "runner.plan={steps: 2}")
+    run_steps(found, timed(report, under(small_config(tmp_path, *SPLIT), FAST)), 1, [6.0] * 4)
+    [_, switch] = read_decisions(tmp_path / "run")
+    assert switch.what == "switch"
+    assert "(not measured: env: 8 items from 4–4 on 2 devices;" in switch.reason
+
+
+class _Machine:
+    """Trains under whatever placement a planner chooses; components take turns.
+
+    Args:
+        recipe: The placement at the beginning.
+        report: Of some step, for its form.
+        times: What components take.
+    """
+
+    def __init__(self, recipe: Any, report: Any, times: Times) -> None:
+        self.switches = _Switches()
+        self.times, self._recipe, self._report, self._step = times, recipe, report, 0
+
+    @property
+    def config(self) -> Any:
+        return self.switches.configs[-1] if self.switches.configs else self._recipe
+
+    def train(self, planner: auto_plan.AutoPlanner, until: Callable[[], bool]) -> None:
+        for _ in range(200):
+            if until():
+                return
+            taken = under(self.config, self.times)
+            self._step += 1
+            report = timed(self._report, taken)
+            planner.after_step(self._step, report, sum(taken.values()))
+        raise AssertionError("nothing was decided in 200 steps")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "devices", "last"),
+    [
+        # The actor gets slower and would gain by both devices: a trial is that plan.
+        (FAST, SHARED, (1, 2), "stay"),
+        # It gets slower on both of them: no trial is what is best now.
+        (SHARED, CROWDED, (2, 1), "keep"),
+    ],
+    ids=["slower", "slower on two devices"],
+)
+def test_after_drift_a_run_is_placed_by_what_was_measured_since(
+    tmp_path: Path, report: Any, before: Times, after: Times, devices: tuple[int, int], last: str
+) -> None:
+    keep_a_profile(tmp_path, before)
+    config = small_config(tmp_path, *SPLIT)
+    machine = _Machine(config, report, before)
+    found = planner(tmp_path, machine.switches, "runner.plan={steps: 2, window: 4}")
+
+    def settled(settlements: int) -> Callable[[], bool]:
+        ends = ("stay", "keep", "return")
+
+        def found() -> bool:
+            return sum(w in ends for w in kinds(read_decisions(tmp_path / "run"))) == settlements
+
+        return found
+
+    machine.train(found, settled(1))
+    assert "profile" not in kinds(read_decisions(tmp_path / "run"))  # it is known
+    actors = machine.config.plan.components["actor"].devices
+    assert len(actors) == devices[0]
+    for _ in range(4):  # what it takes is noted
+        machine.train(found, _once())
+    machine.times = after
+    machine.train(found, settled(2))
+
+    placed = machine.config.plan.components
+    assert (len(placed["env"].devices), len(placed["actor"].devices)) == (2, devices[1])
+    decisions = read_decisions(tmp_path / "run")
+    drift = kinds(decisions).index("replan")
+    assert kinds(decisions)[-1] == last
+    # As many trials as a run without a kept profile makes, the recipe's own placement with them.
+    trials = kinds(decisions)[drift:].count("profile")
+    assert 1 < trials <= 1 + len(list(variants.legal_placements(config)))
+    if last == "keep":
+        assert decisions[-1].numbers["step_seconds_predicted"] == pytest.approx(12.0, abs=0.1)
+    # Later runs get the new figures, although the old ones were founded on more steps.
+    kept, _ = kept_profiles.usable_profile(config)
+    assert kept is not None
+    actor = {
+        m.devices: m.seconds
+        for m in kept.components["actor"].measurements
+        if m.pipeline_stages == 1
+    }
+    assert actor == pytest.approx(after["actor"])
+
+
+def _once() -> Callable[[], bool]:
+    """False the first time."""
+    asked = iter([False])
+    return lambda: next(asked, True)
 
 
 @pytest.mark.slow
@@ -276,7 +414,12 @@ def test_a_language_model_trains_the_same_while_it_is_moved(tmp_path: Path) -> N
     plain = reasoning_support.train(tmp_path / "plain", *words)
     auto = reasoning_support.train(tmp_path / "auto", *words, AUTO)
     reasoning_support.assert_equal_runs(plain, auto)
-    assert kinds(read_decisions(auto)).count("profile") >= 1
+    decisions = read_decisions(auto)
+    assert any("offloaded while idle" in d.reason for d in decisions if d.what == "profile")
+    profile = Profile.load(auto / PROFILE_FILE)
+    assert profile.components["rollout"].switch_is_measured
+    assert profile.components["actor"].switch_is_measured
+    assert not profile.components["reward"].switch_is_measured  # it has nothing to give back
 
 
 def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:

@@ -153,6 +153,25 @@ def test_trials_of_a_language_model_are_legal_recipes(tmp_path: Path) -> None:
     assert config.planning.constraints.group_size == 4
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("runtime", ["local", "ray"])
+def test_the_switch_of_what_can_leave_a_device_is_measured_on_cpu_slots_too(
+    tmp_path: Path, devices: int, staleness: int, runtime: str
+) -> None:
+    words = (
+        f"cluster.cpu_devices_per_node={devices}", f"rollout.max_staleness={staleness}",
+        f"cluster.runtime={runtime}",
+    )  # fmt: skip
+    config = reasoning_support.small_config(tmp_path, *words)
+    for places in (variants.legal_trials, variants.legal_placements):
+        trial = dict(places(config))["offloaded while idle"].plan
+        away = {name for name, part in trial.components.items() if part.residency == "offload"}
+        # An engine that runs ahead keeps its weights.
+        assert away == ({"actor"} if staleness else {"rollout", "actor"})
+        assert trial.overlap(("rollout",), ("actor",))
+
+
 @pytest.mark.parametrize("places", [variants.legal_trials, variants.legal_placements])
 def test_what_is_the_same_for_another_reason_is_measured_once(
     tmp_path: Path, places: Callable[[PlacedConfig], Iterator[tuple[str, PlacedConfig]]]

@@ -265,8 +265,8 @@ def _switch(problem: Problem, choice: Choice, *, without: str | None = None) -> 
     """
     away = [name for name in choice.components if name not in {*choice.resident, without}]
     profiles = [problem.profile.components[name] for name in away]
-    onload = max((profile.onload_seconds for profile in profiles), default=0.0)
-    return onload + max((profile.offload_seconds for profile in profiles), default=0.0)
+    onload = max((profile.onload_seconds or 0.0 for profile in profiles), default=0.0)
+    return onload + max((profile.offload_seconds or 0.0 for profile in profiles), default=0.0)
 
 
 def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:

@@ -34,7 +34,7 @@ class Planned:
         peak_bytes: Expected most memory of a device, by kind of device.
         shape: How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each
             other, ``&`` for side by side, such as ``(rollout | inference) ; train``.
-        extended: Sizes that were not measured, and what was assumed for them.
+        extended: Sizes and switches that were not measured, and what was assumed for them.
         alternatives: The next best placements.
     """
 
@@ -216,7 +216,7 @@ class _Writer:
         return float(component_bytes(self._problem, name, kind, size, stages=choice.stages)[0])
 
     def extended(self) -> Iterator[str]:
-        """What of the plan lies beyond measurements, in words: kinds of devices, and sizes."""
+        """What of the plan lies beyond measurements: kinds of devices, sizes, and switches."""
         yield from self._assumed_kinds()
         items = self._problem.constraints.items
         for leaf in leaves(self._tree):
@@ -227,6 +227,9 @@ class _Writer:
                 size = leaf.choice.sizes[block]
                 for words in cost.extensions(seen, size, leaf.choice.stages):
                     yield f"{name}: {words}"
+                # What stays is right without it: no switch is faster than none.
+                if name not in leaf.choice.resident and not cost.profile.switch_is_measured:
+                    yield f"switch of {name}, taken as 0 s"
 
     def _assumed_kinds(self) -> Iterator[str]:
         """Figures that do not say on what kind of device they were measured."""

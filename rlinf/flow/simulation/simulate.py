@@ -199,6 +199,6 @@ class _Run:
         if not offloaded:
             return 0.0, 0.0
         return (
-            max(profile.onload_seconds for profile in offloaded),
-            max(profile.offload_seconds for profile in offloaded),
+            max(profile.onload_seconds or 0.0 for profile in offloaded),
+            max(profile.offload_seconds or 0.0 for profile in offloaded),
         )

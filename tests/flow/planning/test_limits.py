@@ -54,6 +54,18 @@ def test_the_switch_is_paid_only_where_memory_needs_it():
     assert found.seconds == pytest.approx(2 + 0.5 + 1)
 
 
+@pytest.mark.parametrize(
+    ("switch", "words"),
+    [({}, ("switch of a, taken as 0 s",)), ({"onload_seconds": 0.0, "offload_seconds": 0.0}, ())],
+)
+def test_a_switch_that_a_plan_needs_and_nobody_measured_is_listed(switch, words):
+    measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(4, 60, 10))
+    of_b = limits(b={"residency": "resident"})
+    found = plan(chain("a", "b"), measured, cluster(4, memory_bytes=80 * 10**9), of_b)
+    assert found.plan.components["a"].residency == "offload"
+    assert found.extended == words
+
+
 def test_slow_switching_makes_separate_devices_win():
     switch = {"onload_seconds": 5.0, "offload_seconds": 5.0}
     measured = profile(a=heavy(8, 50, 40, **switch), b=heavy(8, 60, 50, **switch))
@@ -316,22 +328,45 @@ def test_constraints_that_cannot_hold_are_refused():
         plan(chain("rollout"), profile(rollout=component(1.0)), cluster(1), limits(rolout={}))
 
 
-@pytest.mark.parametrize(("group", "even"), [(16, True), (1, False)])
-def test_1024_devices_are_planned_in_the_time_of_a_command(group, even):
+def three_stages(nodes, group, even):
+    """A plan of 8192 sequences on so many nodes of 8 devices, and the processor time it took."""
     law = ScalingLaw(lowest=1, highest=8192, factor_per_doubling=1.02, origin="test")
     sizes = (8, 64, 512, 4096)
     parts = {
         name: component(seconds, devices=(8,), items=sizes, fixed=0.1, scaling=law)
         for name, seconds in (("rollout", 2.0), ("inference", 0.3), ("actor", 1.0))
     }
-    shape = parse_cluster_shape("128x8:H100")
+    shape = parse_cluster_shape(f"{nodes}x8:H100")
     each = {name: ComponentConstraint(even=even) for name in parts}
     asked = Constraints(items=8192, group_size=group, components=each)
     begin = time.process_time()
     found = plan(chain("rollout", "inference", "actor"), profile(**parts), shape, asked)
-    assert time.process_time() - begin < 5  # a tenth of that on an idle machine
+    seconds = time.process_time() - begin
+    print(f"\n{8 * nodes} devices, groups of {group}: {seconds:.2f} s of one core")
+    return found, seconds
+
+
+@pytest.mark.parametrize(("group", "even"), [(16, True), (1, False)])
+def test_1024_devices_are_planned_in_the_time_of_a_command(group, even):
+    found, seconds = three_stages(128, group, even)
+    assert seconds < 5  # a fiftieth of that on an idle machine
     assert found.plan.devices(("rollout", "inference", "actor"))[-1] < 1024
     assert all(words for words in found.extended)
+
+
+def test_4096_devices_have_a_plan():
+    """The law makes all stages faster on more devices: they take turns on all that they can use."""
+    uneven, _ = three_stages(512, 1, even=False)
+    assert uneven.shape == "rollout ; inference ; actor"
+    assert {part.devices for part in uneven.plan.components.values()} == {tuple(range(4096))}
+    # 8192 items in groups of 16 can be shared evenly by 512 processes at most, so that no device
+    # beyond 512 is of use to one stage: what 1024 devices bring is all that 4096 do.
+    grouped, _ = three_stages(512, 16, even=True)
+    assert all(len(part.devices) <= 512 for part in grouped.plan.components.values())
+    assert grouped.plan.devices(("rollout", "inference", "actor"))[-1] < 4096
+    fewer, _ = three_stages(128, 16, even=True)
+    assert grouped.seconds == pytest.approx(fewer.seconds)
+    assert uneven.seconds < grouped.seconds
 
 
 def test_undominated_rows_are_those_of_the_definition():

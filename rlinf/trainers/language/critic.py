@@ -45,7 +45,10 @@ class FSDPCritic:
             section="critic",
             keep=batch_keeper(failure_directory if ranks.rank == 0 else None, "critic"),
         )
-        backbone = copy.deepcopy(model.base_model)
+        # Where there are several ranks, they read the weights and leave them as they are.
+        kept = model.parameters() if ranks.world_size > 1 else ()
+        shared: dict[int, Any] = {id(parameter): parameter for parameter in kept}
+        backbone = copy.deepcopy(model.base_model, shared)
         self._core = SequenceCore(
             ValueScorer(backbone, packing=config.packing), config, ranks, prefix="critic"
         )

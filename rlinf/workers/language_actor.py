@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,9 +227,12 @@ class LanguageActorWorker(TrainingWorker):
         """Send the weights from rank 0 to every generation worker; returns their version."""
         if not self._has_model:
             return self._trainer.version
-        weights = dict(self._trainer.weights())  # every rank takes part in gathering them
+        weights = self._trainer.weights()
         if self._weights is not None:
-            self._weights.send(weights, self._trainer.version)
+            self._weights.send(dict(weights), self._trainer.version)
+        else:
+            # Takes part in gathering, and keeps none: they would be the whole model.
+            deque(weights, maxlen=0)
         return self._trainer.version
 
     def save_model(self, directory: Path) -> None:

@@ -113,10 +113,10 @@ class FSDPCritic:
             self._core.trained.load_state_dict(state)
         self._skipped.in_a_row = int(state["skipped"])
 
-    def save_sharded(self, directory: Path) -> None:
-        """Write the same; each rank its own part."""
+    def save_sharded(self, directory: Path) -> list[Path]:
+        """Write the same; each rank its own part, of whose files it gives the paths."""
         with self._core.loaded():
-            save_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
+            return save_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """Continue from :meth:`save_sharded`, written by any number of ranks."""

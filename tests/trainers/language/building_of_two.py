@@ -13,14 +13,14 @@ import torch
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.trained import TrainedModule, local_part
 from tests.trainers.language.models import model, trainer
-from tests.trainers.language.processes import results_of_two
+from tests.trainers.language.processes import results_of
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
 
 
 def run(directory: Path) -> list[Any]:
     """What :func:`measure` returns in each of two processes."""
-    return results_of_two(__name__, lambda rank: (rank, directory), seconds=240)
+    return results_of(__name__, lambda rank: (rank, directory), seconds=240)
 
 
 def resident(kind: str) -> int:

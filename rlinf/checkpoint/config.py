@@ -21,6 +21,12 @@ class CheckpointConfig(StrictModel):
     keep_best: int = Field(default=1, ge=0)
     """Best checkpoints, by evaluation success rate, that are kept besides the newest."""
 
+    layout: Literal["whole", "sharded"] = "whole"
+    """How the state of a language model's trainer with several ranks is written: gathered, by the
+    process that leads the run; or by each rank its part, while training waits, into the same
+    directory, which is to be on a file system that all nodes share. Either is resumed with any
+    number of ranks, under either layout."""
+
     background: bool = True
     """Write on a thread of its own; training waits for the copy in memory alone."""
 

@@ -52,6 +52,13 @@ def record(data: bytes) -> FileRecord:
     return FileRecord(len(data), hashlib.sha256(data).hexdigest())
 
 
+def record_file(path: Path) -> FileRecord:
+    """The record of a file that was written by others, read piece by piece."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(file.tell(), digest)
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Return the verified manifest of a checkpoint directory.
 
@@ -90,6 +97,31 @@ def read_file(directory: Path, name: str, expected: FileRecord) -> bytes:
     if hashlib.sha256(data).hexdigest() != expected.sha256:
         raise _refusal(directory, f"{name} is damaged (its checksum differs)")
     return data
+
+
+def check_file(directory: Path, name: str, expected: FileRecord) -> None:
+    """Compare a file with its record, without having all of it in memory.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or altered.
+    """
+    check_size(directory, name, expected)
+    if record_file(directory / name) != expected:
+        raise _refusal(directory, f"{name} is damaged (its checksum differs)")
+
+
+def check_size(directory: Path, name: str, expected: FileRecord) -> None:
+    """Compare the size of a file with its record.
+
+    Raises:
+        CheckpointError: The file is missing, or of another size.
+    """
+    try:
+        size = (directory / name).stat().st_size
+    except FileNotFoundError as error:
+        raise _refusal(directory, f"{name} is missing") from error
+    if size != expected.bytes:
+        raise _refusal(directory, f"{name} has {size} bytes, {expected.bytes} were written")
 
 
 def _read(directory: Path, name: str) -> bytes:

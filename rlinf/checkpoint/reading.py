@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from rlinf.checkpoint.manifest import Manifest, read_file, read_manifest
+from rlinf.checkpoint.manifest import Manifest, check_file, read_file, read_manifest
 from rlinf.checkpoint.tree import decode
 
 TREE = "tree.json"
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
     manifest = read_manifest(path)
+    _check_parts(path, manifest)
     tensors: dict[str, Tensor] = {}
     for name, expected in manifest.files.items():
-        if name != TREE:
+        if name != TREE and not is_part(name):
             tensors.update(safetensors.torch.load(read_file(path, name, expected)))
     structure = json.loads(read_file(path, TREE, manifest.files[TREE]))
     return Checkpoint(
@@ -69,6 +72,27 @@ def verify_checkpoint(path: Path | str) -> Manifest:
         CheckpointError: The checkpoint is missing or damaged.
     """
     manifest = read_manifest(Path(path))
+    _check_parts(Path(path), manifest)
     for name, expected in manifest.files.items():
-        read_file(Path(path), name, expected)
+        if not is_part(name):
+            read_file(Path(path), name, expected)
     return manifest
+
+
+def is_part(name: str) -> bool:
+    """Whether a file was written by workers: such lie in directories of their own."""
+    return "/" in name
+
+
+def _check_parts(path: Path, manifest: Manifest) -> None:
+    """Compare what workers wrote, which they read themselves, with its records; several at once.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+    parts = {name: found for name, found in manifest.files.items() if is_part(name)}
+    if not parts:
+        return
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
+        for checked in [pool.submit(check_file, path, *part) for part in parts.items()]:
+            checked.result()

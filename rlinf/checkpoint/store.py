@@ -3,12 +3,13 @@
     directory/step_00000120/manifest.json      checksums, step, meta, metric; written last
                            /tree.json          structure, numbers and text
                            /tensors-00000.safetensors …
+                           /actor/…            what workers wrote themselves, if they did
     directory/latest -> step_00000120
 
 A commit is written in a hidden directory beside its target, reaches the disk, and is renamed. A
 process that dies at any moment leaves the older checkpoints and at most a hidden directory, which
 nobody loads and the next writer removes. Loading executes no code: the files are JSON and
-safetensors.
+safetensors; those of workers they read themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory
 from rlinf.checkpoint.manifest import Manifest, read_manifest
 from rlinf.checkpoint.reading import Checkpoint, Refusal, load_checkpoint
 from rlinf.checkpoint.tree import encode
-from rlinf.checkpoint.writing import Commit, plain_json, write_files
+from rlinf.checkpoint.writing import Commit, Parts, plain_json, write_files
 from rlinf.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,40 @@ class CheckpointStore:
         if not read_only:
             self._recover()
 
+    def begin(self, step: int) -> Path | None:
+        """A hidden directory for what workers write themselves, which becomes the checkpoint.
+
+        It is to be handed to :meth:`save` as part of ``parts``, or to :meth:`give_up`. The save in
+        flight has ended before.
+
+        Returns:
+            Its path; None where there is no room for it, and the run goes on.
+
+        Raises:
+            CheckpointError: The save before failed, or there is no directory and the run is not to
+                go on (see ``on_full_disk``).
+        """
+        self._refuse_reader()
+        self.wait()
+        directory = self._hidden(_WRITING, self.path(step))
+        try:
+            self._make(directory)
+        except OSError as error:
+            self._failed(step, error)
+            return None
+        return directory
+
+    def give_up(self, directory: Path, step: int, error: BaseException) -> None:
+        """Remove what :meth:`begin` gave, where workers could not write.
+
+        Raises:
+            CheckpointError: ``error`` is an OSError, but no lack of space that is to be only
+                warned of (see ``on_full_disk``).
+        """
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            self._failed(step, error)
+
     def save(
         self,
         step: int,
@@ -93,6 +128,7 @@ class CheckpointStore:
         meta: Mapping[str, Any] | None = None,
         metric: float | None = None,
         blocking: bool = False,
+        parts: Parts | None = None,
     ) -> None:
         """Commit ``tree`` as the checkpoint of ``step``; one of the same step is replaced.
 
@@ -103,22 +139,26 @@ class CheckpointStore:
             metric: Figure for ``keep_best``, higher is better; one that is not finite counts as
                 none.
             blocking: Return after the commit, with its failure raised here.
+            parts: What workers wrote for it already.
 
         Raises:
             TypeError: The tree or ``meta`` holds something that cannot be stored.
             CheckpointError: This save (if blocking) or the one before failed.
         """
-        if self._read_only:
-            raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
+        self._refuse_reader()
         self.wait()
         plain_meta = plain_json(meta or {})
         usable = metric is not None and abs(metric) < float("inf")
         commit = Commit(
-            step, encode(tree), plain_meta, metric if usable else None, self._config_hash
+            step, encode(tree), plain_meta, metric if usable else None, self._config_hash, parts
         )
         self._in_flight = self._writer.submit(self._commit, commit)
         if blocking or not self._config.background:
             self.wait()
+
+    def _refuse_reader(self) -> None:
+        if self._read_only:
+            raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
 
     def wait(self) -> None:
         """Return after the save in flight has ended.
@@ -169,10 +209,11 @@ class CheckpointStore:
 
     def _commit(self, commit: Commit) -> None:
         target = self.path(commit.step)
-        temporary = self.directory / f"{_WRITING}{target.name}-{secrets.token_hex(4)}"
+        parts = commit.parts
+        temporary = self._hidden(_WRITING, target) if parts is None else parts.directory
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir()
+            if parts is None:
+                self._make(temporary)
             write_files(temporary, commit)
             self._put_in_place(temporary, target)
         except OSError as error:
@@ -185,6 +226,13 @@ class CheckpointStore:
         self.last_committed_step = commit.step
         self._prune(commit.step)
         self._link_latest()
+
+    def _hidden(self, prefix: str, path: Path) -> Path:
+        return self.directory / f"{prefix}{path.name}-{secrets.token_hex(4)}"
+
+    def _make(self, directory: Path) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
         if target.exists():
@@ -225,7 +273,7 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         """Rename first: a removal that is cut short must not leave a damaged checkpoint."""
-        hidden = self.directory / f"{_REMOVED}{path.name}-{secrets.token_hex(4)}"
+        hidden = self._hidden(_REMOVED, path)
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 

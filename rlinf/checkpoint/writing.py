@@ -13,11 +13,25 @@ import safetensors.torch
 from torch import Tensor
 
 from rlinf.checkpoint.files import sync_directory, write_durable
-from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, record
+from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, check_size, record
 from rlinf.checkpoint.reading import TREE
 from rlinf.checkpoint.tree import EncodedTree
+from rlinf.errors import CheckpointError
 
 _SHARD_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Files of a checkpoint that workers wrote themselves, before it is committed.
+
+    Args:
+        directory: From :meth:`~rlinf.checkpoint.store.CheckpointStore.begin`.
+        files: Their records by name, relative to it: ``WORKERS/FILE``.
+    """
+
+    directory: Path
+    files: dict[str, FileRecord]
 
 
 @dataclass(frozen=True)
@@ -29,11 +43,12 @@ class Commit:
     meta: dict[str, Any]
     metric: float | None
     config_hash: str | None
+    parts: Parts | None = None
 
 
 def write_files(directory: Path, commit: Commit) -> None:
     """Write every file and the manifest, and return after all of it has reached the disk."""
-    files: dict[str, FileRecord] = {}
+    files: dict[str, FileRecord] = {} if commit.parts is None else _found_parts(commit.parts)
 
     def put(name: str, data: bytes) -> None:
         write_durable(directory / name, data)
@@ -47,6 +62,25 @@ def write_files(directory: Path, commit: Commit) -> None:
     )
     write_durable(directory / MANIFEST, manifest.to_bytes())
     sync_directory(directory)
+
+
+def _found_parts(parts: Parts) -> dict[str, FileRecord]:
+    """Records of the workers' files, which are there, with names that have reached the disk.
+
+    Raises:
+        CheckpointError: One is not there, or not all of it.
+    """
+    for name, expected in parts.files.items():
+        try:
+            check_size(parts.directory, name, expected)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error} It was written by a worker: the run's directory has to be on a file "
+                "system that all nodes share. Nearest: checkpoint.layout whole."
+            ) from error
+    for directory in {(parts.directory / name).parent for name in parts.files}:
+        sync_directory(directory)
+    return dict(parts.files)
 
 
 def plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:

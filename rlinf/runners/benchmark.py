@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.tokens.config import GRPOConfig
@@ -113,7 +114,7 @@ class BenchmarkSystem(AnsweringSystem):
         """Nothing: an evaluation is not resumed."""
         return {}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Nothing, likewise."""
 
     def _closing(self) -> Iterable[str]:

@@ -175,9 +175,21 @@ class EmbodiedConfig(PlacedConfig):
     @model_validator(mode="after")
     def _rules(self) -> EmbodiedConfig:
         self.check_cluster()
-        for problem in (*self._env_problems(), *self._batch_problems(), *self._data_problems()):
+        problems = (
+            *self._env_problems(), *self._batch_problems(), *self._data_problems(),
+            *self._checkpoint_problems(),
+        )  # fmt: skip
+        for problem in problems:
             raise problem
         return self
+
+    def _checkpoint_problems(self) -> Iterator[PydanticCustomError]:
+        if self.checkpoint.layout == "sharded":
+            yield illegal(
+                "checkpoint.layout",
+                "is sharded, but no rank has a part of a robot's policy",
+                hint="nearest: whole",
+            )
 
     def _env_problems(self) -> Iterator[PydanticCustomError]:
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.registry import build_algorithm
@@ -156,8 +157,9 @@ class EmbodiedSystem(WorkerSystem):
         envs, actor = self._groups["env"].state(), self._groups["actor"].state()
         return {"env": envs.wait(), "actor": actor.wait()[0]}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Continue from :meth:`state`."""
+        del checkpoint  # the state is whole
         workers = self._plan.components["env"].processes
         handles = [
             self._groups["env"].load_state(_divided(state["env"], workers)),

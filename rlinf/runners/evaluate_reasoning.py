@@ -58,7 +58,7 @@ def evaluate(
         given.check_dataset(dataset)
         _check_reward(given, config)
         with ReasoningSystem(config, model, run_of(checkpoint) / FAILURES) as system:
-            system.load_state(checkpoint.tree["system"])
+            system.load_state(checkpoint.tree["system"], checkpoint.path)
             system.sync_weights()
             result = evaluate_model(system, given, dataset, name_of(checkpoint), tokenizer)
         keep_result(result, given, checkpoint)

@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.running_step import Arguments
@@ -174,17 +175,39 @@ class ReasoningSystem(AnsweringSystem):
 
     def state(self) -> dict[str, Any]:
         """State of every worker, for a checkpoint."""
-        handles = {name: self._groups[name].state() for name in self._trained}
+        handles = {
+            name: self._groups[name].state(whole=name not in self._divided)
+            for name in self._trained
+        }
         rollout = self._groups["rollout"].state()
         trained = {name: handle.wait()[0] for name, handle in handles.items()}
         return {**trained, "rollout": rollout.wait()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    @property
+    def _divided(self) -> list[str]:
+        """Trainers each of whose ranks writes its part of a checkpoint."""
+        sharded = self.config.checkpoint.layout == "sharded"
+        return [name for name in self._trained if sharded and self.config.world_size(name) > 1]
+
+    @property
+    def writes_parts(self) -> bool:
+        """See :attr:`WorkerSystem.writes_parts`."""
+        return bool(self._divided)
+
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """See :meth:`WorkerSystem.save_parts`."""
+        handles = [self._groups[name].save_parts(checkpoint) for name in self._divided]
+        return {
+            name: record
+            for handle in handles
+            for files in handle.wait()
+            for name, record in files.items()
+        }
+
+    def load_state(self, state: dict[str, Any], checkpoint: Path) -> None:
         """Continue from :meth:`state`."""
-        handles = [
-            self._groups[name].load_state(state[name]) for name in (*self._trained, "rollout")
-        ]
-        for handle in handles:
+        trained = [self._groups[name].load_state(state[name], checkpoint) for name in self._trained]
+        for handle in (*trained, self._groups["rollout"].load_state(state["rollout"])):
             handle.wait()
 
     def save_model(self, directory: Path) -> None:

@@ -56,6 +56,12 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
             f"cannot change a placement inside which {_KEY} hands devices over",
             hint="one of the two",
         )
+    if config.checkpoint.layout == "sharded":
+        yield illegal(
+            "checkpoint.layout",
+            f"is sharded, but with {_KEY} the ranks change that have a part of the model",
+            hint="nearest: whole",
+        )
     if config.critic is not None:
         yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
     if config.rollout.max_staleness or config.rollout.partial is not None:

@@ -9,10 +9,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from rlinf.checkpoint.store import CheckpointStore
+from rlinf.checkpoint.writing import Parts
 from rlinf.config.dump import config_hash, to_data
+from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.run_directory import RunDirectory
@@ -121,6 +124,10 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         """
         begin = time.perf_counter()
         tree, before = self._save(blocking=True), self._config
+        if self._system.writes_parts and self._store.last_committed_step != self._state.step:
+            # What workers write themselves is nowhere else.
+            reason = CheckpointError("the run's state did not fit on the disk")
+            raise SwitchFailure(reason, time.perf_counter() - begin)
         self._system.close()
         try:
             self._go_on(cast("ConfigT", config), tree)
@@ -136,7 +143,7 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         self._system = self._new_system()
         self._system.__enter__()
         try:
-            self._load_system(tree)
+            self._load_system(tree, self._store.path(self._state.step))
         except BaseException:
             self._system.close(failed=True)
             raise
@@ -147,14 +154,17 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         """Let the next steps be the first ones of a measurement: their memory counts, not time."""
         self._counts_from = self._state.step + warm_up_steps(self._config)
 
-    def _load_system(self, tree: dict[str, Any]) -> None:
-        self._system.load_state(tree["system"])
+    def _load_system(self, tree: dict[str, Any], checkpoint: Path) -> None:
+        self._system.load_state(tree["system"], checkpoint)
         self._under_way = deque(self._system.restore_steps(tree["under_way"]))
 
     # -- checkpoints ----------------------------------------------------------------------------
 
     def _save(self, *, blocking: bool) -> dict[str, Any]:
-        """Commit everything that the run needs to continue; returns it."""
+        """Commit everything that the run needs to continue; returns it.
+
+        What workers write into the checkpoint themselves is in its directory alone.
+        """
         begin = time.perf_counter()
         tree: dict[str, Any] = {
             "runner": asdict(self._state),
@@ -163,15 +173,39 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
             "metrics": self._metrics_log.cursor(),
             **self._own_state(),
         }
+        parts = None
+        if self._system.writes_parts:
+            parts = self._save_parts()
+            if parts is None:
+                return tree
         self._store.save(
             self._state.step,
             tree,
+            parts=parts,
             meta=self._progress_of_run(),
             metric=self._state.success if self._state.evaluated_now else None,
             blocking=blocking,
         )
         log.debug("checkpoint blocked the run for %.1f ms", 1e3 * (time.perf_counter() - begin))
         return tree
+
+    def _save_parts(self) -> Parts | None:
+        """Let workers write their parts of a checkpoint; None where there was no room for them.
+
+        Raises:
+            CheckpointError: They could not write, and the run is not to go on.
+        """
+        step = self._state.step
+        directory = self._store.begin(step)
+        if directory is None:
+            return None
+        try:
+            return Parts(directory, self._system.save_parts(directory))
+        except BaseException as error:
+            self._store.give_up(directory, step, error)
+            if not isinstance(error, OSError):
+                raise
+            return None
 
     def _own_state(self) -> dict[str, Any]:
         """Further state of the runner, beside that of its workers."""
@@ -189,7 +223,7 @@ class ResumableRun(ABC, Generic[ConfigT, StateT, SystemT]):
         checkpoint = self._store.load()
         self._store.discard_after(checkpoint.step)
         self._state = self._new_state(**checkpoint.tree["runner"])
-        self._load_system(checkpoint.tree)
+        self._load_system(checkpoint.tree, checkpoint.path)
         self._load_own_state(checkpoint.tree)
         self._metrics_log.truncate(checkpoint.tree["metrics"])
         log.info("continuing after step %d", checkpoint.step)

@@ -6,8 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep
 from rlinf.flow.graph import Flow
@@ -63,8 +65,33 @@ class WorkerSystem(ABC):
         """State of every worker, for a checkpoint."""
 
     @abstractmethod
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+    def load_state(self, state: dict[str, Any], checkpoint: Path) -> None:
+        """Continue from :meth:`state`.
+
+        Args:
+            state: What it gave.
+            checkpoint: Directory of the checkpoint, where workers may have written parts.
+        """
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether workers write some of their state into a checkpoint themselves."""
+        return False
+
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Let workers write what :meth:`state` leaves to them.
+
+        Args:
+            checkpoint: Directory of the checkpoint, which is not committed yet.
+
+        Returns:
+            The files that they wrote, by their names in it.
+
+        Raises:
+            OSError: One could not write.
+        """
+        del checkpoint
+        return {}
 
     @abstractmethod
     def _closing(self) -> Iterable[str]:

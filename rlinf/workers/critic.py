@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.checkpoint.manifest import FileRecord
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_network, check_tokenizer, load_tokenizer, padding_token
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.critic import FSDPCritic
-from rlinf.workers.training_ranks import TrainingWorker, read_batch
+from rlinf.workers.training_ranks import TrainingWorker, read_batch, write_parts
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,40 @@ class CriticWorker(TrainingWorker):
         """Free the device until the next training phase."""
         self._critic.offload()
 
-    def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it."""
-        state = self._critic.state_dict()
+    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
+        """Everything that training needs to continue; rank 0 gives it.
+
+        Args:
+            whole: The trainer's state too, gathered; otherwise :meth:`save_parts` writes it.
+        """
+        state = self._critic.state_dict() if whole else None
         if self._rank > 0:
             return None
         return {"trainer": state, "algorithm": self._algorithm.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        self._critic.load_state_dict(state["trainer"])
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Write this rank's part of the trainer's state into the directory of a checkpoint.
+
+        Returns:
+            What it wrote.
+
+        Raises:
+            OSError: A rank could not write; on all ranks.
+        """
+        return write_parts(self._critic.save_sharded, checkpoint, "critic")
+
+    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
+        """Continue from :meth:`state`.
+
+        Args:
+            state: What it gave.
+            checkpoint: Where :meth:`save_parts` wrote, if it did.
+        """
+        if state["trainer"] is not None:
+            self._critic.load_state_dict(state["trainer"])
+        else:
+            assert checkpoint is not None
+            self._critic.load_sharded(checkpoint / "critic")
         self._algorithm.load_state_dict(state["algorithm"])
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
@@ -33,6 +35,7 @@ from rlinf.workers.training_ranks import (
     read_batch,
     token_batch,
     without_old_tokens,
+    write_parts,
 )
 
 
@@ -226,9 +229,12 @@ class LanguageActorWorker(TrainingWorker):
         """Send the weights from rank 0 to every generation worker; returns their version."""
         if not self._has_model:
             return self._trainer.version
-        weights = dict(self._trainer.weights())  # every rank takes part in gathering them
+        weights = self._trainer.weights()
         if self._weights is not None:
-            self._weights.send(weights, self._trainer.version)
+            self._weights.send(dict(weights), self._trainer.version)
+        else:
+            # Takes part in gathering, and keeps none: they would be the whole model.
+            deque(weights, maxlen=0)
         return self._trainer.version
 
     def save_model(self, directory: Path) -> None:
@@ -254,17 +260,40 @@ class LanguageActorWorker(TrainingWorker):
         """False on a rank without a part of the model, in a run whose ranks change."""
         return self._company is None or rescalable(self._trainer).has_part
 
-    def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it."""
-        trainer = self._trainer.state_dict() if self._has_model else {}
+    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
+        """Everything that training needs to continue; rank 0 gives it.
+
+        Args:
+            whole: The trainer's state too, gathered; otherwise :meth:`save_parts` writes it.
+        """
+        trainer = self._trainer.state_dict() if whole and self._has_model else None
         if self._rank > 0:
             return None
         return {"trainer": trainer, "algorithm": self._algorithm.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        if self._has_model:
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Write this rank's part of the trainer's state into the directory of a checkpoint.
+
+        Returns:
+            What it wrote.
+
+        Raises:
+            OSError: A rank could not write; on all ranks.
+        """
+        return write_parts(self._trainer.save_sharded, checkpoint, "actor")
+
+    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
+        """Continue from :meth:`state`.
+
+        Args:
+            state: What it gave.
+            checkpoint: Where :meth:`save_parts` wrote, if it did.
+        """
+        if self._has_model and state["trainer"] is not None:
             self._trainer.load_state_dict(state["trainer"])
+        elif self._has_model:
+            assert checkpoint is not None
+            self._trainer.load_sharded(checkpoint / "actor")
         self._algorithm.load_state_dict(state["algorithm"])
 
     def close(self) -> None:

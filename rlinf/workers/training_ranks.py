@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.checkpoint.manifest import FileRecord, record_file
 from rlinf.data.prompts.assemble import assemble_sequences
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stage_worker import StageWorker
@@ -73,6 +75,23 @@ class TrainingWorker(StageWorker):
             self._company.close()
         if self._ranks is not None:
             self._ranks.close()
+
+
+def write_parts(
+    save: Callable[[Path], Sequence[Path]], checkpoint: Path, name: str
+) -> dict[str, FileRecord]:
+    """Let a rank write its part of a checkpoint.
+
+    Args:
+        save: Writes into a directory, and gives the files that it wrote there.
+        checkpoint: Directory of the checkpoint.
+        name: Directory in it.
+
+    Returns:
+        Records of these files, by their names in the checkpoint.
+    """
+    written = save(checkpoint / name)
+    return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> TokenBatch:

@@ -80,6 +80,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     # out of range
     (["seed=-1"], ["seed = -1", ">= 0", "nearest: 0"]),
     (["rollout.steps=0"], ["rollout.steps = 0", "nearest: 1"]),
+    (["checkpoint.layout=sharded"], ["checkpoint.layout", "nearest: whole"]),
     (["env.train.processes=0"], ["env.train.processes", "nearest: 1"]),
     (["algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "nearest: 1"]),
     (["actor.optim.lr=0"], ["actor.optim.lr = 0", "must be > 0"]),

@@ -12,12 +12,13 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
+from rlinf.checkpoint.reading import load_checkpoint
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
 from rlinf.scheduler.cpu_slots import available_cores
 
 from .killing import kill_and_resume
-from .reasoning_support import small_config, train, untimed, weights
+from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_resume import REASONING, reasoning_overrides
 
 pytestmark = [
@@ -28,6 +29,7 @@ pytestmark = [
 
 ON_RAY = ("cluster.runtime=ray", "cluster.cpu_devices_per_node=2")
 TWO = "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}"
+SHARDED = "checkpoint.layout=sharded"
 ONE = "cluster.component_placement={'rollout,reward': '0', actor: '1'}"
 
 STEPS = 3
@@ -74,6 +76,46 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert_close_runs(one_rank, run)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("two"), f"runner.total_steps={STEPS}", *ON_RAY, TWO)
+
+
+def stopped_and_resumed(directory: Path, before: list[str], after: list[str]) -> Path:
+    """A run of which one step is made from a checkpoint."""
+    run = train(directory, f"runner.total_steps={STEPS - 1}", *before)
+    with RunDirectory.open(run) as opened:
+        longer = small_config(directory, f"runner.total_steps={STEPS}", *after)
+        reasoning.resume(longer, opened, threading.Event())
+    return run
+
+
+def test_parts_of_a_checkpoint_are_what_the_whole_is(two_ranks: Path, tmp_path: Path) -> None:
+    """Resumed with two ranks the run is that which was not stopped, with one as from the whole."""
+    whole, parts = [*ON_RAY, TWO], [*ON_RAY, TWO, SHARDED]
+    again = stopped_and_resumed(tmp_path / "two", parts, parts)
+    assert_equal_runs(two_ranks, again)
+    checkpoints = again / "checkpoints"
+    files = {path.name for path in (checkpoints / "step_00000001" / "actor").iterdir()}
+    assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert load_checkpoint(checkpoints / "latest").tree["system"]["actor"]["trainer"] is None
+    local = [SHARDED]
+    alone = stopped_and_resumed(tmp_path / "one", parts, local)
+    assert_equal_runs(stopped_and_resumed(tmp_path / "whole", whole, local), alone)
+    assert_close_runs(two_ranks, alone)
+    assert not (alone / "checkpoints" / f"step_{STEPS:08d}" / "actor").exists()
+
+
+def test_parts_of_actor_and_critic(tmp_path: Path) -> None:
+    placed = "cluster.component_placement={'rollout,reward': '0', 'actor,critic': '0-1'}"
+    critic = "critic={n_minibatches: 2, optim: {lr: 1.0e-3}}"
+    ppo = ["algorithm={type: ppo}", critic, *ON_RAY, placed, SHARDED]
+    expected = train(tmp_path / "expected", f"runner.total_steps={STEPS}", *ppo)
+    assert_equal_runs(expected, stopped_and_resumed(tmp_path / "resumed", ppo, ppo))
+    latest = expected / "checkpoints" / "latest"
+    assert {path.name for path in latest.iterdir() if path.is_dir()} == {"actor", "critic"}
+
+
 def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:
     ppo = (
         f"runner.total_steps={STEPS}",
@@ -85,9 +127,11 @@ def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:
     assert_close_runs(one, train(tmp_path / "two", *ppo, *ON_RAY, placement))
 
 
-def test_a_killed_rank_ends_the_run_which_goes_on_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+def test_a_killed_rank_ends_the_run_which_goes_on_from_there(tmp_path: Path, layout: str) -> None:
     def overrides(runtime: str, steps: int) -> list[str]:
-        return [*reasoning_overrides(runtime, steps), "cluster.cpu_devices_per_node=2", TWO]
+        given = reasoning_overrides(runtime, steps)
+        return [*given, "cluster.cpu_devices_per_node=2", TWO, f"checkpoint.layout={layout}"]
 
     ranks = replace(REASONING, overrides=overrides, workers=("LanguageActorW",))
     kill_and_resume(ranks, tmp_path, "ray", kills=2, steps=8, victim="worker")

@@ -156,6 +156,7 @@ def test_an_engine_that_does_not_tell_lengths_has_no_batches_by_length(tmp_path:
         (("actor.shuffle=true",), "shuffled"),
         (("algorithm={type: dapo}",), "drawn again"),
         (("runner.plan=auto",), "runner.plan"),
+        (("checkpoint.layout=sharded",), "nearest: whole"),
     ],
 )
 def test_what_cannot_be_is_refused(

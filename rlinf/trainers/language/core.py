@@ -27,7 +27,8 @@ class SequenceCore:
     """A scoring module, how it is divided over ranks, and passes over batches.
 
     Args:
-        module: Gives numbers for scored tokens; ``module.model`` is of transformers.
+        module: Gives numbers for scored tokens; ``module.model`` is of transformers. It lies on the
+            host, and where there are several ranks it is never whole on a device.
         config: How it computes.
         ranks: The processes.
         prefix: Of the metrics.
@@ -37,7 +38,6 @@ class SequenceCore:
         config.check_ranks(ranks.world_size)
         self.config, self.prefix = config, prefix
         self.ranks = Grid(ranks, config.tensor_parallel_size)
-        module.to(ranks.device)
         module.eval()
         if config.gradient_checkpointing:
             module.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -46,7 +46,7 @@ class SequenceCore:
 
     def _divide(self, module: Any) -> TrainedModule:
         if self.ranks.world_size == 1:
-            return PlainModule(module, self.config)
+            return PlainModule(module.to(self.ranks.device), self.config)
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.language.sharded import ShardedModule
 

@@ -45,7 +45,10 @@ class FSDPCritic:
             section="critic",
             keep=batch_keeper(failure_directory if ranks.rank == 0 else None, "critic"),
         )
-        backbone = copy.deepcopy(model.base_model)
+        # Where there are several ranks, they read the weights and leave them as they are.
+        kept = model.parameters() if ranks.world_size > 1 else ()
+        shared: dict[int, Any] = {id(parameter): parameter for parameter in kept}
+        backbone = copy.deepcopy(model.base_model, shared)
         self._core = SequenceCore(
             ValueScorer(backbone, packing=config.packing), config, ranks, prefix="critic"
         )
@@ -110,10 +113,10 @@ class FSDPCritic:
             self._core.trained.load_state_dict(state)
         self._skipped.in_a_row = int(state["skipped"])
 
-    def save_sharded(self, directory: Path) -> None:
-        """Write the same; each rank its own part."""
+    def save_sharded(self, directory: Path) -> list[Path]:
+        """Write the same; each rank its own part, of whose files it gives the paths."""
         with self._core.loaded():
-            save_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
+            return save_parts(directory, self._core.trained, None, self._numbers(), self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """Continue from :meth:`save_sharded`, written by any number of ranks."""

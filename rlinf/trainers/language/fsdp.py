@@ -266,10 +266,11 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
                 self._core.trained.fill(name, self._reference, value)
         self._load_numbers(state)
 
-    def save_sharded(self, directory: Path) -> None:
+    def save_sharded(self, directory: Path) -> list[Path]:
         """See :meth:`LanguageTrainer.save_sharded`."""
+        trained, numbers = self._core.trained, self._numbers()
         with self._core.loaded():
-            save_parts(directory, self._core.trained, self._reference, self._numbers(), self._ranks)
+            return save_parts(directory, trained, self._reference, numbers, self._ranks)
 
     def load_sharded(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.load_sharded`."""

@@ -114,8 +114,18 @@ class LanguageTrainer(ABC):
         """
 
     @abstractmethod
-    def save_sharded(self, directory: Path) -> None:
-        """Write the same as :meth:`state_dict`; each rank its own part."""
+    def save_sharded(self, directory: Path) -> list[Path]:
+        """Write the same as :meth:`state_dict`; each rank its own part.
+
+        Args:
+            directory: The same one for all ranks, of this checkpoint alone.
+
+        Returns:
+            Files that this rank wrote.
+
+        Raises:
+            OSError: A rank could not write; on all ranks.
+        """
 
     @abstractmethod
     def load_sharded(self, directory: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from rlinf.trainers.language.config import ComputeConfig
 from rlinf.trainers.language.core import SequenceCore, repeated_layers
+from rlinf.trainers.language.hollow import replace_parameters
 from rlinf.trainers.language.parallel import Grid
 from rlinf.trainers.language.trained import PlainModule, Source, TrainedModule
 from rlinf.trainers.language.transfer import Transfer
@@ -52,14 +53,14 @@ class Skeleton:
 def _give_placeholders(module: nn.Module, device: torch.device) -> None:
     """Parameters on a device that cost nothing yet: every number of them is the same one."""
     one = torch.zeros((), device=device)
-    found: dict[int, nn.Parameter] = {}
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            filled = nn.Parameter(one.expand(parameter.shape), parameter.requires_grad)
-            if not parameter.requires_grad:
-                filled.data = torch.empty(parameter.shape, device=device)
-            # A tied weight is one parameter in two places, and has to stay one.
-            setattr(part, name, found.setdefault(id(parameter), filled))
+
+    def placeholder(parameter: nn.Parameter) -> nn.Parameter:
+        filled = nn.Parameter(one.expand(parameter.shape), parameter.requires_grad)
+        if not parameter.requires_grad:
+            filled.data = torch.empty(parameter.shape, device=device)
+        return filled
+
+    replace_parameters(module, placeholder)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from rlinf.trainers.language.config import ComputeConfig
+from rlinf.trainers.language.hollow import take_weights
 from rlinf.trainers.language.parallel import Grid
 from rlinf.trainers.language.tensor_parallel import parallelize
 from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule, local_part
@@ -22,9 +23,13 @@ class ShardedModule(TrainedModule):
     Parameters, gradients and moments are float32 parts; layers are gathered in
     ``precision.param``, gradients summed in ``precision.reduce``.
 
+    The module is divided while it has no weights, and then each rank takes its parts of them: of
+    the whole weights one at a time comes to the device, in the number format that it has.
+
     Args:
-        module: A scoring module, the same on every rank; on the device ``meta``, where its weights
-            and moments are going to be set.
+        module: A scoring module on the host, the same on every rank, whose parameters are replaced
+            by parts on the device; on the device ``meta``, where its weights and moments are going
+            to be set.
         layers: Its repeated layers, each gathered by itself.
         config: Precision, tensor parallelism, gradient exchange, optimizer.
         ranks: The processes.
@@ -35,8 +40,9 @@ class ShardedModule(TrainedModule):
     ) -> None:
         super().__init__(config)
         self._ranks = ranks
-        for parameter in module.parameters():
-            parameter.data = parameter.data.float()
+        self._keeps = _keeps_gathered(module, config)
+        blank = any(parameter.is_meta for parameter in module.parameters())
+        weights = {} if blank else take_weights(module)
         if ranks.tensor_size > 1:
             parallelize(module, ranks.mesh["tensor"])
         policy = MixedPrecisionPolicy(
@@ -44,7 +50,6 @@ class ShardedModule(TrainedModule):
             reduce_dtype=DTYPES[config.precision.reduce],
             cast_forward_inputs=False,
         )
-        self._keeps = _keeps_gathered(module, config)
         for target in [*layers, module]:
             fully_shard(
                 target,
@@ -52,10 +57,12 @@ class ShardedModule(TrainedModule):
                 mp_policy=policy,
                 reshard_after_forward=not self._keeps,
             )
-        blank = any(parameter.is_meta for parameter in module.parameters())
-        if blank:
-            _allocate(module, ranks.device)
+        _allocate(module, ranks.device)
         self.module = module
+        for name, parameter in module.named_parameters():
+            if not blank:
+                # Dropped at once: the host has room for the parts as the weights go.
+                self._write(parameter, local_part(parameter), weights.pop(name))
         self._sharded = [m for m in module.modules() if isinstance(m, FSDPModule)]
         for part in self._sharded:
             # Losses are already shares of a global batch: gradients are summed, not averaged.
@@ -151,10 +158,14 @@ class ShardedModule(TrainedModule):
         whole: Tensor = tensor.full_tensor()
         return whole
 
-    @torch.no_grad()
     def fill(self, name: str, source: Source, value: Tensor) -> None:
+        """See :meth:`TrainedModule.fill`."""
+        self._write(self.named[name], source[self._numbers[name]], value)
+
+    @torch.no_grad()
+    def _write(self, parameter: nn.Parameter, local: Tensor, value: Tensor) -> None:
         """Each rank takes its part; as every rank has the whole, nothing is sent."""
-        parameter, local = self.named[name], source[self._numbers[name]]
+        value = value.detach()
         if isinstance(parameter, DTensor):
             value = distribute_tensor(
                 value.to(self._ranks.device),

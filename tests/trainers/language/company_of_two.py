@@ -14,7 +14,7 @@ import torch
 from rlinf.trainers.language import rescale, transfer
 from rlinf.trainers.language.company import Company, MoveFailed, _keys_of
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
-from tests.trainers.language.processes import results_of_two
+from tests.trainers.language.processes import results_of
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -150,7 +150,7 @@ def run(function: str, directory: Path) -> list[Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return results_of_two(__name__, lambda rank: (function, rank, port, directory), seconds=90)
+    return results_of(__name__, lambda rank: (function, rank, port, directory), seconds=90)
 
 
 if __name__ == "__main__":

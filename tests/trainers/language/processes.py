@@ -1,4 +1,4 @@
-"""Runs a module in two processes that work together."""
+"""Runs a module in processes that work together."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 
-def results_of_two(
-    module: str, arguments: Callable[[int], Sequence[object]], *, seconds: float
+def results_of(
+    module: str, arguments: Callable[[int], Sequence[object]], *, seconds: float, count: int = 2
 ) -> list[Any]:
-    """What ``module``, as a program, pickles to its output in each of two processes.
+    """What ``module``, as a program, pickles to its output in each of the processes.
 
     Args:
         module: Its name.
         arguments: Those of a rank.
         seconds: How long a process may take.
+        count: Of the processes.
     """
     processes = [
         Popen([sys.executable, "-m", module, *map(str, arguments(rank))], stdout=PIPE, stderr=PIPE)
-        for rank in range(2)
+        for rank in range(count)
     ]
     results = []
     for process in processes:

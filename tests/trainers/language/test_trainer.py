@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -359,7 +362,7 @@ def test_sharded_state_on_one_rank(tmp_path):
     batch = prepared()
     one = trainer(keys={"kl_beta": 0.1})
     one.train(batch, 0)
-    one.save_sharded(tmp_path / "here")
+    assert set(one.save_sharded(tmp_path / "here")) == set((tmp_path / "here").iterdir())
     other = trainer(model(seed=4), keys={"kl_beta": 0.1})
     other.load_sharded(tmp_path / "here")
     assert_same_state(one.state_dict(), other.state_dict())
@@ -369,3 +372,49 @@ def test_sharded_state_on_one_rank(tmp_path):
         other.load_sharded(tmp_path / "there")
     with pytest.raises(CheckpointError, match="is of another model"):
         trainer(model(hidden_size=16), keys={"kl_beta": 0.1}).load_sharded(tmp_path / "here")
+
+
+class Harmful:
+    """Leaves a trace where it is built from a pickle."""
+
+    trace = "harm"
+
+    def __reduce__(self):
+        return open, (self.trace, "w")
+
+
+@pytest.mark.parametrize("place", ["index", "value"])
+def test_reading_a_sharded_state_runs_no_code_of_it(tmp_path, monkeypatch, place):
+    one = trainer()
+    harmful = Harmful()
+    harmful.trace = str(tmp_path / "harm")
+    if place == "value":
+        monkeypatch.setattr(one, "_numbers", lambda: {"version": harmful})
+    one.save_sharded(tmp_path / "here")
+    monkeypatch.undo()
+    if place == "index":
+        index = tmp_path / "here" / ".metadata"
+        metadata = pickle.loads(index.read_bytes())
+        metadata.planner_data["version"] = harmful
+        index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        trainer().load_sharded(tmp_path / "here")
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_sharded_state_that_does_not_fit_on_the_disk_says_so(tmp_path):
+    """By a limit of the size of files, in a process of its own, which would keep it."""
+    program = f"""
+import errno, resource
+from pathlib import Path
+from tests.trainers.language.models import trainer
+one = trainer()
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    one.save_sharded(Path({str(tmp_path)!r}))
+except OSError as error:
+    assert error.errno == errno.EFBIG, error
+else:
+    raise SystemExit("there was room")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Runs a function of this module in two processes that train together."""
+"""Runs a function of this module in two or four processes that train together."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ import torch
 
 from rlinf.trainers.language.parallel import Ranks
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
-from tests.trainers.language.processes import results_of_two
+from tests.trainers.language.processes import results_of
 
 STEPS = 2
 
 
-def run(function: Callable[[Ranks, Path], Any], directory: Path) -> list[Any]:
-    """What ``function`` returns in each of two processes."""
-    return results_of_two(__name__, lambda rank: (function.__name__, rank, directory), seconds=240)
+def run(function: Callable[[Ranks, Path], Any], directory: Path, *, count: int = 2) -> list[Any]:
+    """What ``function`` returns in each of the processes."""
+
+    def arguments(rank: int) -> tuple[object, ...]:
+        return function.__name__, rank, count, directory
+
+    return results_of(__name__, arguments, seconds=480, count=count)
 
 
 def rollout(name: str = "grpo", *, on_policy: Any = None) -> Any:
@@ -38,16 +42,31 @@ def observe(one: Any) -> dict[str, Any]:
     batch = random_batch(13, group_size=4)
     log_probs, entropy = one.log_probs_and_entropy(batch)
     prepared = rollout(on_policy=one)
+    gradients = record_gradients(one)
     metrics = [one.train(prepared, step) for step in range(STEPS)]
     found = {
         "log_probs": log_probs,
         "entropy": entropy,
         "metrics": metrics,
+        "gradients": gradients[0],
         "weights": {name: tensor.clone() for name, tensor in one.weights()},
         "reference": one.reference_log_probs(batch),
     }
     # The weights that were given away are not what the next phase computes with.
     metrics.append(one.train(prepared, STEPS))
+    return found
+
+
+def record_gradients(one: Any) -> list[dict[str, torch.Tensor]]:
+    """A list that gets the whole gradients of each update, before they are clipped."""
+    trained, found = one._core.trained, []
+    apply = trained.apply_step
+
+    def recording(**options: Any) -> None:
+        found.append(trained.gather(trained.gradients(), keep=True, copy=True))
+        apply(**options)
+
+    trained.apply_step = recording
     return found
 
 
@@ -73,13 +92,25 @@ MODELS: dict[str, list[tuple[str, bool]]] = {
     "data": [("qwen2", True), ("qwen2", False), ("deepseek_v3", False)],
     "tensor": [("qwen2", True), ("qwen2", False), ("qwen3", True)],
 }
+GRID: dict[str, dict[str, Any]] = {
+    "grid": {"tensor_parallel_size": 2, "n_minibatches": 2},
+    "grid, bfloat16": {"tensor_parallel_size": 2, "precision": {"param": "bfloat16"}},
+    "grid, little memory": {
+        "tensor_parallel_size": 2,
+        "micro_batch_size": 2,
+        "reshard": "after_forward",
+        "gradient_checkpointing": True,
+    },
+}
+"""On 2 data ranks × 2 tensor ranks."""
+MODELS["grid"] = MODELS["tensor"]
 REFERENCE = {"kl_beta": 0.1}
 
 
 def compare(ranks: Ranks, directory: Path) -> dict[str, Any]:
     """All cases; state and sharded state of each."""
     results: dict[str, Any] = {}
-    for case, config in CASES.items():
+    for case, config in (CASES if ranks.world_size == 2 else GRID).items():
         for family, tied in MODELS.get(case, [("qwen2", True)]):
             key = f"{case}, {family}, {'tied' if tied else 'untied'}"
             one = trainer(
@@ -97,9 +128,10 @@ def compare(ranks: Ranks, directory: Path) -> dict[str, Any]:
 def resume(ranks: Ranks, directory: Path) -> dict[str, Any]:
     """Load what one process saved, whole and sharded; give it back, and train on."""
     results: dict[str, Any] = {}
-    for case in ("data", "tensor"):
+    configs = {"grid": GRID["grid"]} if ranks.world_size == 4 else CASES
+    for case in [name for name in ("data", "tensor", "grid") if name in configs]:
         for kind in ("whole", "sharded"):
-            one = trainer(model(seed=5), keys=REFERENCE, ranks=ranks, **CASES[case])
+            one = trainer(model(seed=5), keys=REFERENCE, ranks=ranks, **configs[case])
             if kind == "whole":
                 one.load_state_dict(torch.load(directory / "state.pt"))
             else:
@@ -110,13 +142,13 @@ def resume(ranks: Ranks, directory: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    name, rank, folder = sys.argv[1:]
+    name, rank, count, folder = sys.argv[1:]
     meeting = f"{folder}/meet-{name}"
     if name == "resume":
-        store = torch.distributed.FileStore(meeting, 2)
-        world = Ranks(int(rank), 2, store=store, timeout_s=120)
+        store = torch.distributed.FileStore(meeting, int(count))
+        world = Ranks(int(rank), int(count), store=store, timeout_s=120)
     else:
-        world = Ranks.join(int(rank), 2, f"file://{meeting}", device="cpu")
+        world = Ranks.join(int(rank), int(count), f"file://{meeting}", device="cpu")
     outcome = globals()[name](world, Path(folder))
     world.close()
     sys.stdout.buffer.write(pickle.dumps(outcome))

@@ -30,8 +30,6 @@ BETWEEN_DATA, BETWEEN_TENSOR, HALF = 1e-6, 2e-6, 0.03
 add the same float32 numbers in another order (6e-7 was seen); tensor ranks do so inside of each
 layer, whose outputs then differ too (9e-7 was seen); bfloat16 has 8 bits (0.017 was seen)."""
 
-pytestmark = pytest.mark.slow
-
 
 def label(case: str, family: str, tied: bool) -> str:
     return f"{case}, {family}, {'tied' if tied else 'untied'}"
@@ -90,6 +88,7 @@ def test_two_ranks_compute_what_one_computes(two, key):
     assert_computes_what_one_computes(two, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ON_GRID, ids=lambda key: label(*key))
 def test_two_times_two_ranks_compute_what_one_computes(four, key):
     assert_computes_what_one_computes(four, key)
@@ -128,6 +127,7 @@ def test_one_rank_goes_on_from_two(two, folder, key):
     assert_one_rank_goes_on(two, folder, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ON_GRID, ids=lambda key: label(*key))
 def test_one_rank_goes_on_from_two_times_two(four, grid_folder, key):
     assert_one_rank_goes_on(four, grid_folder, key)
@@ -151,6 +151,7 @@ def assert_one_rank_goes_on(results, folder, key):
         torch.testing.assert_close(whole.log_probs(batch), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_ranks_go_on_from_one(tmp_path_factory, count):
     folder = tmp_path_factory.mktemp(f"to-{count}")

@@ -56,6 +56,12 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
             f"cannot change a placement inside which {_KEY} hands devices over",
             hint="one of the two",
         )
+    if config.rollout.engine.generates_between_steps:
+        yield illegal(
+            "rollout.engine.asynchronous",
+            f"generates between the steps, by whose times {_KEY} decides",
+            hint="nearest: false",
+        )
     if config.critic is not None:
         yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
     if config.rollout.max_staleness or config.rollout.partial is not None:

@@ -122,6 +122,16 @@ class EngineConfig(StrictModel):
         return 1
 
     @property
+    def engine_class(self) -> str:
+        """``module:Class`` of the engine that this section asks for, the process aside."""
+        return self.implementation
+
+    @property
+    def generates_between_steps(self) -> bool:
+        """Whether the engine goes on generating while no call is being made."""
+        return False
+
+    @property
     def shares_module(self) -> bool:
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
@@ -144,7 +154,7 @@ class EngineConfig(StrictModel):
         if self.dtype == "auto" and source.dtype is not None:
             config = self.model_copy(update={"dtype": source.dtype})
         supervised = "rlinf.engines.process.engine:ProcessEngine"
-        implementation = self.implementation if self.process is None else supervised
+        implementation = self.engine_class if self.process is None else supervised
         engine: Engine = load_attribute(implementation)(config, source)
         return engine
 
@@ -172,13 +182,16 @@ class HFEngineConfig(EngineConfig):
 
 
 class VLLMEngineConfig(EngineConfig):
-    """vLLM in the process of the caller, on CUDA or CPU."""
+    """vLLM, on CUDA or CPU: in steps of the caller, in its process, or in the background."""
 
-    implementation = "rlinf.engines.vllm:VLLMEngine"
+    implementation = "rlinf.engines.vllm.synchronous:VLLMEngine"
     package = "vllm"
     extra = "vllm"
     type: Literal["vllm"] = "vllm"
     """Which engine this section configures."""
+    asynchronous: bool = False
+    """Generate in the background, in a process of vLLM's own, also while the caller does something
+    else; false: in the process of the caller, within its calls alone."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Devices that share each layer."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
@@ -210,6 +223,17 @@ class VLLMEngineConfig(EngineConfig):
     def context(self) -> int | None:
         """See :attr:`EngineConfig.context`."""
         return self.max_model_len
+
+    @property
+    def engine_class(self) -> str:
+        """See :attr:`EngineConfig.engine_class`."""
+        background = "rlinf.engines.vllm.asynchronous:AsyncVLLMEngine"
+        return background if self.asynchronous else self.implementation
+
+    @property
+    def generates_between_steps(self) -> bool:
+        """See :attr:`EngineConfig.generates_between_steps`."""
+        return self.asynchronous
 
     @property
     def devices_per_engine(self) -> int:

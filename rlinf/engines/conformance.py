@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from rlinf.conformance import CheckResult, NotMetError, outcome, require
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.conformance_subject import (
+    CONTEXT,
     KINDS,
     LETTERS,
     VOCABULARY,
@@ -24,6 +26,8 @@ from rlinf.errors import ConfigError, RLinfError
 TOLERANCE = 1e-5
 """Largest difference of a float32 log-prob from that of a full forward pass."""
 _UPDATES = 5
+_PAUSE = 0.05  # seconds between two looks at what should not change, or should
+_PATIENCE = 60.0  # seconds after which it is said not to change
 _FAILURES = (RLinfError, RuntimeError, ValueError)
 
 
@@ -91,12 +95,9 @@ def _prefixes(subject: Subject) -> str:
 def _update_midway(subject: Subject) -> str:
     if getattr(subject.engine, "keeps_stale_caches", False):
         return "not checked: configured to keep the caches of old weights"
-    requests = subject.requests(6, max_new_tokens=16)
-    for request in requests:
-        subject.engine.submit(request)
+    requests = subject.requests(6, max_new_tokens=subject.long)
     before = subject.engine.version
-    finished = [item for _ in range(7) for item in subject.engine.step()]
-    require(not finished, "a sequence of 16 tokens ended after 7 steps")
+    subject.begin(requests)
     former = copy.deepcopy(subject.model)
     subject.update()
     finished = subject.run_out()
@@ -104,7 +105,7 @@ def _update_midway(subject: Subject) -> str:
     worst = 0.0
     for request in requests:
         found = by_id[request.request_id]
-        require(len(found) == 16, f"{len(found)} of 16 tokens")
+        require(len(found) == subject.long, f"{len(found)} of {subject.long} tokens")
         require((np.diff(found.versions) >= 0).all(), f"versions {found.versions.tolist()}")
         kinds = set(found.versions.tolist())
         require(kinds == {before, before + 1}, f"an interrupted sequence has versions {kinds}")
@@ -121,12 +122,9 @@ def _update_midway(subject: Subject) -> str:
 
 def _abort(subject: Subject) -> str:
     engine = subject.engine
-    requests = subject.requests(6, max_new_tokens=16)
+    requests = subject.requests(6, max_new_tokens=subject.long)
     uninterrupted = [item.completion.tokens for item in engine.generate(requests)]
-    for request in requests:
-        engine.submit(request)
-    for _ in range(7):
-        engine.step()
+    subject.begin(requests)
     chosen = [request.request_id for request in requests[:2]]
     aborted = engine.abort([*chosen, 10**9])
     require({a.request_id for a in aborted} == set(chosen), "others were aborted than asked for")
@@ -137,10 +135,10 @@ def _abort(subject: Subject) -> str:
     require(reasons == {"abort"}, f"stop reasons {reasons}")
     parts = {item.request_id: item.completion for item in aborted}
     lengths = [len(part) for part in parts.values()]
-    require(min(lengths) > 0, "a sequence had nothing after 7 steps")
+    require(min(lengths) > 0, "a sequence had nothing after the first steps")
     again = [
         subject.request(r.prompt_tokens, seed=r.seed, partial=parts[r.request_id],
-                        max_new_tokens=16)
+                        max_new_tokens=subject.long)
         for r in requests
     ]  # fmt: skip
     finished = engine.generate(again)
@@ -151,7 +149,7 @@ def _abort(subject: Subject) -> str:
         assert part is not None
         kept = np.array_equal(found.tokens[: len(part)], part.tokens)
         require(kept, "the tokens before the abort are lost")
-        require(len(found) == 16, f"{len(found)} of 16 tokens")
+        require(len(found) == subject.long, f"{len(found)} of {subject.long} tokens")
         same += np.array_equal(found.tokens, tokens)
     if engine.continues_exactly:
         require(same == 6, f"{6 - same} of 6 continued sequences differ from uninterrupted ones")
@@ -161,22 +159,47 @@ def _abort(subject: Subject) -> str:
 
 def _progress(subject: Subject) -> str:
     engine = subject.engine
+    if engine.generates_between_steps:
+        return _background_progress(subject)
     for request in subject.requests(9):
         engine.submit(request)
     for _ in range(4):
         engine.step()
     try:
-        told = engine.progress()
+        told = dict(engine.progress())
     except ConfigError as error:
         return f"refused: {error}"
+    time.sleep(_PAUSE)
+    require(dict(engine.progress()) == told, "sequences grew between two steps")
     aborted = engine.abort()
     has = {item.request_id: len(item.completion) for item in aborted}
-    require(dict(told) == has, f"lengths {dict(told)} were told, and {has} returned")
+    require(told == has, f"lengths {told} were told, and {has} returned")
     part = max((item.completion for item in aborted), key=len)
     engine.submit(subject.request(prompt(5, 0), partial=part))
-    (told_length,) = engine.progress().values()
-    require(told_length == len(part), f"{told_length} tokens were told of {len(part)} given ones")
+    (length,) = engine.progress().values()
+    require(length == len(part), f"{length} tokens were told of {len(part)} given ones")
     return "what was told of unfinished sequences is what they had"
+
+
+def _background_progress(subject: Subject) -> str:
+    engine = subject.engine
+    requests = subject.requests(6, max_new_tokens=subject.long)
+    subject.begin(requests)
+    told = dict(engine.progress())
+    end = time.monotonic() + _PATIENCE
+    while sum(engine.progress().values()) == sum(told.values()):
+        require(time.monotonic() < end, f"no sequence grew in {_PATIENCE:g} s between two steps")
+        time.sleep(_PAUSE)
+    aborted = engine.abort()
+    has = {item.request_id: len(item.completion) for item in aborted}
+    require(has.keys() == told.keys(), f"{sorted(told)} were told of, and {sorted(has)} returned")
+    fewer = [number for number, length in has.items() if length < told[number]]
+    require(not fewer, f"lengths {told} were told, and {has} returned")
+    part = min((item.completion for item in aborted), key=len)
+    engine.submit(subject.request(prompt(5, 0), partial=part, max_new_tokens=subject.long))
+    (length,) = engine.progress().values()
+    require(length >= len(part), f"{length} tokens were told of {len(part)} given ones")
+    return "sequences grow between two steps, and have what was told of them or more"
 
 
 def _seeds(subject: Subject) -> str:
@@ -259,7 +282,7 @@ def _queue(subject: Subject) -> str:
     finished = subject.engine.generate(requests)
     _require_equal_scores(subject.error(requests, finished), "of requests that had to wait")
     try:
-        subject.engine.submit(subject.request(prompt(400, 3), max_new_tokens=200))
+        subject.engine.submit(subject.request(prompt(CONTEXT - 100, 3), max_new_tokens=200))
     except ConfigError as error:
         return f"more requests than places wait; too long is refused: {error}"
     raise NotMetError("a request longer than the model's context was taken")

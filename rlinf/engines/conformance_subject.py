@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.conformance import require
 from rlinf.data.sequences import Completion
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import (
@@ -31,7 +32,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., !?:"
 END = len(LETTERS)
 VOCABULARY = END + 1
-CONTEXT = 512
+CONTEXT = 1024
 _LORA = Lora(rank=8, alpha=16.0)
 
 
@@ -93,6 +94,27 @@ class Subject:
             self.request(prompt(5 + 4 * (number // 3), number // 3), seed=number, **sampling)
             for number in range(count)
         ]
+
+    @property
+    def long(self) -> int:
+        """Tokens of sequences that have not ended when they are looked at."""
+        return 900 if self.engine.generates_between_steps else 16
+
+    def begin(self, requests: Sequence[GenerationRequest]) -> None:
+        """Submit requests, and step until all have tokens and none has ended.
+
+        Raises:
+            NotMetError: One of them ended.
+        """
+        for request in requests:
+            self.engine.submit(request)
+        finished: list[FinishedCompletion] = []
+        if self.engine.generates_between_steps:
+            while not finished and min(self.engine.progress().values()) == 0:
+                finished += self.engine.step()
+        else:
+            finished = [item for _ in range(7) for item in self.engine.step()]
+        require(not finished, f"a sequence of {self.long} tokens ended in the first steps")
 
     def run_out(self) -> list[FinishedCompletion]:
         """Step until nothing is unfinished."""

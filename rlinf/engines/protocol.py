@@ -94,7 +94,8 @@ class Engine(ABC):
     """A model that answers many requests at once.
 
     Everything happens within the calls, in the caller's thread: between two steps nothing is
-    generated, so that weights can be replaced there. Also a context manager, which closes it.
+    generated, unless ``generates_between_steps`` says so. Weights are replaced between two steps
+    in any case. Also a context manager, which closes it.
     """
 
     continues_exactly: bool = False
@@ -102,6 +103,9 @@ class Engine(ABC):
 
     keeps_stale_caches: bool = False
     """Whether running sequences go on with caches of old weights after an update."""
+
+    generates_between_steps: bool = False
+    """Whether sequences also grow, and end, while no call is being made."""
 
     version: int
     """Version of the weights in use; 0 at the start."""
@@ -122,7 +126,9 @@ class Engine(ABC):
     def step(self) -> list[FinishedCompletion]:
         """Generate about one token for every running sequence; returns what ended by it.
 
-        Without unfinished requests it does nothing.
+        An engine that generates between the steps waits until a sequence has a token more than at
+        the last step, and returns what ended since. Without unfinished requests a step does
+        nothing.
         """
 
     @property
@@ -141,6 +147,9 @@ class Engine(ABC):
     @abstractmethod
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now and return what they have, with the stop reason ``abort``.
+
+        One that ended between the steps, of an engine that generates there, has the reason of its
+        own end: there is nothing to be continued.
 
         Args:
             request_ids: Which; None: all. A number that is not unfinished is passed over.

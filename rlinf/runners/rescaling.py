@@ -62,6 +62,12 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
             f"is sharded, but with {_KEY} the ranks change that have a part of the model",
             hint="nearest: whole",
         )
+    if config.rollout.engine.generates_between_steps:
+        yield illegal(
+            "rollout.engine.asynchronous",
+            f"generates between the steps, by whose times {_KEY} decides",
+            hint="nearest: false",
+        )
     if config.critic is not None:
         yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
     if config.rollout.max_staleness or config.rollout.partial is not None:

@@ -61,18 +61,37 @@ def fill_from_pool(
                 # Any slot of this worker brings the scores back to it.
                 yield Emit("completions", slots[group.draw % len(slots)], group)
                 complete.append(group)
-        found = {item.payload.draw: item.payload for item in _next(scored, len(complete))}
-        for group in (found[unscored.draw] for unscored in complete):
-            if waiting and not worth(group):
-                spare = waiting.pop(0)
-                report.spares.append(spare[0])
-                pool.reject(group)
-                _submit(engine, pool, pool.begin([spare]))
-            else:
-                pool.keep(group)
-    pool.take(engine.abort(), report)
+        _submit(engine, pool, _judge(pool, complete, scored, waiting, worth=worth, report=report))
+    # An engine that generates between the steps may have completed groups since the last one.
+    complete = pool.take(engine.abort(), report)
+    for group in complete:
+        yield Emit("completions", slots[group.draw % len(slots)], group)
+    _judge(pool, complete, scored, waiting, worth=worth, report=report)
     report.carried = len(pool)
     return report
+
+
+def _judge(
+    pool: GroupPool,
+    complete: Sequence[PromptGroup],
+    scored: InputStream,
+    waiting: list[Drawn],
+    *,
+    worth: Callable[[PromptGroup], bool],
+    report: GenerationReport,
+) -> list[OpenGroup]:
+    """Keep the groups that are worth it, once they are scored; returns what replaces the others."""
+    fresh: list[OpenGroup] = []
+    found = {item.payload.draw: item.payload for item in _next(scored, len(complete))}
+    for group in (found[unscored.draw] for unscored in complete):
+        if waiting and not worth(group):
+            spare = waiting.pop(0)
+            report.spares.append(spare[0])
+            pool.reject(group)
+            fresh += pool.begin([spare])
+        else:
+            pool.keep(group)
+    return fresh
 
 
 def _submit(engine: Engine, pool: GroupPool, groups: Iterable[OpenGroup]) -> None:

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
-from rlinf.engines.config import SGLangEngineConfig
+from rlinf.engines.config import SGLangEngineConfig, VLLMEngineConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
-from rlinf.runners.rescaling import order_problems, write_choices
+from rlinf.runners.rescaling import order_problems, rescaling_problems, write_choices
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -143,6 +143,19 @@ def test_an_engine_that_does_not_tell_lengths_has_no_batches_by_length(tmp_path:
     rollout = config.rollout.model_copy(update={"engine": SGLangEngineConfig()})
     (problem,) = order_problems(config.model_copy(update={"rollout": rollout}))
     assert "the engine sglang does not tell; order: slot" in problem.message()
+
+
+def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    config = small_config(tmp_path, *BY_LENGTH, *SHARED)
+    for asynchronous in (False, True):
+        engine = VLLMEngineConfig(asynchronous=asynchronous)
+        rollout = config.rollout.model_copy(update={"engine": engine})
+        found = list(rescaling_problems(config.model_copy(update={"rollout": rollout})))
+        assert len(found) == asynchronous
+    assert "by whose times cluster.auto_scheduler decides; nearest: false" in found[0].message()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from .reasoning_support import SMALL, untimed, weights
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 HF = "{type: hf, deterministic: true, block_size: 4}"
-VLLM = "{type: vllm, max_running_requests: 32, max_model_len: 48}"
+VLLM = "type: vllm, max_running_requests: 32, max_model_len: 48"
 OVERRIDES = [
     "model.architecture={hidden_size: 64}",  # its kernels know heads of 32 numbers and more
     "actor.n_minibatches=1",
@@ -31,21 +31,24 @@ OVERRIDES = [
 ]
 
 
+WITH_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+
+
 @pytest.mark.parametrize(
-    ("runtime", "residency"),
+    ("runtime", "residency", "asynchronous"),
     [
-        ("local", "resident"),
-        ("local", "offload"),
-        pytest.param(
-            "ray",
-            "resident",
-            marks=pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
-        ),
+        ("local", "resident", False),
+        ("local", "offload", False),
+        pytest.param("ray", "resident", False, marks=WITH_RAY),
+        ("local", "resident", True),
+        ("local", "offload", True),
+        pytest.param("ray", "resident", True, marks=WITH_RAY),
     ],
 )
-def test_a_run_with_vllm(tmp_path: Path, runtime: str, residency: str) -> None:
+def test_a_run_with_vllm(tmp_path: Path, runtime: str, residency: str, asynchronous: bool) -> None:
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL.replace(HF, VLLM))
+    engine = f"{{{VLLM}, asynchronous: {str(asynchronous).lower()}}}"
+    path.write_text(SMALL.replace(HF, engine))
     cluster = [f"cluster.runtime={runtime}", f"cluster.residency={{'rollout,actor': {residency}}}"]
     recipe = load_recipe(str(path), [*OVERRIDES, *cluster])
     config = validate(ReasoningConfig, recipe.data, recipe)

@@ -84,11 +84,26 @@ class Letters(Engine):
         """It holds nothing."""
 
 
+class LettersAhead(Letters):
+    """Goes on by a token before it hears of an abort, as one that generates between the steps."""
+
+    generates_between_steps = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = 0
+
+    def abort(self, request_ids=None) -> list[FinishedCompletion]:
+        ended = self.step()
+        self.late += len(ended)
+        return [*ended, *super().abort(request_ids)]
+
+
 class Run:
     """Step after step of one worker, with a reward that answers in any order."""
 
-    def __init__(self, worth=lambda group: True, **options) -> None:
-        self.engine = Letters()
+    def __init__(self, worth=lambda group: True, engine=Letters, **options) -> None:
+        self.engine = engine()
         self.options = {"oversample": 1.5, **options}
         self.pool = self.new_pool()
         self.worth = worth
@@ -173,17 +188,22 @@ def check_whole(group: PromptGroup) -> None:
         assert (np.diff(completion.versions) >= 0).all()
 
 
+@pytest.mark.parametrize("engine", [Letters, LettersAhead])
 @pytest.mark.parametrize("schedule", ["fifo", "longest_first", "history"])
-def test_nothing_is_lost_or_doubled(schedule: str) -> None:
-    run = Run(schedule=schedule)
+def test_nothing_is_lost_or_doubled(schedule: str, engine: type[Letters]) -> None:
+    run = Run(schedule=schedule, engine=engine)
     for _ in range(12):
         run.step()
+    assert engine is Letters or run.engine.late > 0
     trained = [group for step in run.trained for group in step]
     draws = [group.draw for group in trained]
     assert len(set(draws)) == len(draws) == 12 * SLOTS
     for group in trained:
         check_whole(group)
     state = run.pool.state()
+    for group in state["open"]:
+        begun = [c and c["fields"]["stop_reason"] for c in group["fields"]["completions"]]
+        assert None in begun or "abort" in begun, "a complete group waits for its scores for ever"
     left = [group["fields"] for group in [*state["open"], *state["scored"]]]
     assert sorted([*draws, *(group["draw"] for group in left)]) == list(range(run.drawn))
     kept = [c for group in left for c in group["completions"] if c is not None]
@@ -207,8 +227,9 @@ def test_it_takes_fewer_engine_steps_than_waiting_for_the_last() -> None:
     assert run.engine.steps < sum(lengths)
 
 
-def test_rejected_groups_make_room_for_spares() -> None:
-    run = Run(worth=lambda group: group.draw % 3 != 0)
+@pytest.mark.parametrize("engine", [Letters, LettersAhead])
+def test_rejected_groups_make_room_for_spares(engine: type[Letters]) -> None:
+    run = Run(worth=lambda group: group.draw % 3 != 0, engine=engine)
     for _ in range(6):
         run.step(spares=40)
     draws = [group.draw for step in run.trained for group in step]

@@ -189,6 +189,7 @@ class ProcessEngine(Engine):
         )
         self.continues_exactly = process.about.continues_exactly
         self.keeps_stale_caches = process.about.keeps_stale_caches
+        self.generates_between_steps = process.about.generates_between_steps
         return process
 
     def _replace(self, lost: ProcessLostError) -> None:

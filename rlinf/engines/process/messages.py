@@ -38,6 +38,7 @@ class About:
 
     continues_exactly: bool
     keeps_stale_caches: bool
+    generates_between_steps: bool
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,11 @@ class _Server:
             module = torch.load(start.module, map_location="cpu", mmap=True, weights_only=False)
             source = replace(source, module=module, shared=False)
         self._engine = start.config.build(source)
-        return About(self._engine.continues_exactly, self._engine.keeps_stale_caches)
+        return About(
+            continues_exactly=self._engine.continues_exactly,
+            keeps_stale_caches=self._engine.keeps_stale_caches,
+            generates_between_steps=self._engine.generates_between_steps,
+        )
 
     def _update(self, update: Update) -> None:
         weights = self._weights

@@ -5,38 +5,63 @@ Named as vLLM's ``worker_extension_cls``, so that its methods can be called on e
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
+import select
+import signal
+import threading
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Received = Iterable[tuple[str, "Tensor | np.ndarray"]]
+from rlinf.engines.process.weight_block import BlockAddress
 
 
-class WeightUpdate:
+class WorkerMethods:
     """Methods that vLLM adds to its worker class."""
 
     model_runner: Any
 
-    def replace_weights(self, weights: Received) -> None:
+    def belong_to(self, owner: int, threads: int | None) -> None:
+        """Make the process of this worker one of its owner's, with whom it ends.
+
+        Args:
+            owner: Id of the process that uses the engine. Ctrl-C is for it alone, which then ends
+                the engine cleanly.
+            threads: Threads that torch computes with; None: as they are.
+        """
+        threading.Thread(target=_end_with, args=(os.pidfd_open(owner),), daemon=True).start()
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def replace_weights_by(self, address: bytes) -> None:
+        """Load what lies at a :class:`BlockAddress`, which is pickled."""
+        found: BlockAddress = pickle.loads(address)
+        self.replace_weights(found.open().items())
+
+    def replace_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load values under the names of the checkpoint format.
 
         On a CPU layers keep their weights packed. A reload packs linear layers again, but leaves an
         output layer that is tied to the embedding with its former copy and experts unpacked,
         without an error: both are packed here.
         """
-        pairs = (
-            (name, value if isinstance(value, Tensor) else torch.from_numpy(value))
-            for name, value in weights
-        )
-        self.model_runner.reload_weights(weights_iterator=pairs)
+        self.model_runner.reload_weights(weights_iterator=iter(weights))
         model = self.model_runner.get_model()
         parameter = next(model.parameters(), None)
         if parameter is not None and parameter.device.type == "cpu":
             _repack_embeddings(model)
             _pack_experts(model)
+
+
+def _end_with(owner: int) -> None:
+    select.select([owner], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _repack_embeddings(model: Any) -> None:

@@ -1,0 +1,1 @@
+"""vLLM, in steps of the caller or in the background."""

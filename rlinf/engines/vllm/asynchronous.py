@@ -1,0 +1,214 @@
+"""vLLM in the background: it goes on generating between the calls of the caller.
+
+Its engine core runs in a process of vLLM's own, an event loop in a thread of ours hears from it.
+The core stamps the tokens of each of its steps with the version of the weights, which changes only
+while it stands still, so that versions are exact wherever a token is at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from rlinf.data.sequences import StopReason
+from rlinf.engines.config import VLLMEngineConfig
+from rlinf.engines.protocol import FinishedCompletion, ModelSource, Weights
+from rlinf.engines.vllm.arguments import random_state_kept
+from rlinf.engines.vllm.background import EventLoop, News
+from rlinf.engines.vllm.base import VLLMBase
+from rlinf.engines.vllm.requests import Growing
+from rlinf.errors import RunFailure
+
+T = TypeVar("T")
+
+
+class AsyncVLLMEngine(VLLMBase):
+    """vLLM's ``AsyncLLM``; see :class:`~rlinf.engines.vllm.base.VLLMBase`.
+
+    Raises:
+        RunFailure: From every call: the engine core has ended, or cannot go on.
+    """
+
+    generates_between_steps = True
+
+    def __init__(self, config: VLLMEngineConfig, source: ModelSource) -> None:
+        super().__init__(config, source)
+        self._engine: Any = None
+        self._processes: Sequence[Any] = ()
+        self._reasons: dict[Growing, StopReason] = {}
+        self._tasks: dict[Growing, asyncio.Task[None]] = {}
+        self._error: BaseException | None = None
+        self._news = News()
+        self._loop = EventLoop("rlinf-vllm")
+        try:
+            with random_state_kept():
+                self._call(
+                    self._start(torch.get_num_threads() if config.devices_per_engine == 1 else None)
+                )
+        except BaseException:
+            self._shut_down()
+            raise
+
+    async def _start(self, threads: int | None) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments))
+        self._processes = self._engine.engine_core.resources.engine_manager.processes
+        await self._engine.collective_rpc("belong_to", args=(os.getpid(), threads))
+        await self._engine.update_weight_version(str(self.version))
+        self._started(self._engine.model_config)
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the processes of its engine core."""
+        return [process.pid for process in self._processes]
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _add(self, growing: Growing, prompt: dict[str, Any], parameters: Any) -> None:
+        self._call(self._begin(growing, prompt, parameters))
+
+    async def _begin(self, growing: Growing, prompt: dict[str, Any], parameters: Any) -> None:
+        outputs = await self._engine.add_request(
+            str(growing.request.request_id), prompt, parameters, lora_request=self._lora_request
+        )
+        self._tasks[growing] = asyncio.create_task(self._collect(growing, outputs))
+
+    async def _collect(self, growing: Growing, outputs: Any) -> None:
+        """Take the outputs of a request until it ends."""
+        try:
+            ended = False
+            while not ended:
+                output = await outputs.get()
+                part, ended = output.outputs[0], output.finished
+                growing.add(part)
+                if ended:
+                    growing.versions.extend(_versions(part.weight_versions))
+                    self._reasons[growing] = part.finish_reason
+                self._news.note(growing, ended=ended)
+        except Exception as error:  # noqa: BLE001 - raised by the next call
+            self._error = self._error or error
+            self._news.wake()
+        finally:
+            del self._tasks[growing]
+
+    def step(self) -> list[FinishedCompletion]:
+        """What ended since the last step; waits until there is at least one more token."""
+        if not self._running:
+            return []
+        return [self._taken(growing) for growing in self._news.wait(self._check)]
+
+    def _taken(self, growing: Growing) -> FinishedCompletion:
+        self._running.pop(growing.request.request_id)
+        return growing.finished(self._reasons.pop(growing))
+
+    def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
+        """End requests now; see :meth:`Engine.abort`."""
+        chosen = [self._running[number] for number in self._running.chosen(request_ids)]
+        if not chosen:
+            return []
+        self._call(self._end(chosen))
+        self._check()
+        self._news.forget(chosen)
+        return [self._taken(growing) for growing in chosen]
+
+    async def _end(self, chosen: Sequence[Growing]) -> None:
+        """Each gets a last output, be it from the abort or from its own end just before."""
+        await self._engine.abort([str(growing.request.request_id) for growing in chosen])
+        await asyncio.gather(*(self._tasks[g] for g in chosen if g in self._tasks))
+
+    # -- weights and memory ----------------------------------------------------------------------
+
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """Replace the weights; see :meth:`Engine.update_weights`.
+
+        With an adapter the first one must come before the first request.
+        """
+        given = dict(weights)
+        if self._adapter is not None:
+            self._call(self._replace(version, "add_lora", self._written_adapter(given)))
+        else:
+            # Written before anything stands still.
+            address = self._shared(self._checked(given))
+            self._call(
+                self._replace(version, "collective_rpc", "replace_weights_by", None, (address,))
+            )
+        self.version = version
+
+    async def _replace(self, version: int, load: str, *arguments: Any) -> None:
+        """Let everything stand still, drop what was cached, load, and go on."""
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        try:
+            await getattr(self._engine, load)(*arguments)
+            await self._engine.update_weight_version(str(version))
+        finally:
+            await self._engine.resume_generation()
+
+    def release_memory(self) -> None:
+        """Give weights and caches back; on CPU vLLM keeps both, and only forgets its prefixes."""
+        self._running.require_none()
+        self._call(self._engine.reset_prefix_cache())
+        if torch.cuda.is_available():
+            self._call(self._engine.sleep(level=2))
+
+    def restore_memory(self) -> None:
+        """Take the memory again; on CUDA :meth:`update_weights` must follow."""
+        if torch.cuda.is_available():
+            self._call(self._engine.wake_up())
+
+    def close(self) -> None:
+        """End vLLM's processes and the thread."""
+        self._running.clear()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+        self._loop.close()
+        self._close_block()
+
+    # -- the engine core -------------------------------------------------------------------------
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Let vLLM do something.
+
+        Raises:
+            RunFailure: Its engine core has ended.
+            RuntimeError: It could not do it.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return self._loop.run(coroutine, self._check)
+        except EngineDeadError as error:
+            raise self._failure(error) from error
+        except Exception as error:
+            if type(error) is Exception:  # what vLLM makes of any error in its engine core
+                raise RuntimeError(str(error)) from error
+            raise
+
+    def _check(self) -> None:
+        """Raises where the engine core cannot go on."""
+        if self._error is not None:
+            raise self._failure(self._error) from self._error
+        if self._engine is not None and self._engine.errored:
+            raise self._failure(None)
+
+    def _failure(self, error: BaseException | None) -> RunFailure:
+        ends = [f"{p.pid} with exit code {p.exitcode}" for p in self._processes if not p.is_alive()]
+        how = f"its process ended: {', '.join(ends)}" if ends else str(error or "it stands still")
+        return RunFailure(
+            f"vLLM's engine core cannot go on, {how}; what it printed says why, and "
+            "`process: true` for the engine would replace it"
+        )
+
+
+def _versions(spans: Any) -> list[int]:
+    """Versions of the tokens in vLLM's ``WeightVersionSpan``s."""
+    return [int(span.version) for span in spans for _ in range(span.start, span.end)]

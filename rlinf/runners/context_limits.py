@@ -27,11 +27,16 @@ def check_context(
         key: Of the section of ``sampling``, for the message.
 
     Raises:
-        ConfigError: The longest prompt leaves too little.
+        ConfigError: The longest prompt leaves too little, or the model's configuration cannot be
+            read.
     """
     if model.path is None:
         raise ValueError("a model without files has no context yet")
-    own = sizes_of(local_directory(model.path))[1]
+    try:
+        own = sizes_of(local_directory(model.path))[1]
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"the configuration of the model cannot be read: {error}"
+        raise ConfigError(reason, key="model.path") from error
     known = [limit for limit in (own, engine.context) if limit is not None]
     longest, new = prompts.longest, sampling.max_new_tokens
     if not known or longest + new <= min(known):

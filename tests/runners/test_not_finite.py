@@ -30,7 +30,7 @@ def huge_rewards(directory: Path) -> list[str]:
         f"reward.functions={{huge: {{type: function, function: '{file}:reward'}}}}",
         "algorithm={type: dr_grpo, loss_agg_length: 12}",
         "runner.total_steps=2",
-        "validation.val_check_interval=0",
+        "validation={val_check_interval: 0, correct_by: answer}",
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 
 from rlinf.errors import CheckpointError
@@ -29,8 +29,21 @@ _CLASSES = {
 """What an index consists of, by module."""
 
 
+def _memory_format(kind: Any, name: str) -> Any:
+    """A member of the one enumeration of an index, which Python up to 3.11.3 writes as a getattr.
+
+    Raises:
+        CheckpointError: Something else was asked for.
+    """
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise CheckpointError("the index of a checkpoint may not hold a builtins.getattr")
+    return _MEM_FORMAT_ENCODING[name]
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
         if name not in _CLASSES.get(module, ()):
             raise CheckpointError(f"the index of a checkpoint may not hold a {module}.{name}")
         return super().find_class(module, name)

@@ -149,7 +149,7 @@ class ReasoningConfig(PlacedConfig):
     @property
     def data_parallel_size(self) -> int:
         """Ranks of the actor that hold different data."""
-        return self.world_size("actor") // self.actor.tensor_parallel_size
+        return self.world_size("actor") // self.actor.ranks_per_replica
 
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show how prompts become sequences, batches and updates."""
@@ -258,7 +258,7 @@ class ReasoningConfig(PlacedConfig):
             try:
                 trainer.check_ranks(ranks)
             except ConfigError as error:
-                yield illegal(f"{name}.tensor_parallel_size", error.reason)
+                yield illegal(f"{name}.{error.key}", error.reason)
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
         algorithm = self.algorithm

@@ -37,7 +37,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
             streams=_trains_parts(config),
             even=False,
             processes=_ranks(config, trainer),
-            processes_per_replica=trainer.tensor_parallel_size,
+            processes_per_replica=trainer.ranks_per_replica,
         )
         for name, trainer in _trainers(config).items()
     }
@@ -87,7 +87,7 @@ def _ranks(config: ReasoningConfig, trainer: PhaseConfig) -> tuple[int, ...]:
     if config.cluster.runtime == "local":
         return (1,)
     batch = config.rollout.sequences // trainer.n_minibatches
-    size = trainer.tensor_parallel_size
+    size = trainer.ranks_per_replica
     return tuple(size * n for n in range(1, batch + 1) if batch % n == 0)
 
 

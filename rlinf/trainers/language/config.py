@@ -96,11 +96,19 @@ class ComputeConfig(StrictModel):
             )
         return self
 
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that compute the same sequences together; all others hold different data.
+
+        A trainer with further kinds of parallelism multiplies their sizes here.
+        """
+        return self.tensor_parallel_size
+
     def check_ranks(self, world_size: int) -> None:
-        """Refuse a number of ranks that tensor parallelism does not divide.
+        """Refuse a number of ranks that :attr:`ranks_per_replica` does not divide.
 
         Raises:
-            ConfigError: Of the key `tensor_parallel_size`.
+            ConfigError: Its key is the one to change.
         """
         if world_size % self.tensor_parallel_size:
             nearest = join_choices(nearest_divisors(world_size, self.tensor_parallel_size))

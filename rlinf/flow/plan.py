@@ -58,6 +58,21 @@ class Plan(StrictModel):
         """
         return self._places() == other._places()
 
+    def switches_more_than(self, other: Plan) -> bool:
+        """Whether it differs from another in nothing but in more components that offload."""
+        loaded = [plan._loaded()._places() for plan in (self, other)]
+        return loaded[0] == loaded[1] and self._offloading() > other._offloading()
+
+    def _offloading(self) -> set[str]:
+        return {name for name, part in self.components.items() if part.residency == "offload"}
+
+    def _loaded(self) -> Plan:
+        resident = {
+            name: part.model_copy(update={"residency": "resident"})
+            for name, part in self.components.items()
+        }
+        return self.model_copy(update={"components": resident})
+
     def _places(self) -> dict[str, tuple[object, ...]]:
         return {
             name: (part.devices, part.processes, part.residency, part.pipeline_stages)

@@ -30,7 +30,7 @@ from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, note_decision
 from rlinf.runners.accepted_plan import find_accepted_plan
 from rlinf.runners.kept_profiles import usable_profile
-from rlinf.runners.measured_settings import Setting, kept_costs
+from rlinf.runners.measured_settings import Setting, fastest, kept_costs
 from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.plan_policy import AutoPlanConfig
 from rlinf.runners.planned import explained
@@ -157,7 +157,7 @@ class AutoPlanner:
     def _plan(self) -> None:
         """Solve, and try the plan where it promises enough."""
         profile = kept_costs(self._measured, self._profile, self._directory)
-        best = min(self._measured, key=lambda setting: setting.median)
+        best = fastest(self._measured)
         begin = time.perf_counter()
         try:
             solved = find_accepted_plan(self._setting.config, self._flow, profile)
@@ -197,7 +197,7 @@ class AutoPlanner:
     def _judge(self) -> None:
         """Keep the plan that was tried if it measured faster than all others, else go back."""
         tried = self._setting
-        best = min(self._measured[:-1], key=lambda setting: setting.median)
+        best = fastest(self._measured[:-1])
         gain = best.median - tried.median
         numbers = {
             "step_seconds_predicted": self._promise.seconds,

@@ -47,6 +47,20 @@ class Setting:
         return cls(label, config, new_recorder(config, flow, f"{label}, in a run"))
 
 
+def fastest(settings: Sequence[Setting]) -> Setting:
+    """The one with the shortest steps; none that offloads what another keeps on the same devices.
+
+    A switch never saves time, so such a one was faster by chance. What is kept did fit: it ran.
+    """
+    plans = [setting.config.plan for setting in settings]
+    sensible = [
+        setting
+        for setting in settings
+        if not any(setting.config.plan.switches_more_than(plan) for plan in plans)
+    ]
+    return min(sensible, key=lambda setting: setting.median)
+
+
 def kept_costs(settings: Sequence[Setting], before: Profile | None, directory: Path) -> Profile:
     """Everything that is known of a recipe's costs, written for the page and for later runs.
 

@@ -73,3 +73,12 @@ def test_residency_by_hand_wins():
     assert residencies(after) == {"rollout": "offload", "actor": "resident", "critic": "offload"}
     assert "by hand" in after.components["critic"].reason
     assert any("offload" in row for row in after.table()[1:])
+
+
+def test_a_plan_switches_more_where_it_offloads_more_and_differs_in_nothing_else():
+    before = plan(env=(0, 1), actor=(0, 1))
+    away = before.with_residency({"actor": "offload"}, sharing=())
+    assert away.switches_more_than(before)
+    assert not before.switches_more_than(away)
+    assert not before.switches_more_than(before)
+    assert not away.switches_more_than(plan(env=(0,), actor=(0, 1)))

@@ -334,10 +334,11 @@ def simulate(arguments: argparse.Namespace) -> dict[str, Any]:
             # The recipe with `auto_scheduler` places actor and inference on half of the devices.
             half = devices // 2
             for seed in range(arguments.seeds):
-                drawn = model.lengths.draw(
-                    np.random.default_rng(seed), setting.groups, setting.group_size
+                rng = np.random.default_rng(seed)
+                *before, drawn = (
+                    model.lengths.draw(rng, setting.groups, setting.group_size) for _ in range(3)
                 )
-                played = play(setting, drawn, trainer=None)
+                played = play(setting, drawn, trainer=None, before=before)
                 place, static = best_static(setting, drawn)
                 turns = play(setting, drawn, trainer=0)
                 apart = play(setting, drawn, trainer=half)

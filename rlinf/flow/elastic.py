@@ -66,7 +66,8 @@ class RolloutState:
             workers would give it up.
         total: Sequences of the step.
         capacity: Sequences that one worker runs at once.
-        steps_left: Decoding steps until the last sequence ends; see :func:`tokens_left`.
+        steps_left: Decoding steps until the last sequence ends, as
+            :class:`~rlinf.flow.length_forecast.LengthForecast` expects.
         mean_left: Those of one of the running sequences, on average; likewise.
         decode: Of one worker.
         handover_seconds: What bringing one sequence to another worker takes.
@@ -89,30 +90,6 @@ class RolloutState:
     ready: int
     trainer_sizes: tuple[int, ...]
     trainer_devices: int = 0
-
-
-def tokens_left(running: Sequence[int], ended: Sequence[int], limit: int) -> tuple[float, float]:
-    """Tokens to go of the longest of some sequences, and of one on average, as far as can be known.
-
-    The chance h that a token is the last one is estimated from all tokens so far, those of running
-    sequences included (maximum likelihood of a geometric length that is cut off). A sequence has
-    1/h tokens to go, the longest of n has 1/h · (1 + 1/2 + … + 1/n), and none more than up to the
-    limit.
-
-    Args:
-        running: Tokens of each sequence that runs.
-        ended: Tokens of each that has ended before the limit.
-        limit: Most tokens of a sequence.
-    """
-    if not running:
-        return 0.0, 0.0
-    longest, mean = float(limit - min(running)), limit - sum(running) / len(running)
-    tokens = sum(running) + sum(ended)
-    if not ended or not tokens:
-        return longest, mean
-    each = tokens / len(ended)
-    most = each * sum(1 / k for k in range(1, len(running) + 1))
-    return min(most, longest), min(each, mean)
 
 
 def release(state: RolloutState) -> Choice:

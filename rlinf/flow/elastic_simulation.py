@@ -8,6 +8,8 @@ advances in small steps. Nothing here is measured but how long a choice takes.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,8 +23,8 @@ from rlinf.flow.elastic import (
     largest_size,
     release,
     resize,
-    tokens_left,
 )
+from rlinf.flow.length_forecast import LengthForecast
 from rlinf.flow.simulation.generation import GenerationModel
 
 Ints = NDArray[np.int64]
@@ -154,7 +156,14 @@ class _Engines:
         return len(complete_batches(arrived, to_come, size))
 
 
-def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool = False) -> Played:
+def play(
+    setting: Setting,
+    lengths: Ints,
+    *,
+    trainer: int | None,
+    shared: bool = False,
+    before: Iterable[Ints] = (),
+) -> Played:
     """One step.
 
     Args:
@@ -164,7 +173,12 @@ def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool =
             devices are handed over by choice.
         shared: The rollout has the trainer's devices too, which the trainer gets when what was
             begun on them has ended.
+        before: Lengths of the steps before, of which choices know.
     """
+    forecast = LengthForecast(setting.generation.lengths.maximum)
+    for drawn in before:
+        forecast.note(drawn.ravel().tolist())
+        forecast.next_step()
     rescaled = trainer is None
     fixed = trainer or 0
     engines = _Engines(setting, lengths, setting.devices - (0 if shared else fixed))
@@ -178,7 +192,9 @@ def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool =
             continue
         ready = engines.ready(size)
         if rescaled:
-            count = _released(setting, engines, gone=gone, ready=ready, played=played, now=now)
+            count = _released(
+                setting, engines, forecast, gone=gone, ready=ready, played=played, now=now
+            )
             if count:
                 engines.move(range(gone, gone + count), range(gone + count, setting.devices))
                 gone += count
@@ -209,17 +225,25 @@ def play(setting: Setting, lengths: Ints, *, trainer: int | None, shared: bool =
 
 
 def _released(
-    setting: Setting, engines: _Engines, *, gone: int, ready: int, played: Played, now: float
+    setting: Setting,
+    engines: _Engines,
+    before: LengthForecast,
+    *,
+    gone: int,
+    ready: int,
+    played: Played,
+    now: float,
 ) -> int:
     """How many more workers give their devices up."""
     unfinished = engines.unfinished
     running = np.bincount(engines.engine[unfinished], minlength=setting.devices)[gone:]
     tokens = engines.tokens[unfinished].astype(int).tolist()
-    limit = setting.generation.lengths.maximum
-    ended = engines.lengths[~unfinished & (engines.lengths < limit)].astype(int).tolist()
+    ended = engines.lengths[~unfinished].astype(int).tolist()
     mean = float(np.mean(tokens)) if tokens else 0.0
     begin = time.thread_time()
-    longest, each = tokens_left(tokens, ended, limit)
+    forecast = deepcopy(before)
+    forecast.note(ended)
+    longest, each = forecast.left(tokens)
     choice = release(
         RolloutState(
             running=tuple(running.tolist()),

@@ -14,6 +14,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
+from rlinf.flow.length_forecast import LengthForecast
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
@@ -80,6 +81,7 @@ class GenerationWorker(StageWorker):
         self._mailbox: Mailbox | None = None
         self._step_times = StepTimes()
         self._trained: Trained | None = None
+        self._forecast = LengthForecast(setup.sampling.max_new_tokens)
         if setup.partial is not None:
             self._pool = GroupPool(
                 setup.partial,
@@ -195,7 +197,7 @@ class GenerationWorker(StageWorker):
                 slots=len(prompts),
                 group_size=setup.group_size,
                 global_batches=setup.global_batches,
-                limit=setup.sampling.max_new_tokens,
+                forecast=self._forecast,
                 trained=self._trained,
                 handover_seconds=self._step_times.cost().of(1),
             )
@@ -215,6 +217,7 @@ class GenerationWorker(StageWorker):
         report = yield from rollout.fill(mine)
         if leader is not None:
             self._trained = leader.trained
+            self._forecast.next_step()
         return report
 
     def _fill_slots(

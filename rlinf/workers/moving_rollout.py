@@ -145,7 +145,7 @@ class MovingRollout:
         ended = self._engine.step()
         self._times.note(running, time.perf_counter() - begin)
         self._steps += 1
-        self._ended += [len(i.completion) for i in ended if i.completion.stop_reason == "stop"]
+        self._ended += [len(item.completion) for item in ended]
         for group, slot in self._round.take(ended):
             self._complete[slot] = self._round.complete[slot]
             yield Emit("completions", slot, group)

@@ -69,7 +69,7 @@ class Standing:
         rank: Of the worker.
         step: Number of the training step that it is about.
         running: Tokens of each unfinished sequence.
-        ended: Tokens of sequences that ended before the limit since the last time.
+        ended: Tokens of sequences that ended, or were cut off, since the last time.
         bounds: As in :class:`Progress`.
         complete: Longest answers of groups that are complete, by slot, since the last time.
         given: Groups that it has sent to others in this step.

@@ -11,8 +11,8 @@ from rlinf.flow.elastic import (
     borrow,
     complete_batches,
     release,
-    tokens_left,
 )
+from rlinf.flow.length_forecast import LengthForecast
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 
 
@@ -25,7 +25,7 @@ class RolloutLeader:
         slots: Groups of the step.
         group_size: Sequences of a group.
         global_batches: Optimizer steps of the step.
-        limit: Most tokens of a sequence.
+        forecast: Of the lengths of sequences, from the steps before; goes on learning.
         trained: What the last training phase took; None: not known.
         handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
             again.
@@ -39,17 +39,17 @@ class RolloutLeader:
         slots: int,
         group_size: int,
         global_batches: int,
-        limit: int,
+        forecast: LengthForecast,
         trained: Trained | None,
         handover_seconds: float,
     ) -> None:
         self._devices, self._step = devices, step
         self._slots, self._size = slots, group_size
-        self._batches, self._limit = global_batches, limit
+        self._batches, self._forecast = global_batches, forecast
         self._handover_seconds = handover_seconds
         self.trained = trained
         self._standing: dict[int, Standing] = {}
-        self._ended: list[int] = []
+        self._ended: list[int] = []  # tokens of each
         self._complete: dict[int, int] = {}
         self._leaving: set[int] = set()
         self._news = False
@@ -65,6 +65,7 @@ class RolloutLeader:
             return  # it was on its way when the step before ended
         self._standing[message.rank] = message
         self._ended += message.ended
+        self._forecast.note(message.ended)
         self._complete.update(message.complete)
         self._news = True
 
@@ -125,7 +126,7 @@ class RolloutLeader:
         for slot in self._complete:
             bounds.pop(slot, None)
         size = self._slots // self._batches
-        longest, each = tokens_left(running, self._ended, self._limit)
+        longest, each = self._forecast.left(running)
         return RolloutState(
             running=tuple(len(self._standing[rank].running) for rank in live),
             total=self._slots * self._size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 
-import numpy as np
 import pytest
 
 from rlinf.flow.elastic import (
@@ -17,7 +16,6 @@ from rlinf.flow.elastic import (
     release,
     resize,
     shares,
-    tokens_left,
 )
 
 STATE = RolloutState(
@@ -126,22 +124,6 @@ def test_a_release_waits_where_the_trainer_would_run_out_of_work() -> None:
     assert "moving later saves" in choice.reason
     few = replace(crowded, running=(3, 3), steps_left=150)
     assert release(few).action == "release"
-
-
-def test_what_geometric_lengths_have_left() -> None:
-    rng = np.random.default_rng(0)
-    lengths = rng.geometric(1 / 64, size=(2000, 64))
-    longest, known, tokens, means = (np.zeros(2000) for _ in range(4))
-    for row, drawn in enumerate(lengths):
-        running = drawn[drawn > 100]
-        longest[row] = running.max(initial=100) - 100
-        tokens[row] = (running - 100).sum()
-        known[row], each = tokens_left([100] * len(running), drawn[drawn <= 100].tolist(), 10_000)
-        means[row] = each * len(running)
-    assert known.mean() == pytest.approx(longest.mean(), rel=0.05)
-    assert means.mean() == pytest.approx(tokens.mean(), rel=0.05)
-    assert tokens_left([], [5], 10) == (0, 0)
-    assert tokens_left([3, 8], [], 10) == (7, 4.5)
 
 
 def test_groups_are_shared_out_up_to_the_mean() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf.flow.elastic import DecodeCost
+from rlinf.flow.length_forecast import LengthForecast
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 from rlinf.workers.rollout_leader import RolloutLeader
 
@@ -33,7 +34,7 @@ def leader() -> RolloutLeader:
         slots=SLOTS,
         group_size=GROUP,
         global_batches=3,
-        limit=LIMIT,
+        forecast=LengthForecast(LIMIT),
         trained=Trained(12.0, 1.0),
         handover_seconds=0.0,
     )
@@ -100,6 +101,9 @@ def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLead
     hear_all(leader)
     leader.decide(cost)
     (choice,) = leader.choices
-    # 12 sequences have 40 tokens each and 60 to go, 12 have ended after 20.
-    forward = 12.0 / 3 / (12 * 40 + 12 * 60 + 12 * 20)
+    forecast = LengthForecast(LIMIT)
+    forecast.note([20] * 12)
+    _, left = forecast.left([40] * 12)
+    # 12 sequences have 40 tokens each and some to go, 12 have ended after 20.
+    forward = 12.0 / 3 / (12 * 40 + 12 * left + 12 * 20)
     assert choice.cost_seconds == pytest.approx(8 * 40 * forward)

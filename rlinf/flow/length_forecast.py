@@ -1,0 +1,97 @@
+"""How many tokens unfinished answers have to go, as far as lengths seen so far tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_FIRST_AGE = 8
+"""Tokens of the first interval of ages; each further one ends at √2 times the one before."""
+_PRIOR_ENDS = 2.0
+"""Ends by which an interval is taken to be like the one before it, until it has seen more."""
+_MEMORY = 0.7
+"""Weight of what was seen up to a step when the next one begins."""
+_GRID = 64
+"""Points at which what is left is integrated, and the most ages that are told apart."""
+
+
+class LengthForecast:
+    """The chance that a token is an answer's last one, by the number of tokens before it.
+
+    That chance is constant within intervals of ages that grow by √2 (a piecewise exponential model
+    of survival, Friedman 1982): ends / tokens seen there. For lengths with a heavy tail it falls
+    with age: of most answers little is left, of those that are long already much. Intervals of
+    which little was seen are taken to be like the one before. Sequences that still run or were cut
+    off count with their tokens, without an end.
+
+    Args:
+        limit: Most tokens of an answer.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        ages = [0.0]
+        while ages[-1] < limit:
+            ages.append(min(max(_FIRST_AGE, np.ceil(ages[-1] * 2**0.5)), limit))
+        self._ages: Floats = np.array(ages)
+        self._ends: Floats = np.zeros(len(ages) - 1)
+        self._tokens: Floats = np.zeros(len(ages) - 1)
+
+    def next_step(self) -> None:
+        """What was seen in steps before counts less than what is seen from now on."""
+        self._ends *= _MEMORY
+        self._tokens *= _MEMORY
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """Remember answers that have ended, or were cut off at the limit.
+
+        Args:
+            lengths: Tokens of each.
+        """
+        of = np.asarray(lengths, float)
+        self._tokens += self._tokens_by_age(of)
+        self._ends += np.histogram(of[of < self._limit], self._ages)[0]
+
+    def left(self, running: Sequence[int]) -> tuple[float, float]:
+        """Tokens to go of the longest of some answers, and of one on average, as expected.
+
+        Args:
+            running: Tokens that each has, at most the limit.
+        """
+        if not len(running):
+            return 0.0, 0.0
+        have = np.sort(np.asarray(running, float))
+        if not self._ends.any():
+            return float(self._limit - have[0]), float(self._limit - have.mean())
+        hazard = np.concatenate(([0.0], np.cumsum(self._chances(have) * np.diff(self._ages))))
+        parts = np.array_split(have, min(len(have), _GRID))
+        ages, counts = np.array([p.mean() for p in parts]), np.array([len(p) for p in parts])
+        # Squares, as much ends soon and a little late.
+        later = (self._limit - have[0]) * np.linspace(0.0, 1.0, _GRID) ** 2
+        at = np.minimum(ages[:, None] + later, self._limit)
+        passed = np.interp(at, self._ages, hazard)
+        alive = np.exp(passed[:, :1] - passed) * (at < self._limit)
+        none = np.exp(np.log1p(-np.minimum(alive, 1 - 1e-12)).T @ counts)
+        return _area(1 - none, later), _area(alive.T @ counts / len(have), later)
+
+    def _tokens_by_age(self, lengths: Floats) -> Floats:
+        passed = np.clip(lengths[:, None] - self._ages[:-1], 0.0, np.diff(self._ages))
+        found: Floats = passed.sum(axis=0)
+        return found
+
+    def _chances(self, running: Floats) -> Floats:
+        tokens = self._tokens + self._tokens_by_age(running)
+        before = self._ends.sum() / tokens.sum()
+        chances = np.empty(len(tokens))
+        for place, (ends, seen) in enumerate(zip(self._ends, tokens, strict=True)):
+            before = chances[place] = (ends + _PRIOR_ENDS) / (seen + _PRIOR_ENDS / before)
+        return chances
+
+
+def _area(heights: Floats, at: Floats) -> float:
+    """Under straight lines between points."""
+    return float((heights[1:] + heights[:-1]) @ np.diff(at) / 2)

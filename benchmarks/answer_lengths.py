@@ -54,13 +54,17 @@ def write_kinds(
 
 
 def write_prompts_of_kinds(path: Path, steps: int, counts: Sequence[int]) -> None:
-    """Prompts for so many steps as JSON lines, each with so many of every kind, in any order."""
+    """Prompts for so many steps as JSON lines, each with so many of every kind, spread evenly.
+
+    So every engine gets its share of the long answers, as it would of many more prompts.
+    """
     rng = np.random.default_rng(0)
     letters = _divided(len(counts))
+    kinds = np.repeat(np.arange(len(counts)), counts)
+    places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     with path.open("w") as file:
         for _ in range(steps):
-            kinds = np.repeat(np.arange(len(counts)), counts)
-            for kind in rng.permutation(kinds):
+            for kind in kinds[np.argsort(places, kind="stable")]:
                 text = "".join(rng.choice(list(letters[kind]), rng.integers(8, 17)))
                 file.write(json.dumps({"prompt": text, "solutions": "x"}) + "\n")
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from rlinf.engines.kv_cache import PromptCapture
 
+_PASS = {"cpu": 64}
+"""Tokens of padding that take as long as one more forward pass, by device, where measured."""
+
 
 @dataclass(frozen=True)
 class Prefilled:
@@ -52,7 +55,8 @@ def prefill(
     """
     results: list[Prefilled | None] = [None] * len(texts)
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    for chunk in _chunks(order, texts, 1 if alone else max_tokens):
+    most_padding = _PASS.get(model.device.type, max_tokens)
+    for chunk in _chunks(order, texts, 1 if alone else max_tokens, most_padding):
         capture = PromptCapture()
         lengths = np.array([len(texts[number]) for number in chunk])
         padded = np.zeros((len(chunk), lengths[-1]), np.int64)
@@ -83,13 +87,21 @@ def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCa
     return logits
 
 
-def _chunks(order: list[int], texts: Sequence[np.ndarray], max_tokens: int) -> Iterator[list[int]]:
-    """Texts by increasing length, as many as fit into ``max_tokens``, at least one."""
+def _chunks(
+    order: list[int], texts: Sequence[np.ndarray], max_tokens: int, most_padding: int
+) -> Iterator[list[int]]:
+    """Texts by increasing length, as many as fit into ``max_tokens``, at least one.
+
+    A text that would pad those before it by more than ``most_padding`` begins the next chunk.
+    """
     chunk: list[int] = []
     for number in order:
-        if chunk and (len(chunk) + 1) * len(texts[number]) > max_tokens:
-            yield chunk
-            chunk = []
+        if chunk:
+            length = len(texts[number])
+            padding = len(chunk) * (length - len(texts[chunk[-1]]))
+            if (len(chunk) + 1) * length > max_tokens or padding > most_padding:
+                yield chunk
+                chunk = []
         chunk.append(number)
     if chunk:
         yield chunk

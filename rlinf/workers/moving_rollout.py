@@ -165,15 +165,14 @@ class MovingRollout:
         """Tell how far the groups are; hear and carry out what was decided."""
         between = _STEPS if self._round.complete else _STEPS_AT_FIRST
         due = self._steps % between == 0 or bool(self._complete)
-        if due and self._engine.unfinished:
-            bounds = self._round.bounds(self._engine)
-            if bounds:
-                yield Emit("groups", min(bounds), Progress(bounds))
+        bounds = self._round.bounds(self._engine) if due and self._engine.unfinished else {}
+        if bounds:
+            yield Emit("groups", min(bounds), Progress(bounds))
         if self._devices is None or self._mailbox is None:
             self._complete.clear()
             return
         if due or not self._engine.unfinished:
-            self._tell()
+            self._tell(bounds)
         for message in self._mailbox.read():
             yield from self._hear(message)
         if self._leader is not None and not self._over:
@@ -183,12 +182,9 @@ class MovingRollout:
                 else:
                     self._devices.mailboxes[rank].post(message)
 
-    def _tell(self) -> None:
-        assert self._devices is not None
-        if self._engine.unfinished == 0 and not (self._complete or self._ended):
-            return
-        running = tuple(self._engine.progress().values())
-        self._report(running, self._round.bounds(self._engine))
+    def _tell(self, bounds: Mapping[int, int]) -> None:
+        if self._engine.unfinished or self._complete or self._ended:
+            self._report(tuple(self._engine.progress().values()), bounds)
 
     def _report(
         self, running: tuple[int, ...], bounds: Mapping[int, int], *, left: bool = False
@@ -227,7 +223,7 @@ class MovingRollout:
             if bounds:
                 yield Emit("groups", min(bounds), Progress(bounds))
             # Nothing is decided before the groups are known to have arrived.
-            self._tell()
+            self._tell(bounds)
         elif isinstance(message, Leave):
             self._leave(message)
         elif isinstance(message, Over):

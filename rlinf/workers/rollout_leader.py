@@ -89,6 +89,8 @@ class RolloutLeader:
         if gone or on_their_way or len(self._standing) < workers:
             return []  # what runs where is not known
         live = [rank for rank in range(workers) if rank not in self._leaving]
+        if len(live) == 1:
+            return []
         choice = release(self._state(live, cost()))
         if choice.action != "release":
             return []

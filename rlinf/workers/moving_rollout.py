@@ -33,9 +33,9 @@ from rlinf.workers.moving_round import (
 )
 from rlinf.workers.rollout_leader import RolloutLeader
 
-_STEPS = 8
-"""Decoding steps between two reports of progress."""
-_STEPS_AT_FIRST = 32
+_PAUSE = 0.05
+"""Seconds between two reports of progress."""
+_PAUSE_AT_FIRST = 0.25
 """The same while no own group is complete: then there is little to train on or to decide."""
 _IDLE = 0.005
 """Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
@@ -109,7 +109,7 @@ class MovingRollout:
         self._over = devices is None
         self._ended: list[int] = []
         self._complete: dict[int, int] = {}
-        self._steps = 0
+        self._told = time.perf_counter()
 
     def fill(
         self, prompts: Iterable[tuple[int, Drawn, list[int]]]
@@ -144,7 +144,6 @@ class MovingRollout:
         begin = time.perf_counter()
         ended = self._engine.step()
         self._times.note(running, time.perf_counter() - begin)
-        self._steps += 1
         self._ended += [len(item.completion) for item in ended]
         for group, slot in self._round.take(ended):
             self._complete[slot] = self._round.complete[slot]
@@ -163,16 +162,15 @@ class MovingRollout:
 
     def _talk(self) -> Generator[Emit, None, None]:
         """Tell how far the groups are; hear and carry out what was decided."""
-        between = _STEPS if self._round.complete else _STEPS_AT_FIRST
-        due = self._steps % between == 0 or bool(self._complete)
-        bounds = self._round.bounds(self._engine) if due and self._engine.unfinished else {}
-        if bounds:
-            yield Emit("groups", min(bounds), Progress(bounds))
-        if self._devices is None or self._mailbox is None:
-            self._complete.clear()
-            return
-        if due or not self._engine.unfinished:
+        pause = _PAUSE if self._round.complete else _PAUSE_AT_FIRST
+        if not self._engine.unfinished or time.perf_counter() - self._told >= pause:
+            bounds = self._round.bounds(self._engine) if self._engine.unfinished else {}
+            if bounds:
+                yield Emit("groups", min(bounds), Progress(bounds))
             self._tell(bounds)
+            self._told = time.perf_counter()
+        if self._devices is None or self._mailbox is None:
+            return
         for message in self._mailbox.read():
             yield from self._hear(message)
         if self._leader is not None and not self._over:
@@ -183,6 +181,8 @@ class MovingRollout:
                     self._devices.mailboxes[rank].post(message)
 
     def _tell(self, bounds: Mapping[int, int]) -> None:
+        if self._devices is None:
+            return
         if self._engine.unfinished or self._complete or self._ended:
             self._report(tuple(self._engine.progress().values()), bounds)
 

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
 from rlinf.checkpoint.reading import load_checkpoint
+from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
 from rlinf.scheduler.cpu_slots import available_cores
@@ -114,6 +115,22 @@ def test_parts_of_actor_and_critic(tmp_path: Path) -> None:
     assert_equal_runs(expected, stopped_and_resumed(tmp_path / "resumed", ppo, ppo))
     latest = expected / "checkpoints" / "latest"
     assert {path.name for path in latest.iterdir() if path.is_dir()} == {"actor", "critic"}
+
+
+def test_parts_go_to_other_ranks_when_the_placement_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that looks for its best placement tries one rank and two, and trains on as it would."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    steps = "runner.total_steps=10"
+    expected = train(tmp_path / "expected", steps)
+    auto = "runner.plan={steps: 1, least_gain: 0.0}"
+    moved = train(tmp_path / "moved", steps, *ON_RAY, TWO, SHARDED, auto)
+    assert_close_runs(expected, moved)
+    decisions = read_decisions(moved)
+    tried = [d.plan["components"]["actor"]["devices"] for d in decisions if d.plan is not None]
+    assert {1, 2} <= {len(devices) for devices in tried}
+    assert "drop" not in {decision.what for decision in decisions}
 
 
 def test_two_ranks_of_actor_and_critic(tmp_path: Path) -> None:

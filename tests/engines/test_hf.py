@@ -239,6 +239,30 @@ def test_equal_prompts_are_computed_once(model: Any, build: Build) -> None:
     assert [shape for shape in seen if shape[1] > 1] == [(1, 10)] * 2
 
 
+def test_long_prompts_do_not_pad_short_ones(model: Any, build: Build) -> None:
+    own = copy.deepcopy(model)
+    engine = build(own)
+    seen: list[tuple[int, ...]] = []
+    embedding = engine._model.get_input_embeddings()
+    embedding.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
+    lengths = [9, 200, 10, 8, 190, 10]
+    how = SamplingConfig(max_new_tokens=5, stop_token_ids=())
+    rng = np.random.default_rng(0)
+    asked = [
+        GenerationRequest(
+            request_id=number,
+            prompt_tokens=rng.integers(2, VOCABULARY, length),
+            seed=number,
+            sampling=how,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    answers = engine.generate(asked)
+    assert [shape for shape in seen if shape[1] > 1] == [(4, 10), (2, 200)]
+    alone = [build().generate([request])[0] for request in asked]
+    assert _same(sorted(answers, key=lambda answer: answer.request_id), alone, bits=False)
+
+
 def test_the_batch_is_filled_up_between_steps(build: Build) -> None:
     lengths = [20, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     asked = [

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp
 from typing import Literal
+
+from rlinf.flow.length_forecast import PARTS, TokensLeft
 
 Action = Literal["stay", "release", "resize", "borrow"]
 
 _WORTH = 0.02
 """Part of the remaining time below which a gain is not worth a move."""
-
-_LATER = tuple(n / 8 for n in range(8))
-"""Parts of the remaining decoding steps after which a release is tried in thought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,7 @@ class RolloutState:
             workers would give it up.
         total: Sequences of the step.
         capacity: Sequences that one worker runs at once.
-        steps_left: Decoding steps until the last sequence ends, as
-            :class:`~rlinf.flow.length_forecast.LengthForecast` expects.
-        mean_left: Those of one of the running sequences, on average; likewise.
+        left: Decoding steps that the running sequences have to go.
         decode: Of one worker.
         handover_seconds: What bringing one sequence to another worker takes.
         train_seconds: Training of the whole step by one rank; None: not known yet.
@@ -81,8 +77,7 @@ class RolloutState:
     running: tuple[int, ...]
     total: int
     capacity: int
-    steps_left: float
-    mean_left: float
+    left: TokensLeft
     decode: DecodeCost
     handover_seconds: float
     train_seconds: float | None
@@ -122,13 +117,13 @@ def release(state: RolloutState) -> Choice:
     }
     best = min(options, key=lambda count: options[count], default=0)
     gain = now - options.get(best, now)
+    points = range(1, len(PARTS))
     later = min(
-        (outlook.seconds_left(count, part) for count in options for part in _LATER[1:]),
-        default=now,
+        (outlook.seconds_left(count, point) for count in options for point in points), default=now
     )
     numbers = {
         "running": float(sequences), "seconds_left": now, "ready": float(state.ready),
-        "steps_left": state.steps_left,
+        "steps_left": state.left.longest,
     }  # fmt: skip
     if gain <= _WORTH * now:
         why = f"{sequences} sequences run on {live} workers; moving saves {max(gain, 0.0):.3f} s"
@@ -198,22 +193,20 @@ class _Outlook:
         self.ranks = [largest_size(state.trainer_sizes, number) for number in devices]
         self.handovers = [_handover(state, count) for count in range(self.live)]
 
-    def seconds_left(self, count: int, after: float = 0.0) -> float:
+    def seconds_left(self, count: int, point: int = 0) -> float:
         """Until rollout and training have ended.
 
         Args:
             count: Workers that give their devices up.
-            after: They do so after this part of the decoding steps that are left.
+            point: They do so after this one of the :data:`PARTS` of the decoding steps left.
         """
-        state = self.state
-        steps = after * state.steps_left
-        # As if lengths were geometric: so many of the running sequences have not ended after that.
-        part = exp(-steps / state.mean_left) if state.mean_left else 0.0
-        each = state.decode.per_sequence * state.mean_left
-        before = steps * state.decode.fixed + each * self.most * (1 - part)
+        state, left = self.state, self.state.left
+        steps = PARTS[point] * left.longest
+        each = state.decode.per_sequence
+        before = steps * state.decode.fixed + each * self.most * (left.mean - left.to_go[point])
         busiest = self.sequences / (self.live - count) if count else self.most
-        together = (state.steps_left - steps) * state.decode.fixed + each * busiest * part
-        together += self.handovers[count] * part
+        together = (left.longest - steps) * state.decode.fixed + each * busiest * left.to_go[point]
+        together += self.handovers[count] * left.going[point]
         rest = max(self.train_seconds - together * self.ranks[count], state.last_seconds)
         return before + together + rest / self.ranks[self.live]
 

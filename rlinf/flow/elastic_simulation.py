@@ -243,14 +243,12 @@ def _released(
     begin = time.thread_time()
     forecast = deepcopy(before)
     forecast.note(ended)
-    longest, each = forecast.left(tokens)
     choice = release(
         RolloutState(
             running=tuple(running.tolist()),
             total=engines.lengths.size,
             capacity=setting.generation.slots,
-            steps_left=longest,
-            mean_left=each,
+            left=forecast.left(tokens),
             decode=setting.decode,
             handover_seconds=mean / setting.tokens_per_second / max(setting.devices - gone, 1),
             train_seconds=setting.train_seconds,

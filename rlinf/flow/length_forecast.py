@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,26 @@ _MEMORY = 0.7
 """Weight of what was seen up to a step when the next one begins."""
 _GRID = 64
 """Points at which what is left is integrated, and the most ages that are told apart."""
+
+PARTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+"""Parts of the tokens that the longest answer has to go, at which a forecast looks ahead."""
+
+
+@dataclass(frozen=True)
+class TokensLeft:
+    """What some running answers are expected to have left.
+
+    Args:
+        longest: Tokens that the longest has to go.
+        mean: Of one on average.
+        going: Part of the answers that still run after each of the :data:`PARTS` of ``longest``.
+        to_go: Tokens that one has left then on average, those that have ended counted as none.
+    """
+
+    longest: float
+    mean: float
+    going: tuple[float, ...]
+    to_go: tuple[float, ...]
 
 
 class LengthForecast:
@@ -56,17 +77,17 @@ class LengthForecast:
         self._tokens += self._tokens_by_age(of)
         self._ends += np.histogram(of[of < self._limit], self._ages)[0]
 
-    def left(self, running: Sequence[int]) -> tuple[float, float]:
-        """Tokens to go of the longest of some answers, and of one on average, as expected.
+    def left(self, running: Sequence[int]) -> TokensLeft:
+        """What some answers have left, as expected.
 
         Args:
             running: Tokens that each has, at most the limit.
         """
         if not len(running):
-            return 0.0, 0.0
+            return TokensLeft(0.0, 0.0, (0.0,) * len(PARTS), (0.0,) * len(PARTS))
         have = np.sort(np.asarray(running, float))
         if not self._ends.any():
-            return float(self._limit - have[0]), float(self._limit - have.mean())
+            return self._all_to_the_limit(have)
         hazard = np.concatenate(([0.0], np.cumsum(self._chances(have) * np.diff(self._ages))))
         parts = np.array_split(have, min(len(have), _GRID))
         ages, counts = np.array([p.mean() for p in parts]), np.array([len(p) for p in parts])
@@ -76,7 +97,27 @@ class LengthForecast:
         passed = np.interp(at, self._ages, hazard)
         alive = np.exp(passed[:, :1] - passed) * (at < self._limit)
         none = np.exp(np.log1p(-np.minimum(alive, 1 - 1e-12)).T @ counts)
-        return _area(1 - none, later), _area(alive.T @ counts / len(have), later)
+        going = alive.T @ counts / len(have)
+        drawn = _area_so_far(going, later)
+        longest = float(_area_so_far(1 - none, later)[-1])
+        ahead = np.array(PARTS) * longest
+        return TokensLeft(
+            longest,
+            float(drawn[-1]),
+            tuple(np.interp(ahead, later, going).tolist()),
+            tuple((drawn[-1] - np.interp(ahead, later, drawn)).tolist()),
+        )
+
+    def _all_to_the_limit(self, have: Floats) -> TokensLeft:
+        longest = float(self._limit - have[0])
+        rest = np.maximum(self._limit - have[:, None] - np.array(PARTS) * longest, 0.0)
+        to_go = rest.mean(axis=0)
+        return TokensLeft(
+            longest,
+            float(to_go[0]),
+            tuple((rest > 0).mean(axis=0).tolist()),
+            tuple(to_go.tolist()),
+        )
 
     def _tokens_by_age(self, lengths: Floats) -> Floats:
         passed = np.clip(lengths[:, None] - self._ages[:-1], 0.0, np.diff(self._ages))
@@ -92,6 +133,7 @@ class LengthForecast:
         return chances
 
 
-def _area(heights: Floats, at: Floats) -> float:
-    """Under straight lines between points."""
-    return float((heights[1:] + heights[:-1]) @ np.diff(at) / 2)
+def _area_so_far(heights: Floats, at: Floats) -> Floats:
+    """[n] under straight lines between points, up to each of them."""
+    found: Floats = np.cumsum((heights[1:] + heights[:-1]) * np.diff(at) / 2)
+    return np.concatenate(([0.0], found))

@@ -129,15 +129,14 @@ class RolloutLeader:
         for slot in self._complete:
             bounds.pop(slot, None)
         size = self._slots // self._batches
-        longest, each = self._forecast.left(running)
+        left = self._forecast.left(running)
         return RolloutState(
             running=tuple(len(self._standing[rank].running) for rank in live),
             total=self._slots * self._size,
             capacity=self._devices.capacity,
-            steps_left=longest,
-            mean_left=each,
+            left=left,
             decode=decode,
-            handover_seconds=self._handover_seconds + self._again(running, each),
+            handover_seconds=self._handover_seconds + self._again(running, left.mean),
             train_seconds=self.trained.seconds if self.trained else None,
             last_seconds=self.trained.last_seconds if self.trained else 0.0,
             ready=len(complete_batches(self._complete, bounds, size)),

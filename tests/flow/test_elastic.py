@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from math import exp
 
 import pytest
 
@@ -17,13 +18,20 @@ from rlinf.flow.elastic import (
     resize,
     shares,
 )
+from rlinf.flow.length_forecast import PARTS, TokensLeft
+
+
+def geometric(longest: float, mean: float) -> TokensLeft:
+    """Of lengths of which each token is the last one with the same chance."""
+    going = tuple(exp(-part * longest / mean) for part in PARTS)
+    return TokensLeft(longest, mean, going, tuple(mean * part for part in going))
+
 
 STATE = RolloutState(
     running=(4, 4),
     total=64,
     capacity=64,
-    steps_left=200,
-    mean_left=100,
+    left=geometric(200, 100),
     decode=DecodeCost(fixed=0.01, per_sequence=1e-5),
     handover_seconds=0.001,
     train_seconds=3.0,
@@ -114,7 +122,7 @@ def test_a_release_waits_where_the_trainer_would_run_out_of_work() -> None:
     crowded = replace(
         STATE,
         running=(30, 30),
-        steps_left=400,
+        left=geometric(400, 100),
         decode=DecodeCost(fixed=0.01, per_sequence=0.0002),
         train_seconds=2.0,
         last_seconds=0.2,
@@ -122,7 +130,7 @@ def test_a_release_waits_where_the_trainer_would_run_out_of_work() -> None:
     choice = release(crowded)
     assert (choice.action, choice.count) == ("stay", 0)
     assert "moving later saves" in choice.reason
-    few = replace(crowded, running=(3, 3), steps_left=150)
+    few = replace(crowded, running=(3, 3), left=geometric(150, 100))
     assert release(few).action == "release"
 
 

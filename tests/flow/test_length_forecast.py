@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rlinf.flow.length_forecast import LengthForecast
+from rlinf.flow.length_forecast import PARTS, LengthForecast
 
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 
@@ -42,8 +42,8 @@ def test_what_is_left_after_other_steps_of_the_same_lengths(lengths: Lengths, ag
         forecast.note(drawn[drawn <= age].tolist())
         left = drawn[drawn > age] - age
         found.append((left.max(initial=0), left.sum()))
-        longest, mean = forecast.left([age] * len(left))
-        expected.append((longest, mean * len(left)))
+        foreseen = forecast.left([age] * len(left))
+        expected.append((foreseen.longest, foreseen.mean * len(left)))
     wanted = np.mean(found, axis=0)
     # A few long answers make most of the mean, so that it is known less well than the longest.
     assert np.mean(expected, axis=0) == pytest.approx(wanted, rel=0.25)
@@ -53,27 +53,33 @@ def test_what_is_left_after_other_steps_of_the_same_lengths(lengths: Lengths, ag
 def test_ages_of_running_answers_count_one_by_one() -> None:
     forecast = LengthForecast(LIMIT)
     forecast.note(geometric(np.random.default_rng(0), 4000).tolist() + [LIMIT] * 80)
-    young, young_mean = forecast.left([1] * 10)
-    old, old_mean = forecast.left([700] * 10)
-    assert young_mean < 150 < 500 < old_mean
-    _, mixed = forecast.left([1] * 10 + [700] * 10)
-    assert mixed == pytest.approx((young_mean + old_mean) / 2, rel=0.05)
-    assert young < old < LIMIT - 700
+    young, old = forecast.left([1] * 10), forecast.left([700] * 10)
+    assert young.mean < 150 < 500 < old.mean
+    mixed = forecast.left([1] * 10 + [700] * 10)
+    assert mixed.mean == pytest.approx((young.mean + old.mean) / 2, rel=0.05)
+    assert young.longest < old.longest < LIMIT - 700
+    # After the short ones the others still run.
+    assert mixed.going[PARTS.index(1 / 2)] == pytest.approx(0.5, abs=0.15)
+    assert mixed.to_go[PARTS.index(1 / 2)] == pytest.approx(old.mean / 4, rel=0.3)
 
 
 def test_all_may_run_to_the_limit_while_nothing_has_ended() -> None:
     forecast = LengthForecast(10)
-    assert forecast.left([3, 8]) == (7, 4.5)
+    before = forecast.left([3, 8])
+    assert (before.longest, before.mean) == (7, 4.5)
+    half = PARTS.index(1 / 2)
+    assert (before.going[half], before.to_go[half]) == (0.5, 1.75)
     forecast.note([10, 10])
-    assert forecast.left([3, 8]) == (7, 4.5)
-    assert forecast.left([]) == (0, 0)
+    assert forecast.left([3, 8]) == before
+    assert forecast.left([]).longest == 0
 
 
 def test_nothing_is_left_at_the_limit() -> None:
     forecast = LengthForecast(10)
     forecast.note([2, 4])
-    assert forecast.left([10, 10]) == (0, 0)
-    assert forecast.left([9]) == (pytest.approx(1, abs=0.5),) * 2
+    assert forecast.left([10, 10]).longest == 0
+    last = forecast.left([9])
+    assert (last.longest, last.mean) == (pytest.approx(1, abs=0.5),) * 2
 
 
 def test_steps_of_long_ago_are_forgotten() -> None:
@@ -82,4 +88,4 @@ def test_steps_of_long_ago_are_forgotten() -> None:
     for _ in range(30):
         forecast.next_step()
         forecast.note([10] * 100)
-    assert forecast.left([1])[0] < 50
+    assert forecast.left([1]).longest < 50

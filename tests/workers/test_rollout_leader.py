@@ -103,7 +103,7 @@ def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLead
     (choice,) = leader.choices
     forecast = LengthForecast(LIMIT)
     forecast.note([20] * 12)
-    _, left = forecast.left([40] * 12)
+    left = forecast.left([40] * 12).mean
     # 12 sequences have 40 tokens each and some to go, 12 have ended after 20.
     forward = 12.0 / 3 / (12 * 40 + 12 * left + 12 * 20)
     assert choice.cost_seconds == pytest.approx(8 * 40 * forward)

@@ -33,10 +33,12 @@ from rlinf.workers.moving_round import (
 )
 from rlinf.workers.rollout_leader import RolloutLeader
 
+_SHARE = 0.04
+"""Part of the time that reports of progress may take."""
 _PAUSE = 0.05
-"""Seconds between two reports of progress."""
-_PAUSE_AT_FIRST = 0.25
-"""The same while no own group is complete: then there is little to train on or to decide."""
+"""Most seconds between two of them."""
+_AT_FIRST = 4
+"""Factor on both while no own group is complete: then there is little to train on or to decide."""
 _IDLE = 0.005
 """Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
 
@@ -109,7 +111,7 @@ class MovingRollout:
         self._over = devices is None
         self._ended: list[int] = []
         self._complete: dict[int, int] = {}
-        self._told = time.perf_counter()
+        self._told, self._pause = time.perf_counter(), 0.0
 
     def fill(
         self, prompts: Iterable[tuple[int, Drawn, list[int]]]
@@ -162,13 +164,15 @@ class MovingRollout:
 
     def _talk(self) -> Generator[Emit, None, None]:
         """Tell how far the groups are; hear and carry out what was decided."""
-        pause = _PAUSE if self._round.complete else _PAUSE_AT_FIRST
-        if not self._engine.unfinished or time.perf_counter() - self._told >= pause:
+        begin = time.perf_counter()
+        pause = self._pause if self._round.complete else _AT_FIRST * self._pause
+        if not self._engine.unfinished or begin - self._told >= pause:
             bounds = self._round.bounds(self._engine) if self._engine.unfinished else {}
             if bounds:
                 yield Emit("groups", min(bounds), Progress(bounds))
             self._tell(bounds)
             self._told = time.perf_counter()
+            self._pause = min((self._told - begin) / _SHARE, _PAUSE)
         if self._devices is None or self._mailbox is None:
             return
         for message in self._mailbox.read():

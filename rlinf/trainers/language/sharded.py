@@ -40,6 +40,7 @@ class ShardedModule(TrainedModule):
     ) -> None:
         super().__init__(config)
         self._ranks = ranks
+        self._data = ranks.mesh["data"]
         self._keeps = _keeps_gathered(module, config)
         blank = any(parameter.is_meta for parameter in module.parameters())
         weights = {} if blank else take_weights(module)
@@ -53,7 +54,7 @@ class ShardedModule(TrainedModule):
         for target in [*layers, module]:
             fully_shard(
                 target,
-                mesh=ranks.mesh["data"],
+                mesh=self._data,
                 mp_policy=policy,
                 reshard_after_forward=not self._keeps,
             )
@@ -137,26 +138,33 @@ class ShardedModule(TrainedModule):
     def part(self, name: str, source: Source) -> Tensor:
         """A DTensor."""
         parameter, local = self.named[name], source[self._numbers[name]]
-        if not isinstance(parameter, DTensor):
-            return local
-        part: Tensor = DTensor.from_local(
-            local.to(self._ranks.device),
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-        return part
+        return self._of_ranks(local, parameter) if isinstance(parameter, DTensor) else local
 
     @torch.no_grad()
     def whole(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Gathered from all ranks."""
-        tensor = tensor.detach() if dtype is None else tensor.detach().to(dtype)
+        local = local_part(tensor).to(dtype or tensor.dtype)
         if not isinstance(tensor, DTensor):
-            return tensor
-        whole: Tensor = tensor.full_tensor()
+            return local
+        whole: Tensor = self._of_ranks(local, tensor).full_tensor()
         return whole
+
+    def _of_ranks(self, local: Tensor, like: DTensor) -> DTensor:
+        """This rank's part of a tensor that is divided as another one, over the present ranks.
+
+        Torch keeps results of operations on DTensors by their meshes, and takes two meshes of the
+        same ranks for equal whatever their process groups. After ranks left and came back, the mesh
+        of a parameter may so be the former one, whose group is gone.
+        """
+        mesh = self._data if like.device_mesh.ndim == 1 else like.device_mesh
+        return DTensor.from_local(
+            local.to(self._ranks.device),
+            mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
 
     def fill(self, name: str, source: Source, value: Tensor) -> None:
         """See :meth:`TrainedModule.fill`."""

@@ -96,6 +96,26 @@ def moves(company: Company, folder: Path) -> dict[str, Any]:
     return {case: moving(company, case) for case in CASES}
 
 
+def again(company: Company, folder: Path) -> dict[str, Any]:
+    """Two ranks for a second time, when the groups of the first are gone; each gathers twice."""
+    one, found = build("tied, reference"), batches(2)
+    one.make_movable(keep=company.rank == 0)
+    company.move(one, 1, 2)
+    one.train_stream(found[:1], 3)
+    weights = [dict(one.weights())]
+    company.move(one, 2, 1)
+    company.move(one, 1, 2)
+    weights.append(dict(one.weights()))
+    one.train_stream(found[1:], 4)
+    state = one.state_dict()
+    if company.rank == 0:
+        torch.save(state, folder / "state.pt")
+    one._ranks.barrier()
+    one.load_state_dict(torch.load(folder / "state.pt"))
+    weights.append(dict(one.weights()))
+    return {"weights": weights, "state": state}
+
+
 def failing(company: Company, folder: Path) -> dict[str, Any]:
     """Moves that fail in each phase and direction, on each rank, and one that does not."""
     one = build("tied, reference")

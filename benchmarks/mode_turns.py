@@ -1,4 +1,7 @@
-"""Several settings of one recipe, each in a process of its own, that train in turns."""
+"""Several settings of one recipe, each in a process of its own, that train in turns.
+
+Two of them may have their turns at once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -83,18 +86,29 @@ class Turns:
             self._processes[-1].start()
             end.close()  # so that the end of the process is seen here
 
-    def take(self, turns: int, steps: int) -> dict[str, Taken]:
+    def take(
+        self, turns: int, steps: int, *, at_once: Iterable[tuple[str, ...]] = ()
+    ) -> dict[str, Taken]:
         """Let every setting warm up, and then train so many steps in each turn.
 
         The first step of a turn finds the caches of the processor full of others' data, and does
         not count. Turns go in one order and then in the other. A setting that fails says why on the
         standard error, and ends the others.
+
+        Args:
+            turns: Of each setting.
+            steps: In each turn.
+            at_once: Settings that have their turns together.
         """
+        parties = [*at_once]
+        joined = {name for party in parties for name in party}
+        parties += [(name,) for name in self._links if name not in joined]
         for number in range(turns + 1):
-            names = list(self._links) if number % 2 else list(reversed(self._links))
-            for name in names:
-                self._links[name].send(steps if number else WARM_UP_STEPS)
-                self._links[name].recv()
+            for party in parties if number % 2 else reversed(parties):
+                for name in party:
+                    self._links[name].send(steps if number else WARM_UP_STEPS)
+                for name in party:
+                    self._links[name].recv()
         found = {}
         for name, link in self._links.items():
             link.send(0)

@@ -17,6 +17,11 @@ one slot) in the same turn, and whether the training metrics of the modes agree 
 is a run of `rlinf train` with ``plan: auto`` that measures, plans and settles by itself; the
 placement that it settles on takes turns with the others.
 
+What the machine has to give is measured in the same turns: two runs of the sequential mode at once,
+one on each slot, that have nothing to do with each other. Their steps in a second, of those of one
+that runs alone, are the limit for any mode that uses both slots; 2 where they do not slow each
+other.
+
 The trials of `rlinf plan --measure` take turns with the modes too. What simulator and planner
 predict from the profile that they make is printed beside what each mode took, with the error; at
 the end the median absolute error of temporal plans (nodes take turns) and of the others. Of a mode
@@ -46,7 +51,7 @@ from typing import Any
 
 import yaml
 from mode_turns import Setting, Taken, Turns
-from mode_workloads import AUTO, SEQUENTIAL, WORKLOADS, Workload
+from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload
 from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
@@ -61,6 +66,7 @@ from rlinf.runners.variants import legal_trials
 # under the one that it returns to.
 SETTLING = 55
 TURN = 5  # steps, of which the first does not count
+COPIES = ("sequential on the first slot", "sequential on the second")  # at once
 NOT_COMPARED = ("time", "per_second", "memory/")
 
 
@@ -106,9 +112,13 @@ def training_metrics(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 @dataclass
 class Found:
-    """What the rounds of a workload showed, by mode; and which modes `auto` settled on."""
+    """What the rounds of a workload showed, by mode.
+
+    Also the speed of two sequential runs at once, and which modes `auto` settled on.
+    """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    limits: list[float] = field(default_factory=list)
     auto_is: set[str] = field(default_factory=set)
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     predictions: dict[str, list[Prediction]] = field(default_factory=lambda: defaultdict(list))
@@ -145,7 +155,16 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
         label: Setting(recipe, [*given[SEQUENTIAL], *endless], number)
         for number, (label, _) in enumerate(legal_trials(own))
     }
-    taken = in_turns(settings | trials, -(-steps // (TURN - 1)), directory)
+    one = words(workload.modes[SEQUENTIAL] | moved_to_the_other_slot(workload))
+    pair = settings[SEQUENTIAL], Setting(recipe, [*one, *endless])
+    copies = dict(zip(COPIES, pair, strict=True))
+    taken = in_turns(settings | trials | copies, -(-steps // (TURN - 1)), directory)
+    found.limits += [
+        alone / first + alone / second
+        for alone, first, second in zip(
+            *(taken[name].seconds for name in (SEQUENTIAL, *COPIES)), strict=True
+        )
+    ]
     profile = profile_of(own, task.flow, [taken[label].trial(trials[label]) for label in trials])
     for mode, mine in given.items():
         found.seconds[mode] += taken[mode].seconds
@@ -153,6 +172,12 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
         # That of another runtime would be another one.
         if not fingerprints(configs[mode][2]).differences(profile):
             found.predictions[mode].append(prediction(recipe, mine, profile))
+
+
+def moved_to_the_other_slot(workload: Workload) -> dict[str, Any]:
+    """The override that puts the sequential mode on the slot that it does not use."""
+    key = "cluster.component_placement"
+    return {key: dict.fromkeys(workload.modes[SEQUENTIAL][key], f"{SLOTS - 1}")}
 
 
 def in_turns(settings: dict[str, Setting], turns: int, directory: Path) -> dict[str, Taken]:
@@ -164,7 +189,7 @@ def in_turns(settings: dict[str, Setting], turns: int, directory: Path) -> dict[
     }
     together = {name: setting for name, setting in settings.items() if name not in ahead}
     with Turns(together, directory / "together") as processes:
-        found = processes.take(turns, TURN)
+        found = processes.take(turns, TURN, at_once=[COPIES])
     for number, name in enumerate(ahead):
         with Turns({name: settings[name]}, directory / f"{number}") as processes:
             found |= processes.take(turns, TURN)
@@ -198,6 +223,9 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
             f"  {mode:28s} {median:8.3f} s ± {spread:5.3f} {row['speed']:6.2f} x  "
             f"{'yes' if row['equal'] else 'no ':3s} {in_words(row)}"
         )
+    limit = statistics.median(found.limits)
+    spread = interquartile(found.limits)
+    print(f"  {'limit: two sequential at once':41s} {limit:6.2f} x ± {spread:.2f}")
     for what, error in summary(rows).items():
         print(f"  median absolute error, {what}: {100 * error:.1f} %")
     best = max(alternatives(workload), key=lambda mode: rows[mode]["speed"])
@@ -205,7 +233,12 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     print(f"  {AUTO} settled on {', '.join(sorted(found.auto_is)) or 'another placement'}")
     print(f"  against the best that it may choose, {best}, its steps take {100 * against:+.1f} %")
     sys.stdout.flush()
-    return {"modes": rows, "errors": summary(rows), "auto_against_best": against}
+    return {
+        "modes": rows,
+        "limit": limit,
+        "errors": summary(rows),
+        "auto_against_best": against,
+    }
 
 
 def predicted(found: list[Prediction], measured: float) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _SHARE = 0.04
 _PAUSE = 0.05
 """Most seconds between two of them."""
 _AT_FIRST = 4
-"""Factor on both while no own group is complete: then there is little to train on or to decide."""
+"""Factor on the pause while no own group is complete: little could be trained on or decided."""
 _IDLE = 0.005
 """Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
 

@@ -26,7 +26,7 @@ BY_LENGTH = (
     "actor={type: fsdp, n_minibatches: 4, shuffle: false, order: length, optim: {lr: 1.0e-3}}",
     "rollout.sampling={max_new_tokens: 120}",
     "rollout.prompts=8",
-    "model.architecture.max_position_embeddings=160",
+    "model.architecture={max_position_embeddings: 160, layers: 6}",
     "warm_start=null",
     f"runner.total_steps={STEPS}",
 )
@@ -80,6 +80,23 @@ def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_p
     assert kinds.count("resize") >= 1
     assert sum(line.get("rollout/moved", 0) for line in second) > 0
     assert max(line.get("actor/ranks_most", 0) for line in second) == 2
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_four_ranks_compute_what_one_does(
+    static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    run = train(
+        tmp_path,
+        *BY_LENGTH,
+        *SHARED,
+        "cluster.cpu_devices_per_node=4",
+        "cluster.component_placement={'rollout,actor': '0-3', reward: '1'}",
+    )
+    second = assert_same(static, run)
+    assert max(line.get("actor/ranks_most", 0) for line in second) == 4
 
 
 @needs_two_cores

@@ -13,7 +13,7 @@ import torch
 
 from rlinf.trainers.language.company import Company, MoveFailed, _Trial
 from rlinf.trainers.language.transfer import Transfer, pieces, rows_of
-from tests.trainers.language import company_of_two
+from tests.trainers.language import company_scenarios
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 ABSOLUTE, RELATIVE = 2e-5, 1e-4
@@ -47,7 +47,7 @@ def test_rows_are_those_of_torch(rows: int, size: int) -> None:
 
 def test_bytes_are_counted_as_they_travel() -> None:
     """In float32, whatever the trainer keeps."""
-    one = company_of_two.build("bfloat16, reference")
+    one = company_scenarios.build("bfloat16, reference")
     trained = one._core.trained
     assert trained.used()[0].dtype == torch.bfloat16
     sent = Transfer(trained, None, (one._reference, None), sizes=(1, 2), rank=0).bytes_sent
@@ -86,22 +86,29 @@ def test_an_offer_is_forgotten_with_the_next() -> None:
     assert company.offered(3) == 1
 
 
-@pytest.fixture(scope="module")
-def moved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    results = company_of_two.run("moves", tmp_path_factory.mktemp("moves"))
-    return dict(results[0])
+@pytest.fixture(scope="module", params=[("moves", 2), ("many_moves", 4)], ids=["two", "four"])
+def moved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, dict[str, Any]]:
+    name, count = request.param
+    results = company_scenarios.run(name, tmp_path_factory.mktemp(name), count)
+    sizes = company_scenarios.TWO if count == 2 else company_scenarios.FOUR
+    return len(sizes), dict(results[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", company_of_two.CASES)
-def test_one_two_one_gives_what_one_rank_gives(moved: dict[str, Any], case: str) -> None:
-    expected, found = company_of_two.fixed(case), moved[case]
+@pytest.mark.parametrize("case", company_scenarios.CASES)
+def test_a_changing_number_of_ranks_gives_what_one_gives(
+    moved: tuple[int, dict[str, Any]], case: str
+) -> None:
+    count, cases = moved
+    expected, found = company_scenarios.fixed(case, count), cases[case]
     half = case.startswith("bfloat16")
     for mine, theirs in zip(found["metrics"], expected["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
         for name in set() if half else mine.keys() - {"actor/tokens"}:
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
-    assert found["trained"]["steps"] == expected["trained"]["steps"] == 5
+    assert found["trained"]["steps"] == expected["trained"]["steps"] == count
     for kind in KINDS:
         for name, tensor in expected["trained"][kind].items():
             there = found["trained"][kind][name]
@@ -118,9 +125,9 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
     """Torch keeps results of operations by device meshes that are equal, whatever groups they have:
     those of the first time were of a group that is gone.
     """
-    first, second = company_of_two.run("again", tmp_path)
-    one = company_of_two.build("tied, reference")
-    found = company_of_two.batches(2)
+    first, second = company_scenarios.run("again", tmp_path)
+    one = company_scenarios.build("tied, reference")
+    found = company_scenarios.batches(2)
     one.train_stream(found[:1], 3)
     after_one = {name: tensor.clone() for name, tensor in one.weights()}
     one.train_stream(found[1:], 4)
@@ -139,7 +146,7 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
 
 @pytest.mark.slow
 def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    first, second = company_of_two.run("failing", tmp_path)
+    first, second = company_scenarios.run("failing", tmp_path)
     failed = [message for message in first["messages"] if message != "moved"]
     assert first["messages"] == second["messages"]
     assert len(first["messages"]) == 8
@@ -149,8 +156,8 @@ def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
     for message, rank in zip(failed, (0, 1, 0, 1, 0, 1), strict=True):
         assert f"rank {rank}: OSError: no memory while" in message
         assert message.count("OSError") == 1
-    one = company_of_two.build("tied, reference")
-    for step, batch in enumerate(company_of_two.batches(4), start=3):
+    one = company_scenarios.build("tied, reference")
+    for step, batch in enumerate(company_scenarios.batches(4), start=3):
         one.train_stream([batch], step)
     for kind in KINDS:
         for name, tensor in one.state_dict()["model"][kind].items():

@@ -1,4 +1,4 @@
-"""Runs a scenario of this module in two processes of which one or both train."""
+"""Runs a scenario of this module in several processes of which some or all train."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16, reference": {"keys": {"kl_beta": 0.1}, "precision": {"param": "bfloat16"}},
     "adapter": {"lora": {"rank": 4}},
 }
+TWO = (1, 2, 2, 2, 1)
+"""Ranks that train on each batch."""
+FOUR = (1, 2, 4, 3, 4, 1, 3, 3, 2, 1)
 OPTIM = {"lr": 1e-3, "max_grad_norm": 1.0}
 
 
@@ -44,7 +47,7 @@ def build(case: str) -> Any:
     return trainer(model(), keys=keys, max_tokens_per_micro_batch=40, optim=OPTIM, **config)
 
 
-def fixed(case: str, count: int = 5) -> dict[str, Any]:
+def fixed(case: str, count: int) -> dict[str, Any]:
     """What one process computes without any move."""
     one = build(case)
     return outcome(one, [one.train_stream(batches(count), 3)])
@@ -58,42 +61,46 @@ def outcome(one: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def moving(company: Company, case: str) -> dict[str, Any] | None:
-    """One phase in which the number of ranks is 1, 2 and 1 again."""
-    one, found = build(case), batches(5)
+def moving(company: Company, case: str, sizes: tuple[int, ...]) -> dict[str, Any] | None:
+    """One phase in which the number of ranks changes."""
+    one, found, metrics, at = build(case), batches(len(sizes)), [], 0
     one.make_movable(keep=company.rank == 0)
-    moved: list[float] = []
 
-    def stream(first: int) -> Any:
-        for number in range(first, 5):
-            if number == 1:
-                moved.append(company.move(one, 1, 2).seconds)
-            if number == 4:
-                moved.append(company.move(one, 2, 1).seconds)
-                if company.rank == 1:
-                    return
-            yield found[number]
+    def goes_on() -> bool:
+        """Come to the next batch, if there is one."""
+        nonlocal at
+        at += 1
+        if at < len(sizes) and sizes[at - 1] != sizes[at]:
+            company.move(one, sizes[at - 1], sizes[at])
+        return at < len(sizes)
 
-    if company.rank == 0:
-        metrics = one.train_stream(stream(0), 3)
-        assert len(moved) == 2
-        return outcome(one, [metrics])
-    assert not one.has_part
-    moved.append(company.move(one, 1, 2).seconds)
-    one.train_stream(_from(stream, found), 3)
-    assert not one.has_part
-    return None
+    def stream() -> Any:
+        """From the batch at which this rank joins to the one before which it leaves."""
+        yield found[at]
+        while goes_on() and one.has_part:
+            yield found[at]
 
-
-def _from(stream: Any, found: list[Any]) -> Any:
-    """What a rank that joined before batch 1 trains on."""
-    yield found[1]
-    yield from stream(2)
+    while at < len(sizes):
+        assert one.has_part == (company.rank < sizes[at])
+        if one.has_part:
+            metrics.append(one.train_stream(stream(), 3))
+        else:
+            goes_on()
+    if company.rank > 0:
+        assert not one.has_part
+        return None
+    assert len(metrics) == 1
+    return outcome(one, metrics)
 
 
 def moves(company: Company, folder: Path) -> dict[str, Any]:
-    """All cases."""
-    return {case: moving(company, case) for case in CASES}
+    """All cases, with two ranks at most."""
+    return {case: moving(company, case, TWO) for case in CASES}
+
+
+def many_moves(company: Company, folder: Path) -> dict[str, Any]:
+    """Up to four ranks, also three, which divide no layer evenly; they leave and join again."""
+    return {case: moving(company, case, FOUR) for case in CASES}
 
 
 def again(company: Company, folder: Path) -> dict[str, Any]:
@@ -165,18 +172,21 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
     return {"messages": messages, **outcome(one, [])}
 
 
-def run(function: str, directory: Path) -> list[Any]:
-    """What a scenario returns in each of two processes."""
+def run(function: str, directory: Path, count: int = 2) -> list[Any]:
+    """What a scenario returns in each of so many processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return results_of(__name__, lambda rank: (function, rank, port, directory), seconds=90)
+    return results_of(
+        __name__, lambda rank: (function, rank, count, port, directory), seconds=180, count=count
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    name, number, port, folder = sys.argv[1:]
-    together = Company(int(number), 2, rendezvous=f"tcp://127.0.0.1:{port}", timeout_s=20)
+    name, number, count, port, folder = sys.argv[1:]
+    meeting = f"tcp://127.0.0.1:{port}"
+    together = Company(int(number), int(count), rendezvous=meeting, timeout_s=20)
     result = globals()[name](together, Path(folder))
     together.close()
     sys.stdout.buffer.write(pickle.dumps(result))

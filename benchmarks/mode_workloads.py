@@ -71,7 +71,8 @@ def rendering() -> Workload:
         "rollout": {"steps": 16},
         "model": {
             "type": "cnn",
-            "channels": [192, 320, 320],
+            # On one slot the pictures of a step take it as long as rendering them takes.
+            "channels": [224, 416, 416],
             "kernel_sizes": [8, 4, 3],
             "strides": [4, 2, 1],
             "hidden_sizes": [64],

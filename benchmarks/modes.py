@@ -55,6 +55,7 @@ from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload
 from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
+from rlinf.flow.measure import WARM_UP_STEPS
 from rlinf.flow.plan import Plan
 from rlinf.monitor.decisions import read_decisions
 from rlinf.runners.kept_profiles import fingerprints
@@ -114,10 +115,12 @@ def training_metrics(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 class Found:
     """What the rounds of a workload showed, by mode.
 
-    Also the speed of two sequential runs at once, and which modes `auto` settled on.
+    Also what the components of the sequential mode took, the speed of two sequential runs at once,
+    and which modes `auto` settled on.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     limits: list[float] = field(default_factory=list)
     auto_is: set[str] = field(default_factory=set)
     metrics: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -165,6 +168,9 @@ def one_round(workload: Workload, recipe: Path, steps: int, directory: Path, fou
             *(taken[name].seconds for name in (SEQUENTIAL, *COPIES)), strict=True
         )
     ]
+    for row in taken[SEQUENTIAL].metrics[WARM_UP_STEPS:]:
+        for _, stage in task.flow(own).stages():
+            found.parts[stage.label].append(row[f"time/{stage.label}"])
     profile = profile_of(own, task.flow, [taken[label].trial(trials[label]) for label in trials])
     for mode, mine in given.items():
         found.seconds[mode] += taken[mode].seconds
@@ -223,6 +229,10 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
             f"  {mode:28s} {median:8.3f} s ± {spread:5.3f} {row['speed']:6.2f} x  "
             f"{'yes' if row['equal'] else 'no ':3s} {in_words(row)}"
         )
+    parts = {part: statistics.median(seconds) for part, seconds in found.parts.items()}
+    print(
+        f"  {SEQUENTIAL}:", ", ".join(f"{part} {seconds:.3f} s" for part, seconds in parts.items())
+    )
     limit = statistics.median(found.limits)
     spread = interquartile(found.limits)
     print(f"  {'limit: two sequential at once':41s} {limit:6.2f} x ± {spread:.2f}")
@@ -235,6 +245,7 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     sys.stdout.flush()
     return {
         "modes": rows,
+        "parts": parts,
         "limit": limit,
         "errors": summary(rows),
         "auto_against_best": against,

@@ -84,10 +84,14 @@ def rendering() -> Workload:
 
 
 def chunks() -> Workload:
-    """A policy that decides rarely: the simulator takes almost all the time."""
+    """A policy that decides rarely: the simulator takes almost all the time.
+
+    Beginning episodes takes as long as many of their steps. All environments do it once in each
+    training step, so that training steps are alike.
+    """
     recipe = MLP | {
-        "env": {"num_envs": 16},
-        "rollout": {"steps": 64},
+        "env": {"num_envs": 16, "train": {"max_episode_steps": 128}},
+        "rollout": {"steps": 128},
         "model": {"num_action_chunks": 8},
         "actor": {"global_batch_size": 64, "micro_batch_size": 16, "update_epoch": 4},
     }

@@ -6,8 +6,9 @@ Equal prompts are computed once. Attention is over what each sequence has, not o
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from rlinf.data.sequences import StopReason
 from rlinf.engines.config import HFEngineConfig
 from rlinf.engines.decoder import Decoder
 from rlinf.engines.hf_model import end_tokens, serving_model, tokenizer_of
-from rlinf.engines.prompts import Prompts
+from rlinf.engines.prompts import Begun, Prompts
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -29,6 +30,10 @@ from rlinf.engines.requests import Unfinished, answer, given_tokens
 from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
 from rlinf.engines.weights import adopt_weights, assign_weights
+
+_READ = {"cpu": 1024}
+"""Tokens of interrupted sequences that are read before the next decoding step, by device, where
+measured: a worker that takes over many others' would be silent for long."""
 
 
 class HFEngine(Engine):
@@ -159,11 +164,10 @@ class HFEngine(Engine):
 
         Those that have some, from an earlier abort, take the slots before them.
         """
-        free = self._config.max_running_requests - len(self._running)
-        taken = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-        if not taken:
+        begun = list(self._next_waiting())
+        if not begun:
             return []
-        begun = [(request, self._drawn(request)) for request in taken]
+        taken = [request for request, _ in begun]
         begun.sort(key=lambda item: not item[1])
         results = self._prompts.compute(begun)
         columns = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for r in taken)
@@ -177,6 +181,17 @@ class HFEngine(Engine):
             self._prompts.forget(request)
         logits = [result.logits for result in results]
         return [row for row in logits if row is not None]
+
+    def _next_waiting(self) -> Iterator[Begun]:
+        """Requests that fill the free places, as far as there is time to read them."""
+        most, read = _READ.get(self._model.device.type, sys.maxsize), 0
+        for _ in range(self._config.max_running_requests - len(self._running)):
+            if not self._waiting or read >= most:
+                return
+            request = self._waiting.popleft()
+            drawn = self._drawn(request)
+            read += len(request.prompt_tokens) + drawn if drawn else 0
+            yield request, drawn
 
     def _drawn(self, request: GenerationRequest) -> int:
         """Tokens of a partial completion that are read like a prompt.

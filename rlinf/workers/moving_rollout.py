@@ -39,8 +39,10 @@ _PAUSE = 0.05
 """Most seconds between two of them."""
 _AT_FIRST = 4
 """Factor on the pause while no own group is complete: little could be trained on or decided."""
-_IDLE = 0.005
-"""Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
+_IDLE = 0.001
+"""Seconds between two looks of a worker that generates nothing."""
+_IDLE_BESIDE = 0.005
+"""Where a trainer may use its device."""
 
 
 class StepTimes:
@@ -160,7 +162,7 @@ class MovingRollout:
             self._round.close(item.source)
             yield Emit("groups", item.source, group)
         if idle and self._devices is not None:
-            time.sleep(_IDLE)
+            time.sleep(_IDLE if self._has_device else _IDLE_BESIDE)
 
     def _talk(self) -> Generator[Emit, None, None]:
         """Tell how far the groups are; hear and carry out what was decided."""

@@ -21,8 +21,10 @@ from rlinf.workers.moving_round import Progress, Trained
 
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
-_POLL = 0.002
-"""Seconds between two looks of a rank that trains."""
+_POLL = 0.0005
+"""Seconds between two looks of a rank that trains, for which others wait."""
+_SOON = 0.05
+"""Seconds in which the devices of a rollout are free that has ended."""
 _POLL_OFFERED = 0.01
 """Of one that could train."""
 _POLL_BUSY = 0.05
@@ -71,10 +73,14 @@ class GroupsByLength:
         self._longest[item.source] = max(len(c) for c in item.payload.completions)
         self._bounds.pop(item.source)
 
-    def known(self) -> int:
-        """How many batches are complete now."""
+    def hear(self) -> None:
+        """Take in what has arrived; raises where the step was aborted."""
         while self._stream.ready():
             self._take(next(self._stream))
+
+    def known(self) -> int:
+        """How many batches are complete now."""
+        self.hear()
         return len(complete_batches(self._longest, self._bounds, self._size))
 
     def batch(self, number: int) -> list[PromptGroup]:
@@ -173,6 +179,8 @@ class Phase:
 
     _waited = 0.0
     _most = 1
+    _patient = True
+    """Whether it was not waited yet for devices that the rollout, which has ended, gives up."""
 
     def _settle(self) -> None:
         """Wait for the devices of all that have a part, or let fewer ranks have the model.
@@ -209,19 +217,32 @@ class Phase:
             self.timings.note_batch(number, (time.perf_counter() - begin) * self.company.size)
 
     def _decide(self, done: int) -> None:
-        choice = resize(
+        choice = self._choice(done, self.company.offered(self.step))
+        if choice.action == "stay" and self._patient and self.groups.known() == self.count:
+            self._patient = False
+            if self._choice(done, self.company.world_size).gain_seconds > _SOON:
+                self._wait_for_devices(self.company.world_size, _SOON)
+                choice = self._choice(done, self.company.offered(self.step))
+        if choice.action == "resize":
+            self.choices.append(choice)
+            self._move(choice.count, done)  # where it fails, fewer ranks go on
+
+    def _choice(self, done: int, offered: int) -> Choice:
+        return resize(
             TrainerState(
                 size=self.company.size,
-                offered=self.company.offered(self.step),
+                offered=offered,
                 sizes=self.shared.sizes,
                 batches=self.count - done,
                 seconds_left=self.timings.seconds_left(done, self.count),
                 move_seconds=self.timings.move_seconds,
             )
         )
-        if choice.action == "resize":
-            self.choices.append(choice)
-            self._move(choice.count, done)  # where it fails, fewer ranks go on
+
+    def _wait_for_devices(self, wanted: int, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while self.company.offered(self.step) < wanted and time.perf_counter() < end:
+            time.sleep(_POLL)
 
     def _move(self, size: int, done: int) -> bool:
         """Change the number of ranks; whether that succeeded."""
@@ -276,7 +297,7 @@ class Phase:
 
     def _meanwhile(self) -> None:
         """Wait a little; offer the device once it is there; notice that the step was aborted."""
-        self.groups.known()
+        self.groups.hear()
         if self._offered:
             time.sleep(_POLL if self.company.rank < self.company.size else _POLL_OFFERED)
         elif self._got.wait(_POLL_BUSY):

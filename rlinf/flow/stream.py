@@ -17,6 +17,10 @@ from rlinf.flow.graph import Route
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Channel
 
+ANSWER_SECONDS = 0.0005
+"""In which a channel of this process gives an item that it has. Who asks for one and does not wait
+so long sees one item at a time, however many there are."""
+
 
 @dataclass(frozen=True)
 class Emit:
@@ -157,12 +161,17 @@ class InputStream:
                 return item
         return None
 
-    def ready(self) -> bool:
-        """Whether the next item has arrived, so that taking it will not block."""
+    def ready(self, within: float = 0.0) -> bool:
+        """Whether the next item has arrived, so that taking it will not block.
+
+        Args:
+            within: Seconds to wait for it.
+        """
         while not self._arrived and self._open:
-            if self._pending is None:
+            asked = self._pending is None
+            if asked:
                 self._pending = self._port.channel.get(self._port.queue, async_op=True)
-            if not self._pending.done():
+            if not self._pending.done_within(max(within, ANSWER_SECONDS if asked else 0.0)):
                 return False
             item = self._take()
             if item is not None:

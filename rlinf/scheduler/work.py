@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 from rlinf.scheduler.errors import WaitTimeout
@@ -60,6 +61,10 @@ class AsyncWork:
     def done(self) -> bool:
         """Whether `wait` would return at once."""
         return self._future.done()
+
+    def done_within(self, seconds: float) -> bool:
+        """Whether `wait` would return at once, by the end of a time that this waits for."""
+        return self._future.done() or bool(wait_for([self._future], timeout=seconds).done)
 
     def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork:
         """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's."""

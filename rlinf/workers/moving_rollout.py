@@ -39,10 +39,8 @@ _PAUSE = 0.05
 """Most seconds between two of them."""
 _AT_FIRST = 4
 """Factor on the pause while no own group is complete: little could be trained on or decided."""
-_IDLE = 0.001
-"""Seconds between two looks of a worker that generates nothing."""
-_IDLE_BESIDE = 0.005
-"""Where a trainer may use its device."""
+_IDLE = 0.005
+"""Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
 
 
 class StepTimes:
@@ -154,15 +152,17 @@ class MovingRollout:
             yield Emit("completions", slot, group)
 
     def _take_scores(self) -> Generator[Emit, None, None]:
-        idle = not self._engine.unfinished
+        idle, shares = not self._engine.unfinished, self._devices is not None
+        wait = _IDLE if idle and shares else 0.0
         # Without shared devices there is nothing else to wait for.
-        while self._round.open and (self._scored.ready() or (idle and self._devices is None)):
+        while self._round.open and (self._scored.ready(wait) or (idle and not shares)):
             item = next(self._scored)
             group: PromptGroup = item.payload
             self._round.close(item.source)
+            wait = 0.0
             yield Emit("groups", item.source, group)
-        if idle and self._devices is not None:
-            time.sleep(_IDLE if self._has_device else _IDLE_BESIDE)
+        if wait and not self._round.open:
+            time.sleep(wait)
 
     def _talk(self) -> Generator[Emit, None, None]:
         """Tell how far the groups are; hear and carry out what was decided."""

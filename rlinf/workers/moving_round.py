@@ -8,6 +8,7 @@ from typing import Any
 
 from rlinf.data.sequences import Completion
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
+from rlinf.flow.stream import ANSWER_SECONDS
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.workers.generation_round import Drawn, Round
@@ -237,9 +238,10 @@ class Mailbox:
         """All that have arrived."""
         found: list[Any] = []
         while True:
-            if self._pending is None:
+            asked = self._pending is None
+            if asked:
                 self._pending = self.channel.get(async_op=True)
-            if not self._pending.done():
+            if not self._pending.done_within(ANSWER_SECONDS if asked else 0.0):
                 return found
             found.append(self._pending.wait())
             self._pending = None

@@ -22,11 +22,14 @@ from rlinf.workers.moving_round import Progress, Trained
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
 _POLL = 0.0005
-"""Seconds between two looks of a rank that trains, for which others wait."""
+"""Fewest seconds between two looks of a rank that trains, for which others wait."""
+_WAITED = 0.1
+"""Part of the time that it has waited already, after which it looks again: looking takes time from
+those that it waits for."""
 _SOON = 0.05
 """Seconds in which the devices of a rollout are free that has ended."""
 _POLL_OFFERED = 0.01
-"""Of one that could train."""
+"""Of one that could train, and the most."""
 _POLL_BUSY = 0.05
 """Of one whose device is the rollout's: nobody waits for it, and a look takes time from both."""
 
@@ -291,6 +294,7 @@ class Phase:
         self._got.set()
 
     def _listen(self) -> Command:
+        self._since = time.perf_counter()
         command = self.company.listen(self._meanwhile)
         self._over = command.kind == "end"
         return command
@@ -299,7 +303,9 @@ class Phase:
         """Wait a little; offer the device once it is there; notice that the step was aborted."""
         self.groups.hear()
         if self._offered:
-            time.sleep(_POLL if self.company.rank < self.company.size else _POLL_OFFERED)
+            waited = _WAITED * (time.perf_counter() - self._since)
+            trains = self.company.rank < self.company.size
+            time.sleep(min(max(waited, _POLL), _POLL_OFFERED) if trains else _POLL_OFFERED)
         elif self._got.wait(_POLL_BUSY):
             if self._error is not None:
                 raise self._error

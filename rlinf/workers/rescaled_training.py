@@ -223,7 +223,9 @@ class Phase:
         choice = self._choice(done, self.company.offered(self.step))
         if choice.action == "stay" and self._patient and self.groups.known() == self.count:
             self._patient = False
-            if self._choice(done, self.company.world_size).gain_seconds > _SOON:
+            hoped = self._choice(done, self.company.world_size)
+            untimed = hoped.action == "resize" and self.timings.move_seconds is None
+            if untimed or hoped.gain_seconds > _SOON:
                 self._wait_for_devices(self.company.world_size, _SOON)
                 choice = self._choice(done, self.company.offered(self.step))
         if choice.action == "resize":

@@ -64,7 +64,9 @@ class AsyncWork:
 
     def done_within(self, seconds: float) -> bool:
         """Whether `wait` would return at once, by the end of a time that this waits for."""
-        return self._future.done() or bool(wait_for([self._future], timeout=seconds).done)
+        if seconds <= 0 or self._future.done():
+            return self._future.done()
+        return bool(wait_for([self._future], timeout=seconds).done)
 
     def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork:
         """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.engines import hf
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.conformance import check_engine
 from rlinf.engines.conformance_subject import VOCABULARY as LETTERS
@@ -261,6 +262,35 @@ def test_long_prompts_do_not_pad_short_ones(model: Any, build: Build) -> None:
     assert [shape for shape in seen if shape[1] > 1] == [(4, 10), (2, 200)]
     alone = [build().generate([request])[0] for request in asked]
     assert _same(sorted(answers, key=lambda answer: answer.request_id), alone, bits=False)
+
+
+def test_interrupted_sequences_are_read_some_at_a_time(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that takes over many of them goes on with its own in between."""
+    monkeypatch.setitem(hf._READ, "cpu", 40)
+    how = SamplingConfig(max_new_tokens=30, stop_token_ids=())
+    asked = [replace(request, sampling=how) for request in requests(9)]
+    own, others = asked[-1], asked[:-1]
+    former = build()
+    for request in others:
+        former.submit(request)
+    for _ in range(12):
+        former.step()
+    engine = build()
+    engine.submit(own)
+    engine.step()
+    for item in former.abort():
+        engine.submit(replace(asked[item.request_id], partial=item.completion))
+    running, finished = [], []
+    while engine.unfinished:
+        finished += engine.step()
+        running.append(len(engine._running))
+        if len(running) < 5:
+            assert engine.progress()[own.request_id] == 1 + len(running)
+    assert running[0] < running[1] < max(running) == len(asked)
+    finished.sort(key=lambda item: item.request_id)
+    assert _same(build().generate(asked), finished, bits=False)
 
 
 def test_the_batch_is_filled_up_between_steps(build: Build) -> None:

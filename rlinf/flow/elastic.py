@@ -71,6 +71,8 @@ class RolloutState:
         last_seconds: Of these, the last global batch, which waits for the last sequence.
         ready: How many of their batches could be trained on now.
         trainer_sizes: Ranks that the trainer can have, ascending.
+        speeds: How many times as fast as one rank so many train, where measured; see
+            :func:`speed`.
         trainer_devices: Devices that it has already.
     """
 
@@ -84,6 +86,7 @@ class RolloutState:
     last_seconds: float
     ready: int
     trainer_sizes: tuple[int, ...]
+    speeds: Mapping[int, float] = field(default_factory=dict)
     trainer_devices: int = 0
 
 
@@ -92,10 +95,11 @@ def release(state: RolloutState) -> Choice:
 
     Tried is every number that lets the trainer have a legal size, at once and after some of the
     decoding steps that are left: few sequences cost less to bring together, and a trainer that
-    would have nothing left to do can begin later. With d devices for the trainer in the last g of
-    the r seconds that the rollout goes on, the step ends after ``r + max(W − g · d, L) / all``,
-    where W is what one rank would train for and L the part of it that is the last batch's, which
-    cannot be trained on before the last sequence has ended. Until W is known, half of the workers
+    would have nothing left to do can begin later. Where the trainer is s times as fast as one rank
+    in the last g of the r seconds that the rollout goes on, and S times with all devices, the step
+    ends after ``r + max(W − g · s, L) / S``, where W is what one rank would train for and L the
+    part of it that is the last batch's, which cannot be trained on before the last sequence has
+    ended. Until W is known, half of the workers
     stop when half of the sequences have ended.
     """
     live, sequences = len(state.running), sum(state.running)
@@ -174,6 +178,11 @@ def largest_size(sizes: Iterable[int], devices: int) -> int:
     return max((size for size in sizes if size <= devices), default=0)
 
 
+def speed(speeds: Mapping[int, float], size: int) -> float:
+    """How many times as fast as one rank so many train: as measured, else as many times."""
+    return speeds.get(size, float(size))
+
+
 def _handover(state: RolloutState, count: int) -> float:
     return state.handover_seconds * sum(state.running[:count])
 
@@ -190,7 +199,8 @@ class _Outlook:
         self.live, self.sequences = len(state.running), sum(state.running)
         self.most = max(state.running)
         devices = range(state.trainer_devices, state.trainer_devices + self.live + 1)
-        self.ranks = [largest_size(state.trainer_sizes, number) for number in devices]
+        sizes = [largest_size(state.trainer_sizes, number) for number in devices]
+        self.speeds = [speed(state.speeds, size) for size in sizes]
         self.handovers = [_handover(state, count) for count in range(self.live)]
 
     def seconds_left(self, count: int, point: int = 0) -> float:
@@ -207,8 +217,8 @@ class _Outlook:
         busiest = self.sequences / (self.live - count) if count else self.most
         together = (left.longest - steps) * state.decode.fixed + each * busiest * left.to_go[point]
         together += self.handovers[count] * left.going[point]
-        rest = max(self.train_seconds - together * self.ranks[count], state.last_seconds)
-        return before + together + rest / self.ranks[self.live]
+        rest = max(self.train_seconds - together * self.speeds[count], state.last_seconds)
+        return before + together + rest / self.speeds[self.live]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +232,8 @@ class TrainerState:
         batches: Optimizer steps that are left.
         seconds_left: They together, by one rank; None: not known yet.
         move_seconds: What changing the number of ranks takes; None: not known yet.
+        speeds: How many times as fast as one rank so many train, where measured; see
+            :func:`speed`.
     """
 
     size: int
@@ -230,13 +242,15 @@ class TrainerState:
     batches: int
     seconds_left: float | None
     move_seconds: float | None
+    speeds: Mapping[int, float] = field(default_factory=dict)
 
 
 def resize(state: TrainerState) -> Choice:
     """How many ranks should take the next optimizer steps.
 
-    A larger number pays where ``seconds_left · (1/size − 1/larger)`` is more than the move there
-    and the move back, which the next step needs where it begins with fewer devices.
+    A larger number pays where ``seconds_left · (1/s − 1/S)``, with the speeds s of the present and
+    S of the larger number, is more than the move there and the move back, which the next step needs
+    where it begins with fewer devices.
     """
     size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:
@@ -244,7 +258,8 @@ def resize(state: TrainerState) -> Choice:
     if state.seconds_left is None or state.move_seconds is None:
         why = f"{size} devices are free; moves were not timed yet"
         return Choice(action="resize", count=size, reason=why)
-    saved = state.seconds_left * (1 / state.size - 1 / size)
+    present, larger = (speed(state.speeds, number) for number in (state.size, size))
+    saved = state.seconds_left * (1 / present - 1 / larger)
     # The way back is another move, unless ranks train already that would make it anyway.
     cost = state.move_seconds * (2 if state.size == state.sizes[0] else 1)
     numbers = {"batches": float(state.batches), "seconds_left": state.seconds_left}

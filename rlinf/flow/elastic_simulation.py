@@ -68,6 +68,11 @@ class Setting:
         return float(work / self.batches / devices)
 
     @property
+    def speeds(self) -> dict[int, float]:
+        """How many times as fast as one device each number of them trains."""
+        return {size: size / self.scaling ** np.log2(size) for size in self.trainer_sizes}
+
+    @property
     def decode(self) -> DecodeCost:
         """Of one engine."""
         model = self.generation
@@ -255,6 +260,7 @@ def _released(
             last_seconds=setting.train_seconds / setting.batches,
             ready=ready,
             trainer_sizes=setting.trainer_sizes,
+            speeds=setting.speeds,
             trainer_devices=gone,
         )
     )
@@ -281,6 +287,7 @@ def _ranks(
             batches=setting.batches - trained,
             seconds_left=setting.train_seconds * (1 - trained / setting.batches),
             move_seconds=setting.move_seconds,
+            speeds=setting.speeds,
         )
     )
     if choice.action != "resize":

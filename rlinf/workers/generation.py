@@ -23,7 +23,7 @@ from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
 from rlinf.workers.group_pool import GroupPool
-from rlinf.workers.moving_rollout import MovingRollout, StepTimes
+from rlinf.workers.moving_rollout import MovingRollout, step_times
 from rlinf.workers.moving_round import Mailbox, MovingRound, SharedDevices, Trained
 from rlinf.workers.partial_config import PartialRolloutConfig
 from rlinf.workers.partial_rollout import fill_from_pool
@@ -79,7 +79,7 @@ class GenerationWorker(StageWorker):
         self._released = False
         self._pool: GroupPool | None = None
         self._mailbox: Mailbox | None = None
-        self._step_times = StepTimes()
+        self._step_times = step_times()
         self._trained: Trained | None = None
         self._forecast = LengthForecast(setup.sampling.max_new_tokens)
         if setup.partial is not None:
@@ -199,7 +199,7 @@ class GenerationWorker(StageWorker):
                 global_batches=setup.global_batches,
                 forecast=self._forecast,
                 trained=self._trained,
-                handover_seconds=self._step_times.cost().of(1),
+                handover_seconds=self._step_times.at(1),
             )
         rollout = MovingRollout(
             self._engine,

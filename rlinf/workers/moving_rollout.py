@@ -13,11 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
 from rlinf.flow.elastic import DecodeCost, shares
+from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.generation_round import Drawn, GenerationReport
 from rlinf.workers.moving_round import (
@@ -43,34 +42,9 @@ _IDLE = 0.005
 """Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
 
 
-class StepTimes:
-    """Seconds of decoding steps against the number of sequences, the last thousand counting most.
-
-    Least squares by running sums, as it is asked for while others wait for the next token.
-    """
-
-    _MEMORY = 0.999
-
-    def __init__(self) -> None:
-        # Σw, Σwn, Σwt, Σwn², Σwnt over steps with n sequences that took t seconds.
-        self._sums = np.zeros(5)
-
-    def note(self, sequences: int, seconds: float) -> None:
-        """Remember one step."""
-        self._sums *= self._MEMORY
-        self._sums += (1.0, sequences, seconds, sequences**2, sequences * seconds)
-
-    def cost(self) -> DecodeCost:
-        """Least squares through what was seen, neither part below 0."""
-        weight = self._sums[0]
-        if not weight:
-            return DecodeCost(fixed=0.0, per_sequence=0.0)
-        sequences, seconds, squares, products = self._sums[1:] / weight
-        spread = squares - sequences**2
-        # Of one number of sequences alone nothing is known about another.
-        slope = (products - sequences * seconds) / spread if spread > 1e-9 * squares else 0.0
-        slope = min(max(slope, 0.0), seconds / max(sequences, 1.0))
-        return DecodeCost(fixed=float(seconds - slope * sequences), per_sequence=float(slope))
+def step_times() -> RunningLine:
+    """Seconds of decoding steps against the number of sequences, mostly of the last thousand."""
+    return RunningLine(memory=0.999)
 
 
 class MovingRollout:
@@ -84,7 +58,7 @@ class MovingRollout:
         rank: Of this worker.
         devices: How devices are shared; None: they stay where they are.
         mailbox: This worker's own; None likewise.
-        times: Of decoding steps.
+        times: Of decoding steps, see :func:`step_times`.
         leader: Decides, on the last worker; None on the others, and without shared devices.
         release: Frees the device.
     """
@@ -99,7 +73,7 @@ class MovingRollout:
         rank: int,
         devices: SharedDevices | None,
         mailbox: Mailbox | None,
-        times: StepTimes,
+        times: RunningLine,
         leader: RolloutLeader | None,
         release: Callable[[], None],
     ) -> None:
@@ -180,11 +154,15 @@ class MovingRollout:
         for message in self._mailbox.read():
             yield from self._hear(message)
         if self._leader is not None and not self._over:
-            for rank, message in self._leader.decide(self._times.cost):
+            for rank, message in self._leader.decide(self._cost):
                 if rank == self._rank:
                     yield from self._hear(message)
                 else:
                     self._devices.mailboxes[rank].post(message)
+
+    def _cost(self) -> DecodeCost:
+        fixed, per_sequence = self._times.coefficients()
+        return DecodeCost(fixed=fixed, per_sequence=per_sequence)
 
     def _tell(self, bounds: Mapping[int, int]) -> None:
         if self._devices is None:

@@ -119,10 +119,12 @@ class Trained:
     Args:
         seconds: All of its batches.
         last_seconds: The last one, whose answers are the longest.
+        speeds: How many times as fast as one rank each number of ranks trains.
     """
 
     seconds: float
     last_seconds: float
+    speeds: Mapping[int, float]
 
 
 class MovingRound(Round):

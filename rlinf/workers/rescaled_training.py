@@ -11,6 +11,7 @@ from typing import Any
 
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.elastic import Choice, TrainerState, complete_batches, largest_size, resize
+from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
@@ -21,6 +22,8 @@ from rlinf.workers.moving_round import Progress, Trained
 
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
+_FADES = 0.8
+"""Factor on the weight of former phases in the speeds of numbers of ranks."""
 _POLL = 0.0005
 """Fewest seconds between two looks of a rank that trains, for which others wait."""
 _WAITED = 0.1
@@ -103,14 +106,42 @@ class Timings:
         batches: Seconds of the global batches of a phase in their order, by one rank; each is the
             average over the last phases, as later batches have longer answers.
         move_seconds: A change of the number of ranks; None where none was seen.
+        lines: Seconds of a batch against its tokens, by the number of ranks that trained on it.
+        phases: That are over.
     """
 
     batches: dict[int, float] = field(default_factory=dict)
     move_seconds: float | None = None
+    lines: dict[int, RunningLine] = field(default_factory=dict)
+    phases: int = 0
 
-    def note_batch(self, number: int, seconds: float) -> None:
-        """Average over the last phases."""
-        self.batches[number] = _average(self.batches.get(number), seconds)
+    def note_batch(self, number: int, tokens: int, seconds: float, size: int) -> None:
+        """Remember what a batch of so many tokens took on so many ranks."""
+        alone = seconds * self.speed(size)
+        self.batches[number] = _average(self.batches.get(number), alone)
+        if self.phases:  # the first one also allocates memory and loads libraries
+            self.lines.setdefault(size, RunningLine()).note(tokens, seconds)
+
+    def end_phase(self) -> None:
+        """Let what was measured so far count less for speeds."""
+        self.phases += 1
+        for line in self.lines.values():
+            line.fade(_FADES)
+
+    def speed(self, size: int) -> float:
+        """How many times as fast as one rank so many train.
+
+        Measured against the fewest ranks that were seen, on as many tokens, and at most as many
+        times as they are more. One batch of that highest speed is taken for seen: so a number of
+        ranks that was slow once is tried again.
+        """
+        line = self.lines.get(size)
+        if line is None:
+            return float(size)
+        fewest = min(self.lines)
+        tokens, seconds = line.mean()
+        measured = fewest * self.lines[fewest].at(tokens) / seconds
+        return (line.weight * min(measured, size) + size) / (line.weight + 1)
 
     def note_move(self, seconds: float) -> None:
         """Average over the last ones."""
@@ -173,10 +204,11 @@ class Phase:
             self.company.say(self._command("end", self.count))
             if self.shared.offload:
                 self.trainer.offload()
+        self.timings.end_phase()
         whole = self.timings.seconds_left(0, self.count)
         last = self.timings.seconds_left(self.count - 1, self.count)
         if whole is not None and last is not None:
-            self.shared.leader.post(Trained(whole, last))
+            self.shared.leader.post(Trained(whole, last, self._speeds()))
         metrics["actor/ranks_most"] = float(self._most)
         return metrics
 
@@ -217,7 +249,8 @@ class Phase:
             self._most = max(self._most, self.company.size)
             begin = time.perf_counter()
             yield self.prepare(groups)
-            self.timings.note_batch(number, (time.perf_counter() - begin) * self.company.size)
+            seconds, tokens = time.perf_counter() - begin, sum(map(_tokens, groups))
+            self.timings.note_batch(number, tokens, seconds, self.company.size)
 
     def _decide(self, done: int) -> None:
         choice = self._choice(done, self.company.offered(self.step))
@@ -241,8 +274,12 @@ class Phase:
                 batches=self.count - done,
                 seconds_left=self.timings.seconds_left(done, self.count),
                 move_seconds=self.timings.move_seconds,
+                speeds=self._speeds(),
             )
         )
+
+    def _speeds(self) -> dict[int, float]:
+        return {size: self.timings.speed(size) for size in self.shared.sizes}
 
     def _wait_for_devices(self, wanted: int, seconds: float) -> None:
         end = time.perf_counter() + seconds
@@ -331,6 +368,11 @@ class Phase:
                 self._obey(command)
             if self.trainer.has_part and not self._over:
                 command = self._listen()
+
+
+def _tokens(group: PromptGroup) -> int:
+    """That are trained on, prompts included."""
+    return sum(len(group.prompt_tokens) + len(completion) for completion in group.completions)
 
 
 def choices_as_data(choices: list[Choice]) -> list[dict[str, Any]]:

@@ -141,6 +141,7 @@ class RolloutLeader:
             last_seconds=self.trained.last_seconds if self.trained else 0.0,
             ready=len(complete_batches(self._complete, bounds, size)),
             trainer_sizes=self._devices.trainer_sizes,
+            speeds=self.trained.speeds if self.trained else {},
             trainer_devices=len(self._leaving),
         )
 

@@ -107,6 +107,24 @@ def test_the_trainer_grows_where_the_batches_left_pay_for_it() -> None:
     assert resize(replace(state, size=2, offered=4)).cost_seconds == pytest.approx(0.1)
 
 
+def test_ranks_that_train_hardly_faster_do_not_join() -> None:
+    state = TrainerState(
+        size=1, offered=2, sizes=(1, 2), batches=3, seconds_left=3.0, move_seconds=0.3
+    )
+    assert resize(state).gain_seconds == pytest.approx(3.0 / 2 - 0.6)
+    slower = replace(state, speeds={1: 1.0, 2: 1.25})
+    assert resize(slower).action == "stay"
+    assert "would save 0.600 s" in resize(slower).reason
+
+
+def test_a_release_is_worth_more_where_ranks_together_are_slow() -> None:
+    slow = {1: 1.0, 2: 1.25}
+    together, apart = 200 * 0.01 + 100 * 8e-5 + 0.004, 200 * 0.01 + 100 * 4e-5
+    assert release(replace(STATE, speeds=slow)).gain_seconds == pytest.approx(
+        apart + 3.0 / 1.25 - (together + max(3.0 - together, 0.75) / 1.25)
+    )
+
+
 def test_what_a_rollout_gained_by_borrowed_devices_is_an_account() -> None:
     cost = DecodeCost(fixed=0.01, per_sequence=0.001)
     choice = borrow(sequences=64, tokens=100, own=1, trainers=1, decode=cost)

@@ -19,7 +19,6 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
 from rlinf.workers.generation_round import completion_seed
-from rlinf.workers.moving_rollout import StepTimes
 from rlinf.workers.moving_round import MovingRound
 
 GROUP, SLOTS, LIMIT = 4, 5, 40
@@ -137,13 +136,3 @@ def test_bounds_are_below_what_groups_become(model: Any) -> None:
     for bounds in seen:
         assert all(bound <= round_.complete[slot] for slot, bound in bounds.items())
     assert max(max(bounds.values()) for bounds in seen) >= LIMIT - 1
-
-
-def test_times_of_steps_give_a_line() -> None:
-    times = StepTimes()
-    assert times.cost().of(8) == 0
-    for sequences in (1, 4, 16, 64):
-        times.note(sequences, 0.01 + 0.002 * sequences)
-    cost = times.cost()
-    assert cost.fixed == pytest.approx(0.01, rel=1e-6)
-    assert cost.per_sequence == pytest.approx(0.002, rel=1e-6)

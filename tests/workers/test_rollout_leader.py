@@ -35,7 +35,7 @@ def leader() -> RolloutLeader:
         group_size=GROUP,
         global_batches=3,
         forecast=LengthForecast(LIMIT),
-        trained=Trained(12.0, 1.0),
+        trained=Trained(12.0, 1.0, {}),
         handover_seconds=0.0,
     )
 

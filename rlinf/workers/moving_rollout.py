@@ -114,12 +114,15 @@ class MovingRollout:
             self._engine.submit(request)
 
     def _generate(self) -> Generator[Emit, None, None]:
-        running = self._engine.unfinished
-        if not running:
+        unfinished = self._engine.unfinished
+        if not unfinished:
             return
         begin = time.perf_counter()
         ended = self._engine.step()
-        self._times.note(running, time.perf_counter() - begin)
+        if self._devices is not None:
+            # Those that wait for a place cost nothing.
+            running = min(unfinished, self._devices.capacity)
+            self._times.note(running, time.perf_counter() - begin)
         self._ended += [len(item.completion) for item in ended]
         for group, slot in self._round.take(ended):
             self._complete[slot] = self._round.complete[slot]

@@ -28,8 +28,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import argparse
 import json
 import multiprocessing
+import signal
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +41,7 @@ import numpy as np
 import torch
 from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import CACHE, write_model, write_prompts
+from suspension import resume, suspend
 
 from rlinf.algorithms.tokens.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
@@ -219,8 +222,8 @@ def _next_step(link: Any) -> int | None:
 def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, dict[str, list[Any]]]:
     """Every step under each mode in turn, so that all meet the same state of the machine.
 
-    Each mode runs in a process of its own; the others are idle meanwhile. The first two steps warm
-    up and give rescaling its times. A mode that fails says why, and ends the others.
+    Each mode runs in a process of its own; the others are stopped meanwhile. The first two steps
+    warm up and give rescaling its times. A mode that fails says why, and ends the others.
     """
     context = multiprocessing.get_context("spawn")
     links, processes = {}, []
@@ -232,17 +235,22 @@ def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, di
         processes.append(context.Process(target=_serve, args=(config, end)))
         processes[-1].start()
         end.close()  # so that the end of the process is seen here
+    numbers = {mode: process.pid for mode, process in zip(configs, processes, strict=True)}
     try:
         for step in range(steps + 2):
             order = list(configs) if step % 2 else list(reversed(configs))
             for mode in order:
+                resume(numbers[mode])
                 links[mode].send(step)
                 answer = links[mode].recv()
+                if step:  # before the first ones all are busy with their start
+                    suspend(numbers[mode])
                 if step > 1:
                     for name, value in zip(found[mode], answer, strict=True):
                         found[mode][name].append(value)
     finally:
-        for link in links.values():
+        for mode, link in links.items():
+            resume(numbers[mode])
             link.close()  # the end of its steps for a mode
         for process in processes:
             process.join()
@@ -417,6 +425,8 @@ def main() -> None:
     if arguments.command == "modes" and arguments.vocabulary < 64:
         parser.error(f"--vocabulary {arguments.vocabulary}: too few tokens; nearest: 64")
     torch.set_num_threads(1)
+    # So that no stopped process outlives this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     found = arguments.run(arguments)
     if arguments.json:
         with open(arguments.json, "w") as file:

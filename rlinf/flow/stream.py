@@ -14,12 +14,9 @@ from typing import Any
 
 from rlinf.errors import RLinfError
 from rlinf.flow.graph import Route
+from rlinf.flow.next_item import NextItem
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Channel
-
-ANSWER_SECONDS = 0.0005
-"""In which a channel of this process gives an item that it has. Who asks for one and does not wait
-so long sees one item at a time, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class InputStream:
         self._step = step
         self._timeline = timeline or Timeline(enabled=False)
         self._open = port.producers
-        self._pending: Any = None
+        self._next = NextItem(port.channel, port.queue)
         self._arrived: list[Item] = []
         self.seconds_waiting = 0.0
         self.items = 0
@@ -168,10 +165,7 @@ class InputStream:
             within: Seconds to wait for it.
         """
         while not self._arrived and self._open:
-            asked = self._pending is None
-            if asked:
-                self._pending = self._port.channel.get(self._port.queue, async_op=True)
-            if not self._pending.done_within(max(within, ANSWER_SECONDS if asked else 0.0)):
+            if not self._next.arrived(within):
                 return False
             item = self._take()
             if item is not None:
@@ -187,10 +181,7 @@ class InputStream:
 
     def _take(self) -> Item | None:
         """The next item, or None where a producer closed its side."""
-        if self._pending is None:
-            item: Item = self._port.channel.get(self._port.queue)
-        else:
-            item, self._pending = self._pending.wait(), None
+        item: Item = self._next.take()
         if item.aborted is not None:
             raise StepAborted(f"edge '{self._port.edge}' was closed: {item.aborted}")
         if item.step != self._step:

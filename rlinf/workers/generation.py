@@ -15,6 +15,7 @@ from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
 from rlinf.flow.length_forecast import LengthForecast
+from rlinf.flow.next_item import NextItem
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
@@ -24,7 +25,7 @@ from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
 from rlinf.workers.group_pool import GroupPool
 from rlinf.workers.moving_rollout import MovingRollout, step_times
-from rlinf.workers.moving_round import Mailbox, MovingRound, SharedDevices, Trained
+from rlinf.workers.moving_round import MovingRound, SharedDevices, Trained
 from rlinf.workers.partial_config import PartialRolloutConfig
 from rlinf.workers.partial_rollout import fill_from_pool
 from rlinf.workers.rollout_leader import RolloutLeader
@@ -78,7 +79,7 @@ class GenerationWorker(StageWorker):
         self._weights: WeightReceiver[Any]
         self._released = False
         self._pool: GroupPool | None = None
-        self._mailbox: Mailbox | None = None
+        self._mailbox: NextItem | None = None
         self._step_times = step_times()
         self._trained: Trained | None = None
         self._forecast = LengthForecast(setup.sampling.max_new_tokens)
@@ -189,7 +190,7 @@ class GenerationWorker(StageWorker):
         """As :meth:`_fill_slots`, by workers of which some may leave their groups to others."""
         setup, leader = self._setup, None
         if shared is not None and self._mailbox is None:
-            self._mailbox = Mailbox(shared.mailboxes[self._rank])
+            self._mailbox = NextItem(shared.mailboxes[self._rank])
         if shared is not None and self._rank == self._world_size - 1:
             leader = RolloutLeader(
                 shared,

@@ -16,13 +16,13 @@ from typing import Any
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
 from rlinf.flow.elastic import DecodeCost, shares
+from rlinf.flow.next_item import NextItem
 from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.generation_round import Drawn, GenerationReport
 from rlinf.workers.moving_round import (
     Guests,
     Leave,
-    Mailbox,
     MovingRound,
     Over,
     Progress,
@@ -72,7 +72,7 @@ class MovingRollout:
         step: int,
         rank: int,
         devices: SharedDevices | None,
-        mailbox: Mailbox | None,
+        mailbox: NextItem | None,
         times: RunningLine,
         leader: RolloutLeader | None,
         release: Callable[[], None],
@@ -154,7 +154,7 @@ class MovingRollout:
             self._pause = min((self._told - begin) / _SHARE, _PAUSE)
         if self._devices is None or self._mailbox is None:
             return
-        for message in self._mailbox.read():
+        for message in self._mailbox.take_all():
             yield from self._hear(message)
         if self._leader is not None and not self._over:
             for rank, message in self._leader.decide(self._cost):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf.data.sequences import Completion
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
-from rlinf.flow.stream import ANSWER_SECONDS
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.workers.generation_round import Drawn, Round
@@ -223,27 +222,3 @@ def _continued(request: GenerationRequest, begun: Completion | None) -> Generati
         sampling=request.sampling,
         partial=begun,
     )
-
-
-@dataclass
-class Mailbox:
-    """A worker's own messages, read without waiting.
-
-    Args:
-        channel: Where they arrive.
-    """
-
-    channel: Channel
-    _pending: Any = field(default=None)
-
-    def read(self) -> list[Any]:
-        """All that have arrived."""
-        found: list[Any] = []
-        while True:
-            asked = self._pending is None
-            if asked:
-                self._pending = self.channel.get(async_op=True)
-            if not self._pending.done_within(ANSWER_SECONDS if asked else 0.0):
-                return found
-            found.append(self._pending.wait())
-            self._pending = None

@@ -1,44 +1,42 @@
-"""What a stage sees of its input."""
+"""What a reader sees of a channel without waiting."""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from rlinf.flow.stream import InputPort, InputStream, Item
+import pytest
+
+from rlinf.flow.next_item import NextItem
+from rlinf.flow.stream import InputPort, InputStream, Item, StepAborted
 
 COUNT, DELAY = 50, 1e-4
 
 
 class Answer:
-    """As an AsyncWork, without a process to wait in."""
+    """As an AsyncWork, which is there a moment after it was asked for."""
 
-    def __init__(self, future: Future[Item]) -> None:
-        self._future = future
+    def __init__(self, channel: AnsweringChannel) -> None:
+        self._channel, self._looked_at = channel, False
 
     def done_within(self, seconds: float) -> bool:
-        return bool(wait([self._future], timeout=seconds).done)
+        self._channel.waits.append(seconds)
+        there = seconds >= DELAY or self._looked_at
+        self._looked_at = True
+        return there and bool(self._channel.items)
 
-    def wait(self) -> Item:
-        return self._future.result()
+    def wait(self) -> Any:
+        return self._channel.items.pop(0)
 
 
 class AnsweringChannel:
-    """Answers from another thread and a moment later, as a channel of a worker does."""
+    """Has what is in its list; remembers how long was waited."""
 
-    def __init__(self, items: list[Item]) -> None:
-        self._items, self._pool = items, ThreadPoolExecutor(1)
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.waits = items, list[float]()
 
     def get(self, key: int, *, async_op: bool) -> Answer:
         assert async_op
-        return Answer(self._pool.submit(self._first))
-
-    def _first(self) -> Item:
-        time.sleep(DELAY)
-        while not self._items:
-            time.sleep(DELAY)
-        return self._items.pop(0)
+        return Answer(self)
 
 
 def stream_of(items: list[Item]) -> InputStream:
@@ -49,22 +47,35 @@ def stream_of(items: list[Item]) -> InputStream:
 def test_a_look_sees_all_items_that_are_there() -> None:
     """Not one, where the reader asks for an item and finds no answer yet."""
     items = [Item(step=3, source=number) for number in range(COUNT)]
-    stream, seen, looks = stream_of([*items, Item(step=3, source=-1, end=True)]), [], 0
-    while len(seen) < COUNT:
-        looks += 1
-        while stream.ready():
-            seen.append(next(stream).source)
-        time.sleep(10 * DELAY)  # the reader does other things
+    stream, seen = stream_of([*items, Item(step=3, source=-1, end=True)]), []
+    while stream.ready():
+        seen.append(next(stream).source)
     assert seen == list(range(COUNT))
-    assert looks < COUNT / 2
+    assert stream.items == COUNT
+    assert list(stream) == []
 
 
 def test_an_item_that_comes_is_waited_for() -> None:
-    items: list[Item] = []
-    stream = stream_of(items)
-    begin = time.perf_counter()
-    assert not stream.ready(0.1)
-    assert time.perf_counter() - begin >= 0.1
-    items.append(Item(step=3, source=7))
-    assert stream.ready(30.0)
-    assert next(stream).source == 7
+    channel: Any = AnsweringChannel([])
+    following = NextItem(channel)
+    assert not following.arrived(0.1)
+    assert not following.arrived()
+    channel.items.append("late")
+    assert following.arrived(30.0)
+    # The answer was given time once; whoever looks again does not wait unless told to.
+    assert channel.waits == [0.1, 0.0, 30.0]
+    assert following.take() == "late"
+
+
+def test_what_was_asked_for_is_not_lost() -> None:
+    channel: Any = AnsweringChannel([])
+    following = NextItem(channel)
+    assert following.take_all() == []
+    channel.items += ["first", "second"]
+    assert following.take_all() == ["first", "second"]
+
+
+def test_a_look_tells_that_the_step_was_aborted() -> None:
+    stream = stream_of([Item(step=3, source=-1, aborted="the env crashed")])
+    with pytest.raises(StepAborted, match="the env crashed"):
+        stream.ready()

@@ -16,11 +16,12 @@ class NextItem:
 
     Args:
         channel: Where items arrive, for this reader alone.
-        queue: Of the channel.
+        queue: Of the channel; None: the one of messages that name none.
     """
 
-    def __init__(self, channel: Channel, queue: int = 0) -> None:
-        self._channel, self._queue = channel, queue
+    def __init__(self, channel: Channel, queue: int | None = None) -> None:
+        self._channel = channel
+        self._queue: dict[str, Any] = {} if queue is None else {"key": queue}
         self._asked: Any = None
 
     def arrived(self, within: float = 0.0) -> bool:
@@ -30,14 +31,14 @@ class NextItem:
             within: Seconds to wait for the item.
         """
         if self._asked is None:
-            self._asked = self._channel.get(self._queue, async_op=True)
+            self._asked = self._channel.get(**self._queue, async_op=True)
             within = max(within, _ANSWER_SECONDS)
         return bool(self._asked.done_within(within))
 
     def take(self) -> Any:
         """The item, waited for."""
         if self._asked is None:
-            return self._channel.get(self._queue)
+            return self._channel.get(**self._queue)
         item, self._asked = self._asked.wait(), None
         return item
 

@@ -34,7 +34,7 @@ class AnsweringChannel:
     def __init__(self, items: list[Any]) -> None:
         self.items, self.waits = items, list[float]()
 
-    def get(self, key: int, *, async_op: bool) -> Answer:
+    def get(self, key: int = 0, *, async_op: bool) -> Answer:
         assert async_op
         return Answer(self)
 

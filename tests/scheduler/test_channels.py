@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from rlinf.flow.next_item import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from tests.scheduler.workers import Concurrent, Queuer
@@ -30,6 +31,19 @@ def test_first_in_first_out_per_key(channel):
         queue.put(index, key=("k", index % 2))
     assert [queue.get(("k", 1)), queue.get(("k", 0)), queue.get(("k", 1))] == [1, 0, 3]
     assert queue.qsize(("k", 0)) == 1
+
+
+@pytest.mark.parametrize("queue", [None, 3])
+def test_a_reader_looks_ahead(channel, queue):
+    sent = channel()
+    following = NextItem(sent, queue)
+    assert following.take_all() == []
+    where = {} if queue is None else {"key": queue}
+    for item in ("first", "second"):
+        sent.post(item, **where)
+    assert following.arrived(30.0)
+    assert following.take() == "first"
+    assert following.take() == "second"
 
 
 def test_unknown_key(channel):

@@ -235,22 +235,22 @@ def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, di
         processes.append(context.Process(target=_serve, args=(config, end)))
         processes[-1].start()
         end.close()  # so that the end of the process is seen here
-    numbers = {mode: process.pid for mode, process in zip(configs, processes, strict=True)}
+    pids = {mode: process.pid for mode, process in zip(configs, processes, strict=True)}
     try:
         for step in range(steps + 2):
             order = list(configs) if step % 2 else list(reversed(configs))
             for mode in order:
-                resume(numbers[mode])
+                resume(pids[mode])
                 links[mode].send(step)
                 answer = links[mode].recv()
                 if step:  # before the first ones all are busy with their start
-                    suspend(numbers[mode])
+                    suspend(pids[mode])
                 if step > 1:
                     for name, value in zip(found[mode], answer, strict=True):
                         found[mode][name].append(value)
     finally:
         for mode, link in links.items():
-            resume(numbers[mode])
+            resume(pids[mode])
             link.close()  # the end of its steps for a mode
         for process in processes:
             process.join()

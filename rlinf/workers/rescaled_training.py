@@ -24,6 +24,8 @@ _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
 _FADES = 0.8
 """Factor on the weight of former phases in the speeds of numbers of ranks."""
+_FORGOTTEN = 0.01
+"""Weight in batches below which a number of ranks is taken for not seen."""
 _POLL = 0.0005
 """Fewest seconds between two looks of a rank that trains, for which others wait."""
 _WAITED = 0.1
@@ -127,6 +129,7 @@ class Timings:
         self.phases += 1
         for line in self.lines.values():
             line.fade(_FADES)
+        self.lines = {n: line for n, line in self.lines.items() if line.weight > _FORGOTTEN}
 
     def speed(self, size: int) -> float:
         """How many times as fast as one rank so many train.

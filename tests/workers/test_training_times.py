@@ -61,3 +61,16 @@ def test_a_slow_time_is_forgotten() -> None:
         timings.end_phase()
     assert before < 1.3
     assert timings.speed(2) > 1.6
+
+
+def test_ranks_that_train_no_more_are_forgotten() -> None:
+    """The speed of two is not against what one took thousands of phases ago."""
+    timings = Timings()
+    play(timings, 3, 1.25)
+    for _ in range(4000):
+        timings.note_batch(0, 100, 1.0, 2)
+        timings.end_phase()
+    assert timings.speed(2) == 2
+    for _ in range(4000):
+        timings.end_phase()
+    assert timings.speed(2) == 2

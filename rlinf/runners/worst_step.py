@@ -81,19 +81,22 @@ def measure_worst_step(
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_run, args=(config, runner, flow, there), name="worst step")
-    child.start()
-    there.close()
-    assert child.pid is not None
     answer: tuple[str, Any] | None = None
-    with TreeWatch(child.pid) as watch:
-        while answer is None and watch.together <= most:
-            if here.poll(_LOOK_SECONDS):
-                answer = _received(here)
-        too_much = answer is None
-        if too_much:
-            _end_tree(child.pid)
-        child.join()
+    # It is this process that makes the directory, as a child that is killed would leave it behind.
+    with tempfile.TemporaryDirectory(prefix="rlinf-preflight-") as scratch:
+        arguments = (config, runner, flow, there, scratch)
+        child = context.Process(target=_run, args=arguments, name="worst step")
+        child.start()
+        there.close()
+        assert child.pid is not None
+        with TreeWatch(child.pid) as watch:
+            while answer is None and watch.together <= most:
+                if here.poll(_LOOK_SECONDS):
+                    answer = _received(here)
+            too_much = answer is None
+            if too_much:
+                _end_tree(child.pid)
+            child.join()
     kind: str = answer[0] if answer else "lost"
     content: Any = answer[1] if answer else None
     if kind == "refused":
@@ -125,22 +128,25 @@ def _end_tree(pid: int) -> None:
 
 
 def _run(
-    config: PlacedConfig, runner: RunnerClass, flow: Callable[[Any], Flow], there: Connection
+    config: PlacedConfig,
+    runner: RunnerClass,
+    flow: Callable[[Any], Flow],
+    there: Connection,
+    scratch: str,
 ) -> None:
     """What the child does; sends what was found, what the user can correct, or the failure."""
     with suppress(OSError):
         # Should the machine run out of memory, this process is to end, and no other.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
-        with tempfile.TemporaryDirectory(prefix="rlinf-preflight-") as scratch:
-            path = Path(scratch) / "run"
-            with (
-                RunDirectory.create(scratch, "preflight", path=path) as directory,
-                open(os.devnull, "w", encoding="utf-8") as nowhere,
-                redirect_stdout(nowhere),
-            ):
-                found = runner(config, directory, threading.Event()).run_worst_case()
-            there.send(("found", (found.places, device_peaks(config, flow(config), found))))
+        path = Path(scratch) / "run"
+        with (
+            RunDirectory.create(scratch, "preflight", path=path) as directory,
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            redirect_stdout(nowhere),
+        ):
+            found = runner(config, directory, threading.Event()).run_worst_case()
+        there.send(("found", (found.places, device_peaks(config, flow(config), found))))
     except UserError as error:
         there.send(("refused", error))
     except Exception:  # noqa: BLE001 - told by the parent, which knows what to make of it

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -206,8 +207,10 @@ class Gone(Greedy):
     ("runner", "why"), [(Greedy, "memory of the host"), (Full, "of a device was full")]
 )
 def test_a_step_that_runs_out_of_memory_does_not_fit(
-    tmp_path: Path, runner: type[Greedy], why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: type[Greedy], why: str
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     config = support.small_config(tmp_path)
     found = measure_worst_step(config, runner, TASKS["embodied"].flow, 900 * MIB)
     assert found.ended is not None
@@ -218,6 +221,7 @@ def test_a_step_that_runs_out_of_memory_does_not_fit(
     if runner is Greedy:
         assert found.together > 900 * MIB
         assert not psutil.pid_exists(found.driver)
+    assert not list(tmp_path.glob("rlinf-preflight-*"))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ def test_a_name_can_be_used_again_after_a_death(launch, shared):
 
 
 @pytest.mark.usefixtures("processes")
+def test_a_process_that_hears_late_does_not_take_a_new_worker_for_dead(launch, shared):
+    peer, group = shared(Talker), launch(Talker, 1, "renewed")
+    group.echo("sharedTalker", 0, 0).wait()
+    group._close()
+    with pytest.raises(WorkerDiedError, match="'renewed:0' died"):
+        peer.execute_on(0).receive_from("renewed", 0).wait()
+    peer.execute_on(0).read_no_message(1.0).wait()
+    group = launch(Talker, 1, "renewed")
+    peer.execute_on(0).send_to_peer("here", "renewed", 0).wait()
+    assert group.receive_from("sharedTalker", 0).wait() == ["here"]
+
+
+@pytest.mark.usefixtures("processes")
 def test_items_of_a_closed_producer_can_still_be_read(launch, cluster):
     queue = Channel.create("inheritance")
     group = launch(Queuer, 1, "producer")

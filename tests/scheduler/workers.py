@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,18 @@ class Member(Impatient):
 
 
 class Talker(Member):
+    def read_no_message(self, seconds: float) -> None:
+        """Keep this process from reading what others tell it, as a busy machine may do."""
+        held = threading.Event()
+
+        def hold() -> None:
+            with require_process().endpoint.lock:
+                held.set()
+                time.sleep(seconds)
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+
     def send_to_peer(self, value: Any, group: str, rank: int, piggyback: Any = None) -> None:
         self.send(value, group, rank, piggyback_payload=piggyback)
 

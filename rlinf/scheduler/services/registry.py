@@ -10,7 +10,10 @@ from typing import Any
 
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import NameTakenError, SchedulerError, WorkerDiedError
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
+
+_SILENT_SECONDS = 5.0
+"""After which a process that does not answer is not waited for."""
 
 
 @dataclass
@@ -83,8 +86,12 @@ class RegistryService:
         ):  # fmt: skip
             endpoint.register(f"registry.{name}", getattr(self, name))
 
-    def add_group(self, group: GroupRecord, infos: list[WorkerInfo]) -> None:
+    def add_group(self, group: GroupRecord, infos: list[WorkerInfo]) -> Future[Reply] | None:
         """Announce a group before its processes are up.
+
+        Returns:
+            Where workers of these names had died, an answer that comes once every process knows
+            that they are new ones: calls of workers come by another way, and could be earlier.
 
         Raises:
             NameTakenError: A group of that name is alive.
@@ -97,11 +104,13 @@ class RegistryService:
                 "or launch with another name."
             )
         self._groups[group.name] = group
+        told: list[Future[Reply]] = []
         for info in infos:
             name = info.address.get_name()
             if self._dead.pop(name, None) is not None:
-                self._tell_everyone("mail.forget", name)
+                told += self._ask_everyone("mail.forget", name)
             self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
+        return all_done(told, _SILENT_SECONDS) if told else None
 
     def remove_group(self, name: str) -> None:
         """Forget a group that was closed; whoever waits for its workers gets an error."""
@@ -183,6 +192,13 @@ class RegistryService:
             # Some may have died themselves and not be known to have.
             with suppress(WorkerDiedError):
                 self._endpoint.tell(address, kind, *arguments)
+
+    def _ask_everyone(self, kind: str, *arguments: Any) -> list[Future[Reply]]:
+        asked = []
+        for address in self.endpoints():
+            with suppress(WorkerDiedError):
+                asked.append(self._endpoint.request(address, kind, *arguments))
+        return asked
 
     def add_channel(self, record: ChannelRecord) -> tuple[ChannelRecord, bool]:
         """Announce a channel; an existing one of that name wins. Returns whether it is new."""

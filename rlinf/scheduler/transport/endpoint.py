@@ -135,6 +135,28 @@ def wait_for(future: Future[Any], timeout: float) -> None:
         future.exception(timeout)
 
 
+def all_done(futures: Sequence[Future[Any]], timeout: float) -> Future[Reply]:
+    """Done when all of these are, with an error or without, or after so many seconds."""
+    result: Future[Reply] = Future()
+    lock, missing = threading.Lock(), len(futures)
+
+    def count(_: Future[Any]) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            last = not missing
+        if last:
+            timer.cancel()
+            try_resolve(result, Reply())
+
+    timer = threading.Timer(timeout, try_resolve, (result, Reply()))
+    timer.daemon = True
+    timer.start()
+    for future in futures:
+        future.add_done_callback(count)
+    return result
+
+
 def as_reply(result: Any) -> Reply:
     """What a handler returned, as a reply."""
     return result if isinstance(result, Reply) else Reply(result)

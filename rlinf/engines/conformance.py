@@ -129,16 +129,20 @@ def _abort(subject: Subject) -> str:
     aborted = engine.abort([*chosen, 10**9])
     require({a.request_id for a in aborted} == set(chosen), "others were aborted than asked for")
     require(engine.unfinished == 4, f"{engine.unfinished} are unfinished after 2 of 6 aborts")
-    aborted += engine.abort()
+    aborted += engine.interrupt()
     require(engine.unfinished == 0, f"{engine.unfinished} are unfinished after all were aborted")
+    carried = sum(item.cache is not None for item in aborted)
+    wanted = 4 if engine.carries_caches else 0
+    require(carried == wanted, f"{carried} of 4 interrupted sequences have caches, not {wanted}")
     reasons = {item.completion.stop_reason for item in aborted}
     require(reasons == {"abort"}, f"stop reasons {reasons}")
     parts = {item.request_id: item.completion for item in aborted}
+    caches = {item.request_id: item.cache for item in aborted}
     lengths = [len(part) for part in parts.values()]
     require(min(lengths) > 0, "a sequence had nothing after the first steps")
     again = [
         subject.request(r.prompt_tokens, seed=r.seed, partial=parts[r.request_id],
-                        max_new_tokens=subject.long)
+                        cache=caches[r.request_id], max_new_tokens=subject.long)
         for r in requests
     ]  # fmt: skip
     finished = engine.generate(again)

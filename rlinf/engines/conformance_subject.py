@@ -20,6 +20,7 @@ from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
     GenerationRequest,
+    KeptCache,
     Lora,
     ModelSource,
 )
@@ -76,6 +77,7 @@ class Subject:
         *,
         seed: int = 0,
         partial: Completion | None = None,
+        cache: KeptCache | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
         """A request with a fresh number; it does not stop at end tokens unless told."""
@@ -86,6 +88,7 @@ class Subject:
             seed=seed,
             sampling=SamplingConfig(**{"stop_token_ids": (), "max_new_tokens": 12, **sampling}),
             partial=partial,
+            cache=cache,
         )
 
     def requests(self, count: int, **sampling: Any) -> list[GenerationRequest]:

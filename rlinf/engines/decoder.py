@@ -53,6 +53,10 @@ class Decoder:
             rows = np.array([results[i].row for i in members])
             self._cache.write(self._tensor(slots[members]), capture, self._tensor(rows))
 
+    def read(self, slot: int, tokens: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Keys and values of the first tokens of a slot, on the host."""
+        return self._cache.read(slot, tokens)
+
     def move(self, source: np.ndarray, target: np.ndarray, columns: int) -> None:
         """Copy slots to others, as far as ``columns``."""
         if len(source):

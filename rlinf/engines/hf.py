@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
     GenerationRequest,
+    KeptCache,
     ModelSource,
     Weights,
 )
@@ -34,6 +36,8 @@ from rlinf.engines.weights import adopt_weights, assign_weights
 _READ = {"cpu": 1024}
 """Tokens of interrupted sequences that are read before the next decoding step, by device, where
 measured: a worker that takes over many others' would be silent for long."""
+_CARRIED = ("cpu",)
+"""Devices, where measured, from which caches go along with interrupted sequences."""
 
 
 class HFEngine(Engine):
@@ -54,6 +58,7 @@ class HFEngine(Engine):
         self._config = config
         self._model, self._shared = serving_model(config, source)
         self.keeps_stale_caches = config.on_update == "keep"
+        self.carries_caches = self._model.device.type in _CARRIED
         self._tokenizer, self._path = source.tokenizer, source.path
         text = self._model.config.get_text_config()
         vocabulary = int(text.vocab_size)
@@ -119,6 +124,19 @@ class HFEngine(Engine):
         self._waiting = kept
         return aborted
 
+    def interrupt(self) -> list[FinishedCompletion]:
+        """End all requests, with what was computed of them; see :meth:`Engine.interrupt`."""
+        caches: dict[int, KeptCache] = {}
+        if self.carries_caches:
+            cached = self._running.active["cached"].tolist()
+            for slot, request in enumerate(self._running.requests):
+                layers = self._decoder.read(slot, cached[slot])
+                caches[request.request_id] = KeptCache(version=self.version, layers=layers)
+        for request in self._waiting:
+            if request.cache is not None:
+                caches[request.request_id] = request.cache
+        return [replace(item, cache=caches.get(item.request_id)) for item in self.abort()]
+
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights; see :meth:`Engine.update_weights`."""
         assign_weights(self._model, weights, may_be_empty=self._shared)
@@ -176,7 +194,10 @@ class HFEngine(Engine):
             stops = request.sampling.stop_token_ids
             cached = len(request.prompt_tokens) + max(drawn - 1, 0)
             self._running.add(
-                request, self._end_tokens if stops is None else stops, cached=cached, drawn=drawn
+                replace(request, cache=None),  # which would hold its memory to the end
+                self._end_tokens if stops is None else stops,
+                cached=cached,
+                drawn=drawn,
             )
             self._prompts.forget(request)
         logits = [result.logits for result in results]
@@ -189,16 +210,21 @@ class HFEngine(Engine):
             if not self._waiting or read >= most:
                 return
             request = self._waiting.popleft()
+            if request.cache is not None and request.cache.version != self.version:
+                request = replace(request, cache=None)
             drawn = self._drawn(request)
-            read += len(request.prompt_tokens) + drawn if drawn else 0
+            if drawn and request.cache is None:
+                read += len(request.prompt_tokens) + drawn
             yield request, drawn
 
     def _drawn(self, request: GenerationRequest) -> int:
-        """Tokens of a partial completion that are read like a prompt.
+        """Tokens of a partial completion that are read like a prompt, or carried.
 
         The deterministic mode decodes again what the present weights sampled, as reading rounds
         otherwise than decoding: only what was read after the last update is read here too.
         """
+        if request.cache is not None:
+            return request.cache.tokens - len(request.prompt_tokens) + 1
         if request.partial is None or not self._config.deterministic:
             return given_tokens(request)
         return int((request.partial.versions != self.version).sum())

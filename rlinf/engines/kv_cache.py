@@ -7,6 +7,7 @@ Both classes answer the calls that a transformers model makes to its cache, ``up
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ ROUND = 64
 class PromptCapture:
     """Keeps the keys and values of one forward pass over whole prompts, [N, K, P, D] per layer."""
 
-    def __init__(self) -> None:
-        self.layers: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, layers: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+        self.layers = list(layers)
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
@@ -111,6 +112,17 @@ class RaggedCache:
             width = keys.shape[2]
             self._keys[index][slots, :, :width] = keys[source]
             self._values[index][slots, :, :width] = values[source]
+
+    def read(self, row: int, columns: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Copies, on the host, of the first columns of a row: [K, columns, D] per layer."""
+        host = torch.device("cpu")
+        return tuple(
+            (
+                keys[row, :, :columns].to(host, copy=True),
+                values[row, :, :columns].to(host, copy=True),
+            )
+            for keys, values in zip(self._keys, self._values, strict=True)
+        )
 
     def move(self, source: Tensor, target: Tensor, columns: int) -> None:
         """Copy rows to other slots, as far as ``columns``."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from rlinf.engines.config import HFEngineConfig
+from rlinf.engines.kv_cache import PromptCapture
 from rlinf.engines.prefill import Prefilled, prefill
-from rlinf.engines.protocol import GenerationRequest
+from rlinf.engines.protocol import GenerationRequest, KeptCache
 
 Begun = tuple[GenerationRequest, int]
-"""A request, and how many tokens of its partial completion are read like a prompt."""
+"""A request, and how many tokens of its partial completion are read like a prompt, or carried."""
 
 
 class Prompts:
@@ -46,10 +47,15 @@ class Prompts:
         self._known.clear()
 
     def compute(self, begun: Sequence[Begun]) -> list[Prefilled]:
-        """One result per request, with logits for those that have no token yet."""
+        """One result per request, with logits for those that have no token yet.
+
+        Those that have a cache are not computed.
+        """
         texts: dict[bytes, np.ndarray] = {}
         keys: list[tuple[bytes, bool]] = []
         for request, drawn in begun:
+            if request.cache is not None:
+                continue
             text = request.prompt_tokens
             if drawn:
                 assert request.partial is not None
@@ -63,10 +69,19 @@ class Prompts:
         known.update(zip(new, computed, strict=True))
         for key in wants_logits:
             self._known[key] = known[key]
-        return [
+        results = iter(
             known[key] if wanted else Prefilled(known[key].capture, known[key].row, None)
             for key, wanted in keys
+        )
+        return [
+            next(results) if request.cache is None else self._carried(request.cache)
+            for request, _ in begun
         ]
+
+    def _carried(self, cache: KeptCache) -> Prefilled:
+        device = self._model.device
+        layers = ((keys[None].to(device), values[None].to(device)) for keys, values in cache.layers)
+        return Prefilled(PromptCapture(layers), 0, None)
 
     def read(self, texts: Sequence[np.ndarray], wants_logits: Sequence[bool]) -> list[Prefilled]:
         """Run texts through the model; see :func:`~rlinf.engines.prefill.prefill`."""

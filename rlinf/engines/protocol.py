@@ -57,6 +57,25 @@ class ModelSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptCache:
+    """What an engine computed of an interrupted sequence, to go on with elsewhere.
+
+    Args:
+        version: Of the weights in use when it was interrupted; of no use under others.
+        layers: Keys [K, T, D] and values [K, T, V] of each layer, on the host: K heads, T tokens
+            of prompt and completion, all but the last or as many as were computed.
+    """
+
+    version: int
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.layers[0][0].shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One completion to be generated.
 
@@ -68,6 +87,8 @@ class GenerationRequest:
         sampling: How the tokens are drawn.
         partial: The beginning of the completion, from an abort, to be continued; its length counts
             for ``max_new_tokens``.
+        cache: What :meth:`Engine.interrupt` gave with ``partial``; passed over by an engine that
+            has no use for it.
     """
 
     request_id: int
@@ -75,6 +96,7 @@ class GenerationRequest:
     seed: int
     sampling: SamplingConfig
     partial: Completion | None = None
+    cache: KeptCache | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +106,12 @@ class FinishedCompletion:
     Args:
         request_id: Of its request.
         completion: Tokens from the first one, those of ``partial`` included.
+        cache: What :meth:`Engine.interrupt` gives along; otherwise None.
     """
 
     request_id: int
     completion: Completion
+    cache: KeptCache | None = None
 
 
 class Engine(ABC):
@@ -100,6 +124,9 @@ class Engine(ABC):
 
     continues_exactly: bool = False
     """Whether an aborted sequence, continued under the same weights, is what it would have been."""
+
+    carries_caches: bool = False
+    """Whether what :meth:`interrupt` gives is continued without computing its tokens again."""
 
     keeps_stale_caches: bool = False
     """Whether running sequences go on with caches of old weights after an update."""
@@ -154,6 +181,13 @@ class Engine(ABC):
         Args:
             request_ids: Which; None: all. A number that is not unfinished is passed over.
         """
+
+    def interrupt(self) -> list[FinishedCompletion]:
+        """End all requests as :meth:`abort` does, to go on in another engine of the same weights.
+
+        An engine that can gives their caches along (:attr:`carries_caches`).
+        """
+        return self.abort()
 
     @abstractmethod
     def update_weights(self, weights: Weights, version: int) -> None:

@@ -201,6 +201,7 @@ class GenerationWorker(StageWorker):
                 forecast=self._forecast,
                 trained=self._trained,
                 handover_seconds=self._step_times.at(1),
+                reads_again=not self._engine.carries_caches,
             )
         rollout = MovingRollout(
             self._engine,

@@ -220,7 +220,7 @@ class MovingRollout:
     def _leave(self, message: Leave) -> None:
         """Bring everything that runs to others, then give the device up."""
         assert self._devices is not None
-        groups = self._round.give(self._engine.abort())
+        groups = self._round.give(self._engine.interrupt())
         self._round.report.moved += sum(group.unfinished for group in groups)
         ranks = list(message.loads)
         targets = shares([group.unfinished for group in groups], list(message.loads.values()))

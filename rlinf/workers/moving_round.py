@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.data.sequences import Completion
-from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
+from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, KeptCache
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.workers.generation_round import Drawn, Round
@@ -48,12 +48,14 @@ class MovedGroup:
         drawn: Its prompt.
         seeds: Of its completions.
         completions: Ended, interrupted (``abort``), or None where not begun.
+        caches: Of the interrupted ones, from an engine that gives them along; otherwise None.
     """
 
     slot: int
     drawn: Drawn
     seeds: tuple[int, ...]
     completions: tuple[Completion | None, ...]
+    caches: tuple[KeptCache | None, ...]
 
     @property
     def unfinished(self) -> int:
@@ -159,9 +161,11 @@ class MovingRound(Round):
             aborted: Everything that the engine had not ended.
         """
         partial: dict[int, dict[int, Completion]] = {}
+        caches: dict[int, dict[int, KeptCache | None]] = {}
         for item in aborted:
             slot, place = divmod(item.request_id, self._size)
             partial.setdefault(slot, {})[place] = item.completion
+            caches.setdefault(slot, {})[place] = item.cache
         moved = []
         for slot in sorted(partial):
             found = {**self._finished[slot], **partial[slot]}
@@ -172,6 +176,7 @@ class MovingRound(Round):
                     drawn=self._prompts[slot],
                     seeds=self._seeds[slot],
                     completions=tuple(c if len(c) else None for c in begun),
+                    caches=tuple(caches[slot].get(place) for place in range(self._size)),
                 )
             )
             if slot in self.guests:
@@ -197,7 +202,7 @@ class MovingRound(Round):
             if begun is not None and begun.stop_reason != "abort":
                 self._finished[slot][place] = begun
             else:
-                missing.append(_continued(request, begun))
+                missing.append(replace(request, partial=begun, cache=group.caches[place]))
         return missing
 
     def bounds(self, engine: Engine) -> dict[int, int]:
@@ -212,13 +217,3 @@ class MovingRound(Round):
             going = (running.get(first + place, 0) for place in range(self._size))
             found[slot] = max(ended, *going)
         return found
-
-
-def _continued(request: GenerationRequest, begun: Completion | None) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=request.request_id,
-        prompt_tokens=request.prompt_tokens,
-        seed=request.seed,
-        sampling=request.sampling,
-        partial=begun,
-    )

@@ -29,6 +29,7 @@ class RolloutLeader:
         trained: What the last training phase took; None: not known.
         handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
             again.
+        reads_again: Whether they are computed again, and do not go along.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class RolloutLeader:
         forecast: LengthForecast,
         trained: Trained | None,
         handover_seconds: float,
+        reads_again: bool,
     ) -> None:
         self._devices, self._step = devices, step
         self._slots, self._size = slots, group_size
         self._batches, self._forecast = global_batches, forecast
         self._handover_seconds = handover_seconds
+        self._reads_again = reads_again
         self.trained = trained
         self._standing: dict[int, Standing] = {}
         self._ended: list[int] = []  # tokens of each
@@ -152,6 +155,6 @@ class RolloutLeader:
         """
         has = sum(running)
         tokens = has + sum(self._ended) + left * len(running)
-        if self.trained is None or not has:
+        if self.trained is None or not has or not self._reads_again:
             return 0.0
         return self.trained.seconds / 3 / tokens * has / len(running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,62 @@ def test_what_was_aborted_goes_on_as_if_it_had_not_been(
     finished += build(max_running_requests=5, **config).generate(again)
     finished.sort(key=lambda item: item.request_id)
     assert _same(whole, finished, bits=bool(config))
+
+
+def _interrupted(engine: Any, asked: dict[int, GenerationRequest]) -> list[GenerationRequest]:
+    """Everything that is unfinished, as it would arrive at another engine."""
+    ended = pickle.loads(pickle.dumps(engine.interrupt()))
+    parts = [(item, item.completion if len(item.completion) else None) for item in ended]
+    return [replace(asked[i.request_id], partial=part, cache=i.cache) for i, part in parts]
+
+
+@pytest.mark.parametrize("config", [{}, EXACT])
+def test_what_was_interrupted_goes_on_with_its_caches(
+    config: dict[str, Any], model: Any, build: Build
+) -> None:
+    asked = {request.request_id: request for request in requests(18)}
+    whole = build(max_running_requests=9, **config).generate(asked.values())
+    going = list(asked.values())
+    finished, begun = [], 0
+    # The second one is interrupted while some wait that have their caches from the first.
+    for running, steps in ((9, 6), (5, 1), (7, 1000)):
+        engine = build(copy.deepcopy(model), max_running_requests=running, **config)
+        read: list[int] = []
+        engine._model.get_input_embeddings().register_forward_pre_hook(
+            lambda _, inputs, read=read: read.append(inputs[0].shape[1])
+        )
+        begun = sum(request.cache is not None for request in going)
+        for request in going:
+            engine.submit(request)
+        finished += engine.step()
+        assert begun < running or set(read) == {1}
+        for _ in range(steps - 1):
+            finished += engine.step()
+        going = _interrupted(engine, asked)
+    assert begun >= 7
+    assert going == []
+    finished.sort(key=lambda item: item.request_id)
+    assert _same(whole, finished, bits=bool(config))
+
+
+def test_caches_of_other_weights_are_of_no_use(model: Any, build: Build) -> None:
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.mul_(1.1)
+    asked = {request.request_id: request for request in requests(8, longest=40)}
+    first = build(**EXACT)
+    for request in asked.values():
+        first.submit(request)
+    for _ in range(6):
+        first.step()
+    going = _interrupted(first, asked)
+    assert all(request.cache is not None for request in going)
+    second, third = build(changed, **EXACT), build(changed, **EXACT)
+    for engine in (second, third):
+        engine.update_weights((), 1)
+    without = third.generate(replace(request, cache=None) for request in going)
+    assert _same(second.generate(going), without, bits=True)
 
 
 def test_an_update_in_between_can_be_repeated_to_the_bit(model: Any, build: Build) -> None:

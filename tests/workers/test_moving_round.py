@@ -69,8 +69,12 @@ def generate(round_: MovingRound, on: Engine, steps: int) -> dict[int, PromptGro
     return found
 
 
-def hand_over(giver: MovingRound, off: Engine, taker: MovingRound, on: Engine) -> int:
-    moved = pickle.loads(pickle.dumps(giver.give(off.abort())))
+def hand_over(
+    giver: MovingRound, off: Engine, taker: MovingRound, on: Engine, *, carried: bool
+) -> int:
+    taken_out = off.interrupt() if carried else off.abort()
+    moved = pickle.loads(pickle.dumps(giver.give(taken_out)))
+    assert carried == any(cache is not None for group in moved for cache in group.caches)
     assert off.unfinished == 0
     for group in moved:
         requests = taker.adopt(group)
@@ -81,7 +85,10 @@ def hand_over(giver: MovingRound, off: Engine, taker: MovingRound, on: Engine) -
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_groups_are_the_same_after_leaving_and_coming_back(model: Any, deterministic: bool) -> None:
+@pytest.mark.parametrize("carried", [True, False])
+def test_groups_are_the_same_after_leaving_and_coming_back(
+    model: Any, deterministic: bool, carried: bool
+) -> None:
     alone = MovingRound(GROUP, SAMPLING)
     with engine(model, deterministic=deterministic) as only:
         begin(alone, only)
@@ -94,10 +101,10 @@ def test_groups_are_the_same_after_leaving_and_coming_back(model: Any, determini
     ):
         begin(first, one)
         found = generate(first, one, 7)
-        moved = hand_over(first, one, second, other)
+        moved = hand_over(first, one, second, other, carried=carried)
         assert moved > SLOTS
         found |= generate(second, other, 9)
-        back = hand_over(second, other, first, one)
+        back = hand_over(second, other, first, one, carried=carried)
         assert 0 < back <= moved
         found |= generate(first, one, 120)
         assert one.unfinished == other.unfinished == 0

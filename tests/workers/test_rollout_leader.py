@@ -18,8 +18,7 @@ def cost() -> DecodeCost:
     return DecodeCost(fixed=0.01, per_sequence=0.0)
 
 
-@pytest.fixture
-def leader() -> RolloutLeader:
+def new_leader(*, reads_again: bool) -> RolloutLeader:
     nobody: Any = None  # only how many there are counts here
     devices = SharedDevices(
         leases=(nobody,) * WORKERS,
@@ -37,7 +36,13 @@ def leader() -> RolloutLeader:
         forecast=LengthForecast(LIMIT),
         trained=Trained(12.0, 1.0, {}),
         handover_seconds=0.0,
+        reads_again=reads_again,
     )
+
+
+@pytest.fixture
+def leader() -> RolloutLeader:
+    return new_leader(reads_again=True)
 
 
 def standing(rank: int, **changes: Any) -> Standing:
@@ -107,3 +112,11 @@ def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLead
     # 12 sequences have 40 tokens each and some to go, 12 have ended after 20.
     forward = 12.0 / 3 / (12 * 40 + 12 * left + 12 * 20)
     assert choice.cost_seconds == pytest.approx(8 * 40 * forward)
+
+
+def test_tokens_that_go_along_with_what_was_computed_cost_nothing() -> None:
+    leader = new_leader(reads_again=False)
+    hear_all(leader)
+    leader.decide(cost)
+    (choice,) = leader.choices
+    assert choice.cost_seconds == 0

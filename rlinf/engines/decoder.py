@@ -13,6 +13,7 @@ from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig
 from rlinf.engines.kv_cache import ROUND, RaggedCache
 from rlinf.engines.prefill import Prefilled
+from rlinf.engines.protocol import KeptCache
 
 _SORT_COST = 4  # of putting rows in order, in passes of attention over the cache
 
@@ -53,9 +54,15 @@ class Decoder:
             rows = np.array([results[i].row for i in members])
             self._cache.write(self._tensor(slots[members]), capture, self._tensor(rows))
 
-    def read(self, slot: int, tokens: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Keys and values of the first tokens of a slot, on the host."""
-        return self._cache.read(slot, tokens)
+    def kept(self, slot: int, tokens: int, version: int) -> KeptCache:
+        """What was computed of the first tokens of a slot, under these weights."""
+        parts = self._cache.read(slot, tokens)
+        return KeptCache(
+            version=version,
+            tokens=tokens,
+            shapes=tuple(tuple(part.shape) for part in parts),
+            numbers=torch.cat([part.reshape(-1) for part in parts]).cpu(),
+        )
 
     def move(self, source: np.ndarray, target: np.ndarray, columns: int) -> None:
         """Copy slots to others, as far as ``columns``."""

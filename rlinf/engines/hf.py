@@ -130,8 +130,8 @@ class HFEngine(Engine):
         if self.carries_caches:
             cached = self._running.active["cached"].tolist()
             for slot, request in enumerate(self._running.requests):
-                layers = self._decoder.read(slot, cached[slot])
-                caches[request.request_id] = KeptCache(version=self.version, layers=layers)
+                kept = self._decoder.kept(slot, cached[slot], self.version)
+                caches[request.request_id] = kept
         for request in self._waiting:
             if request.cache is not None:
                 caches[request.request_id] = request.cache

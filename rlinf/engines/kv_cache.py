@@ -113,16 +113,10 @@ class RaggedCache:
             self._keys[index][slots, :, :width] = keys[source]
             self._values[index][slots, :, :width] = values[source]
 
-    def read(self, row: int, columns: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Copies, on the host, of the first columns of a row: [K, columns, D] per layer."""
-        host = torch.device("cpu")
-        return tuple(
-            (
-                keys[row, :, :columns].to(host, copy=True),
-                values[row, :, :columns].to(host, copy=True),
-            )
-            for keys, values in zip(self._keys, self._values, strict=True)
-        )
+    def read(self, row: int, columns: int) -> list[Tensor]:
+        """The first columns of a row, views: [K, columns, D] of keys and values of each layer."""
+        layers = zip(self._keys, self._values, strict=True)
+        return [buffer[row, :, :columns] for layer in layers for buffer in layer]
 
     def move(self, source: Tensor, target: Tensor, columns: int) -> None:
         """Copy rows to other slots, as far as ``columns``."""

@@ -79,8 +79,8 @@ class Prompts:
         ]
 
     def _carried(self, cache: KeptCache) -> Prefilled:
-        device = self._model.device
-        layers = ((keys[None].to(device), values[None].to(device)) for keys, values in cache.layers)
+        parts = [part[None].to(self._model.device) for part in cache.parts()]
+        layers = zip(parts[::2], parts[1::2], strict=True)
         return Prefilled(PromptCapture(layers), 0, None)
 
     def read(self, texts: Sequence[np.ndarray], wants_logits: Sequence[bool]) -> list[Prefilled]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlinf.data.sequences import Completion
@@ -62,17 +64,21 @@ class KeptCache:
 
     Args:
         version: Of the weights in use when it was interrupted; of no use under others.
-        layers: Keys [K, T, D] and values [K, T, V] of each layer, on the host: K heads, T tokens
-            of prompt and completion, all but the last or as many as were computed.
+        tokens: T, of prompt and completion that were computed, mostly all but the last.
+        shapes: Of the keys (K, T, D) and values (K, T, V) of each layer in turn.
+        numbers: All of them one after the other, on the host: one tensor travels faster than many.
     """
 
     version: int
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    tokens: int
+    shapes: tuple[tuple[int, ...], ...]
+    numbers: Tensor
 
-    @property
-    def tokens(self) -> int:
-        """T."""
-        return self.layers[0][0].shape[1]
+    def parts(self) -> list[Tensor]:
+        """Keys and values of each layer in turn, without a copy."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        pieces = torch.split(self.numbers, sizes)
+        return [part.view(shape) for part, shape in zip(pieces, self.shapes, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from rlinf.models.language import load_tokenizer, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
 
 _CERTAIN = 16.0  # logit of the tokens of the present kind; others of the vocabulary have about 0
+_LITTLE = 0.1  # factor on what layers add, which would change the means by a fifth
 
 
 def write_kinds(
@@ -27,8 +28,9 @@ def write_kinds(
 ) -> LanguageModelConfig:
     """A model that goes on in the kind of the last token, and ends so that answers have a mean.
 
-    The letters are divided evenly into kinds. A letter's embedding is the direction of its kind,
-    with entries as large as the layers of random weights add little to; the output layer reads it.
+    The letters are divided evenly into kinds. A letter's embedding is the direction of its kind, to
+    which the layers of random weights add little; the output layer reads it. Two models of the same
+    arguments are equal.
 
     Args:
         directory: Is made; gets the files of transformers.
@@ -39,10 +41,15 @@ def write_kinds(
     config = write_model(directory, hidden, layers)
     tokenizer = load_tokenizer(config)
     model = AutoModelForCausalLM.from_pretrained(directory)
-    directions = torch.linalg.qr(torch.randn(hidden, len(means)))[0].T * hidden**0.5
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(hidden, len(means), generator=generator)
+    directions = torch.linalg.qr(directions)[0].T * hidden**0.5
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     end = tokenizer.convert_tokens_to_ids(EOS)
     with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(_LITTLE)
+            layer.mlp.down_proj.weight.mul_(_LITTLE)
         outputs.zero_()
         for direction, letters, mean in zip(directions, _divided(len(means)), means, strict=True):
             tokens = tokenizer.convert_tokens_to_ids(list(letters))

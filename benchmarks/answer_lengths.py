@@ -20,7 +20,7 @@ from rlinf.models.language import load_tokenizer, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
 
 _CERTAIN = 16.0  # logit of the tokens of the present kind; others of the vocabulary have about 0
-_LITTLE = 0.1  # factor on what layers add, which would change the means by a fifth
+_LITTLE = 0.1  # factor on what layers add, which could change the means by a fifth
 
 
 def write_kinds(

@@ -59,7 +59,6 @@ class Decoder:
         parts = self._cache.read(slot, tokens)
         return KeptCache(
             version=version,
-            tokens=tokens,
             shapes=tuple(tuple(part.shape) for part in parts),
             numbers=torch.cat([part.reshape(-1) for part in parts]).cpu(),
         )

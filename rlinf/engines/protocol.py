@@ -64,15 +64,19 @@ class KeptCache:
 
     Args:
         version: Of the weights in use when it was interrupted; of no use under others.
-        tokens: T, of prompt and completion that were computed, mostly all but the last.
-        shapes: Of the keys (K, T, D) and values (K, T, V) of each layer in turn.
+        shapes: Of the keys (K, T, D) and values (K, T, V) of each layer in turn: K heads, T tokens
+            of prompt and completion that were computed, mostly all but the last.
         numbers: All of them one after the other, on the host: one tensor travels faster than many.
     """
 
     version: int
-    tokens: int
     shapes: tuple[tuple[int, ...], ...]
     numbers: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.shapes[0][1]
 
     def parts(self) -> list[Tensor]:
         """Keys and values of each layer in turn, without a copy."""

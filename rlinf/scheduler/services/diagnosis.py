@@ -9,12 +9,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf.scheduler.errors import WorkerDiedError
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
 
 _STACK_LINES = 3
 _ANSWER_SECONDS = 2.0
@@ -132,44 +132,27 @@ class DiagnosisService:
 
     def report(self) -> Future[Reply]:
         """Ask everyone; who does not answer soon is listed as silent."""
-        gathering = _Gathering(self._endpoints())
-        for address in list(gathering.silent):
-            try:
-                answer = self._endpoint.request(address, "diagnosis.rows")
-            except WorkerDiedError:
-                continue  # listed as silent
-            answer.add_done_callback(lambda done, address=address: gathering.add(address, done))  # type: ignore[misc]
-        timer = threading.Timer(_ANSWER_SECONDS, gathering.finish)
-        timer.daemon = True
-        timer.start()
-        return gathering.result
+        endpoints, answers = self._endpoints(), dict[str, Future[Reply]]()
+        for address in endpoints:
+            with suppress(WorkerDiedError):
+                answers[address] = self._endpoint.request(address, "diagnosis.rows")
+        result: Future[Reply] = Future()
+        all_done(list(answers.values()), _ANSWER_SECONDS).add_done_callback(
+            lambda _: try_resolve(result, Reply(_told(endpoints, answers)))
+        )
+        return result
 
 
-class _Gathering:
-    def __init__(self, endpoints: dict[str, list[str]]) -> None:
-        self.silent = dict(endpoints)
-        self.result: Future[Reply] = Future()
-        self._rows: list[Row] = []
-        self._lock = threading.Lock()
-
-    def add(self, address: str, answer: Future[Reply]) -> None:
-        with self._lock:
-            if answer.cancelled() or answer.exception() is not None:
-                return
-            self._rows.extend(answer.result().value)
-            del self.silent[address]
-        if not self.silent:
-            self.finish()
-
-    def finish(self) -> None:
-        with self._lock:
-            if not self.result.done():
-                silent = [
-                    Row(name, "not answering", 0.0, ())
-                    for names in self.silent.values()
-                    for name in names
-                ]
-                try_resolve(self.result, Reply([*self._rows, *silent]))
+def _told(endpoints: dict[str, list[str]], answers: dict[str, Future[Reply]]) -> list[Row]:
+    """What was answered, and a row for each worker of which nothing is known."""
+    rows: list[Row] = []
+    for address, workers in endpoints.items():
+        answer = answers.get(address)
+        if answer and answer.done() and not answer.cancelled() and answer.exception() is None:
+            rows += answer.result().value
+        else:
+            rows += [Row(name, "not answering", 0.0, ()) for name in workers]
+    return rows
 
 
 def render(rows: list[Row]) -> str:

@@ -136,7 +136,7 @@ def wait_for(future: Future[Any], timeout: float) -> None:
 
 
 def all_done(futures: Sequence[Future[Any]], timeout: float) -> Future[Reply]:
-    """Done when all of these are, with an error or without, or after so many seconds."""
+    """Done when all of these, at least one, are, with an error or without, or after a while [s]."""
     result: Future[Reply] = Future()
     lock, missing = threading.Lock(), len(futures)
 

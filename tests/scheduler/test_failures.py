@@ -11,6 +11,7 @@ import pytest
 
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
+from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.session import shared_memory_directory
 from tests.scheduler.workers import Basic, Queuer, Talker
 
@@ -74,6 +75,15 @@ def test_a_process_that_hears_late_does_not_take_a_new_worker_for_dead(launch, s
     group = launch(Talker, 1, "renewed")
     peer.execute_on(0).send_to_peer("here", "renewed", 0).wait()
     assert group.receive_from("sharedTalker", 0).wait() == ["here"]
+
+
+@pytest.mark.usefixtures("processes")
+def test_who_does_not_answer_is_on_the_wait_for_list(shared):
+    peer = shared(Talker)
+    peer.execute_on(0).read_no_message(4.0).wait()
+    rows = {row.worker: row.doing for row in require_process().ask_driver("diagnosis.report")}
+    assert rows["sharedTalker:0"] == "not answering"
+    assert rows["sharedTalker:1"] != "not answering"
 
 
 @pytest.mark.usefixtures("processes")

@@ -13,9 +13,10 @@ Every mode trains the same recipe under another placement, in a process of its o
 turns of a few steps, so that all meet the same state of the machine; those that run ahead of their
 trainer, whose rollouts would go on in the turns of others, take all their steps at the end.
 Printed: the median seconds of a step, the median of its ratio to the sequential mode (everything on
-one slot) in the same turn, and whether the training metrics of the modes agree to the bit. `auto`
-is a run of `rlinf train` with ``plan: auto`` that measures, plans and settles by itself; the
-placement that it settles on takes turns with the others.
+one slot) in the same turn, and the first other mode whose training metrics are equal to the bit;
+those of two ranks that train differ from those of one by rounding. `auto` is a run of `rlinf train`
+with ``plan: auto`` that measures, plans and settles by itself; the placement that it settles on
+takes turns with the others.
 
 What the machine has to give is measured in the same turns: two runs of the sequential mode at once,
 one on each slot, that have nothing to do with each other. Their steps in a second, of those of one
@@ -23,9 +24,10 @@ that runs alone, are the limit for any mode that uses both slots; 2 where they d
 other.
 
 The trials of `rlinf plan --measure` take turns with the modes too. What simulator and planner
-predict from the profile that they make is printed beside what each mode took, with the error; at
-the end the median absolute error of temporal plans (nodes take turns) and of the others. Of a mode
-on another runtime, which would have another profile, nothing is predicted.
+predict from the profile that they make is printed beside what each mode took, with the error; then
+the median absolute error of temporal plans (nodes take turns) and of the others, at the end over
+the plans of all workloads. Of a mode on another runtime, which would have another profile, nothing
+is predicted.
 
 One thread per process (``OMP_NUM_THREADS=1``) is set unless given.
 """
@@ -209,25 +211,23 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     """Print one table; returns its rows."""
     print(
         f"\n{name}: median seconds of a step and interquartile range, median of the speed relative "
-        f"to {SEQUENTIAL} in the same turn, whether metrics are equal, simulated and planned "
-        "seconds with their error"
+        f"to {SEQUENTIAL} in the same turn, the first mode whose metrics are equal to the bit, "
+        "simulated and planned seconds with their error"
     )
     rows: dict[str, Any] = {}
     for mode, seconds in found.seconds.items():
         median, spread = statistics.median(seconds), interquartile(seconds)
-        own, others = found.metrics[mode], found.metrics[SEQUENTIAL]
-        common = min(len(own), len(others))
         row = {
             "seconds": median,
             "spread": spread,
             "speed": paired(found.seconds[SEQUENTIAL], seconds),
-            "equal": own[:common] == others[:common],
+            "equal_to": equal_to(mode, found.metrics),
             **predicted(found.predictions[mode], median),
         }
         rows[mode] = row
         print(
             f"  {mode:28s} {median:8.3f} s ± {spread:5.3f} {row['speed']:6.2f} x  "
-            f"{'yes' if row['equal'] else 'no ':3s} {in_words(row)}"
+            f"{row['equal_to'] or '-':14s} {in_words(row)}"
         )
     parts = {part: statistics.median(seconds) for part, seconds in found.parts.items()}
     print(
@@ -236,8 +236,7 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
     limit = statistics.median(found.limits)
     spread = interquartile(found.limits)
     print(f"  {'limit: two sequential at once':41s} {limit:6.2f} x ± {spread:.2f}")
-    for what, error in summary(rows).items():
-        print(f"  median absolute error, {what}: {100 * error:.1f} %")
+    print_errors(rows)
     best = max(alternatives(workload), key=lambda mode: rows[mode]["speed"])
     against = paired(found.seconds[AUTO], found.seconds[best]) - 1
     print(f"  {AUTO} settled on {', '.join(sorted(found.auto_is)) or 'another placement'}")
@@ -250,6 +249,22 @@ def report(name: str, workload: Workload, found: Found) -> dict[str, Any]:
         "errors": summary(rows),
         "auto_against_best": against,
     }
+
+
+def equal_to(mode: str, metrics: dict[str, list[dict[str, float]]]) -> str | None:
+    """The first other mode that trained to the same metrics; None: no one did."""
+    own = metrics[mode]
+    for other, theirs in metrics.items():
+        common = min(len(own), len(theirs))
+        if other != mode and own[:common] == theirs[:common]:
+            return other
+    return None
+
+
+def print_errors(rows: dict[str, dict[str, Any]]) -> None:
+    """Print how far off predictions are."""
+    for what, error in summary(rows).items():
+        print(f"  median absolute error, {what}: {100 * error:.1f} %")
 
 
 def predicted(found: list[Prediction], measured: float) -> dict[str, Any]:
@@ -314,6 +329,12 @@ def main() -> None:
         name: measure(name, arguments.steps, arguments.rounds)
         for name in arguments.workloads or WORKLOADS
     }
+    if len(found) > 1:
+        print("all workloads:")
+        plans = {
+            f"{name}, {mode}": row for name in found for mode, row in found[name]["modes"].items()
+        }
+        print_errors(plans)
     arguments.json.write_text(json.dumps(found, indent=2))
 
 

@@ -14,11 +14,14 @@ from rlinf.trainers.language.tensor_parallel import parallelize
 from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule, local_part
 
 _LITTLE = 256 * 2**20
-"""Bytes of weights that `reshard: auto` keeps gathered."""
+"""Bytes of weights that `reshard: auto` keeps gathered, and that travel in one message."""
 
 
 class ShardedModule(TrainedModule):
     """Each layer is gathered for its computation, and its gradients summed into their parts.
+
+    A little module whose weights stay gathered is one layer: messages of its own layers would take
+    longer than what they carry.
 
     Parameters, gradients and moments are float32 parts; layers are gathered in
     ``precision.param``, gradients summed in ``precision.reduce``.
@@ -41,7 +44,8 @@ class ShardedModule(TrainedModule):
         super().__init__(config)
         self._ranks = ranks
         self._data = ranks.mesh["data"]
-        self._keeps = _keeps_gathered(module, config)
+        little = _bytes(module, config) <= _LITTLE
+        self._keeps = config.reshard == "after_update" or (config.reshard == "auto" and little)
         blank = any(parameter.is_meta for parameter in module.parameters())
         weights = {} if blank else take_weights(module)
         if ranks.tensor_size > 1:
@@ -51,9 +55,9 @@ class ShardedModule(TrainedModule):
             reduce_dtype=DTYPES[config.precision.reduce],
             cast_forward_inputs=False,
         )
-        for target in [*layers, module]:
+        for unit in [module] if self._keeps and little else [*layers, module]:
             fully_shard(
-                target,
+                unit,
                 mesh=self._data,
                 mp_policy=policy,
                 reshard_after_forward=not self._keeps,
@@ -198,12 +202,10 @@ class ShardedModule(TrainedModule):
         super().offload()
 
 
-def _keeps_gathered(module: nn.Module, config: ComputeConfig) -> bool:
-    """Whether all weights stay gathered until an optimizer step changes them."""
-    if config.reshard == "auto":
-        numbers = sum(parameter.numel() for parameter in module.parameters())
-        return numbers * DTYPES[config.precision.param].itemsize <= _LITTLE
-    return config.reshard == "after_update"
+def _bytes(module: nn.Module, config: ComputeConfig) -> int:
+    """Of all weights as they are gathered."""
+    numbers = sum(parameter.numel() for parameter in module.parameters())
+    return numbers * DTYPES[config.precision.param].itemsize
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:

@@ -259,12 +259,14 @@ def test_shared_memory_survives_its_writer(pair, launch, runtime):
     parties = Parties(sender="mortal_shared", receiver="generator", receivers=2)
     group.open_sender(SharedMemoryConfig(), parties).wait()
     pair[1].open_receiver(SharedMemoryConfig(), parties).wait()
-    receiving = pair[1].receive_failing()
+    received = pair[1].receive_bits()
     group.send_weights({"a": torch.ones(5)}, 0).wait()
+    received.wait()  # a block that nobody has opened goes with its writer
+    receiving = pair[1].fail_to_receive()
     group.close_syncer().wait()
     (pid,) = group.process_id().wait()
     os.kill(pid, signal.SIGKILL)
-    for kind, text, version, _ in receiving.wait():
+    for kind, text, version in receiving.wait():
         assert kind == "WeightSyncError"
         assert "died" in text
         assert version == 0

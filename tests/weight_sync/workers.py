@@ -79,11 +79,15 @@ class Peer(Worker):
         before = self._syncer.receive()
         copies = {name: tensor.clone() for name, tensor in before.weights.items()}
         self._syncer.release()
+        return (*self.fail_to_receive(), bits(copies))
+
+    def fail_to_receive(self) -> tuple[str, str, Any]:
+        """What a receive raised, and the version after it."""
         try:
             self._syncer.receive()
         except Exception as error:  # noqa: BLE001 - its text is the result
-            return type(error).__name__, str(error), self._syncer.version, bits(copies)
-        return "nothing", "", self._syncer.version, bits(copies)
+            return type(error).__name__, str(error), self._syncer.version
+        return "nothing", "", self._syncer.version
 
     def tied(self) -> bool:
         weights, _ = self._syncer.receive()

@@ -138,11 +138,11 @@ PLACED = {
     # The reward shares the rollout's slot: on the actor's it would keep that from beginning early.
     "disaggregated": {"rollout,reward": "0", "actor": "1"},
     "rollout on both": {"rollout": "0-1", "actor": "1", "reward": "0"},
-    "again": {"rollout,actor": "0-1", "reward": "0"},
     "rescaled": {"rollout,actor": "0-1", "reward": "0"},
 }
 CONTROL = "again"
 """Collocated a second time: what differs between these two is the machine's doing."""
+PLACED[CONTROL] = PLACED["collocated"]
 
 
 def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace) -> ReasoningConfig:

@@ -78,7 +78,7 @@ class ComputeConfig(StrictModel):
     """When ranks drop the weights that they gathered from each other: after each layer's forward
     pass, with gradients summed after each micro batch; or after the optimizer step, with weights
     gathered and gradients summed once for it, which takes the memory of both whole; auto: the
-    second for weights of at most 256 MiB."""
+    second for weights of at most 256 MiB, with one message for all layers."""
 
     @model_validator(mode="after")
     def _check_micro_batch(self) -> Self:

@@ -14,14 +14,14 @@ from rlinf.trainers.language.tensor_parallel import parallelize
 from rlinf.trainers.language.trained import DTYPES, Source, TrainedModule, local_part
 
 _LITTLE = 256 * 2**20
-"""Bytes of weights that `reshard: auto` keeps gathered, and that travel in one message."""
+"""Bytes of weights that `reshard: auto` gathers in one message, and keeps gathered."""
 
 
 class ShardedModule(TrainedModule):
     """Each layer is gathered for its computation, and its gradients summed into their parts.
 
-    A little module whose weights stay gathered is one layer: messages of its own layers would take
-    longer than what they carry.
+    With ``reshard: auto`` a little module is taken for one layer, whose weights stay gathered:
+    messages of its own layers would take longer than what they carry.
 
     Parameters, gradients and moments are float32 parts; layers are gathered in
     ``precision.param``, gradients summed in ``precision.reduce``.
@@ -44,8 +44,8 @@ class ShardedModule(TrainedModule):
         super().__init__(config)
         self._ranks = ranks
         self._data = ranks.mesh["data"]
-        little = _bytes(module, config) <= _LITTLE
-        self._keeps = config.reshard == "after_update" or (config.reshard == "auto" and little)
+        together = config.reshard == "auto" and _bytes(module, config) <= _LITTLE
+        self._keeps = together or config.reshard == "after_update"
         blank = any(parameter.is_meta for parameter in module.parameters())
         weights = {} if blank else take_weights(module)
         if ranks.tensor_size > 1:
@@ -55,7 +55,7 @@ class ShardedModule(TrainedModule):
             reduce_dtype=DTYPES[config.precision.reduce],
             cast_forward_inputs=False,
         )
-        for unit in [module] if self._keeps and little else [*layers, module]:
+        for unit in [module] if together else [*layers, module]:
             fully_shard(
                 unit,
                 mesh=self._data,

@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
         "packing": False,
         "reshard": "after_forward",
     },
+    "data, layers kept": {"micro_batch_size": 2, "reshard": "after_update"},
     "data, checkpointing": {"gradient_checkpointing": True, "micro_batch_size": 1},
     "data, bfloat16": {"precision": {"param": "bfloat16"}, "n_minibatches": 2},
     "data, bfloat16, little memory": {

@@ -19,6 +19,9 @@ Action = Literal["stay", "release", "resize", "borrow"]
 _WORTH = 0.02
 """Part of the remaining time below which a gain is not worth a move."""
 
+_QUEUED = 0.5
+"""Part of the longest sequence's steps in which all others must be done for some to wait."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -95,12 +98,14 @@ def release(state: RolloutState) -> Choice:
 
     Tried is every number that lets the trainer have a legal size, at once and after some of the
     decoding steps that are left: few sequences cost less to bring together, and a trainer that
-    would have nothing left to do can begin later. Where the trainer is s times as fast as one rank
-    in the last g of the r seconds that the rollout goes on, and S times with all devices, the step
-    ends after ``r + max(W − g · s, L) / S``, where W is what one rank would train for and L the
-    part of it that is the last batch's, which cannot be trained on before the last sequence has
-    ended. Until W is known, half of the workers
-    stop when half of the sequences have ended.
+    would have nothing left to do can begin later. One worker may leave more than the others run at
+    once, where all have begun and the longest, which go on first, take longer than the rest.
+
+    Where the trainer is s times as fast as one rank in the last g of the r seconds that the rollout
+    goes on, and S times with all devices, the step ends after ``r + max(W − g · s, L) / S``, where
+    W is what one rank would train for and L the part of it that is the last batch's, which cannot
+    be trained on before the last sequence has ended. Until W is known, half of the workers stop
+    when half of the sequences have ended.
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
@@ -168,9 +173,20 @@ def _by_threshold(state: RolloutState) -> Choice:
 def _legal(state: RolloutState, count: int) -> bool:
     """Whether the sequences fit on the others, and the trainer gets a size that it had not."""
     left = len(state.running) - count
-    fits = sum(state.running) <= left * state.capacity
+    fits = sum(state.running) <= left * state.capacity or (count == 1 and _may_wait(state, left))
     before = largest_size(state.trainer_sizes, state.trainer_devices)
     return fits and largest_size(state.trainer_sizes, state.trainer_devices + count) > before
+
+
+def _may_wait(state: RolloutState, workers: int) -> bool:
+    """Whether so many workers, full all the time, have done all but the longest long before it.
+
+    That is so where the longest are never among those that wait: nobody waited yet, and what one
+    worker brings comes in order. What several bring could wait behind shorter ones.
+    """
+    begun = max(state.running) <= state.capacity
+    full = sum(state.running) * state.left.mean / (workers * state.capacity)
+    return begun and full <= _QUEUED * state.left.longest
 
 
 def largest_size(sizes: Iterable[int], devices: int) -> int:

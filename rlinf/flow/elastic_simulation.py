@@ -116,10 +116,10 @@ class _Engines:
         return self.tokens < self.lengths
 
     def running(self) -> NDArray[np.bool_]:
-        """[groups, group_size] what is in a batch: the first unfinished ones of each engine."""
+        """[groups, group_size] what is in a batch: of each engine those that have most tokens."""
         waiting = self.unfinished.ravel()
         engine = self.engine.ravel()
-        order = np.argsort(engine, kind="stable")
+        order = np.lexsort((-self.tokens.ravel(), engine))  # stable
         counted = np.cumsum(waiting[order])
         before = np.zeros(self.engines)
         firsts = np.searchsorted(engine[order], np.arange(self.engines))

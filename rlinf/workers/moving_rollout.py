@@ -15,6 +15,7 @@ from typing import Any
 
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
+from rlinf.engines.requests import given_tokens
 from rlinf.flow.elastic import DecodeCost, shares
 from rlinf.flow.next_item import NextItem
 from rlinf.flow.running_line import RunningLine
@@ -32,14 +33,17 @@ from rlinf.workers.moving_round import (
 )
 from rlinf.workers.rollout_leader import RolloutLeader
 
-_SHARE = 0.04
-"""Part of the time that reports of progress may take."""
+_SHARE = 0.02
+"""Part of the time that reports of progress may take; all who hear one need about as long again."""
 _PAUSE = 0.05
 """Most seconds between two of them."""
 _AT_FIRST = 4
 """Factor on the pause while no own group is complete: little could be trained on or decided."""
 _IDLE = 0.005
-"""Seconds between two looks of a worker that generates nothing; a trainer may use its device."""
+"""Seconds between two looks of a worker that generates nothing."""
+_LEFT = 0.03
+"""The same after its device was given up, for nothing but the end and scores, which wake it: each
+look takes time from who has the device now."""
 
 
 def step_times() -> RunningLine:
@@ -130,7 +134,7 @@ class MovingRollout:
 
     def _take_scores(self) -> Generator[Emit, None, None]:
         idle, shares = not self._engine.unfinished, self._devices is not None
-        wait = _IDLE if idle and shares else 0.0
+        wait = (_IDLE if self._has_device else _LEFT) if idle and shares else 0.0
         # Without shared devices there is nothing else to wait for.
         while self._round.open and (self._scored.ready(wait) or (idle and not shares)):
             item = next(self._scored)
@@ -204,8 +208,9 @@ class MovingRollout:
             assert self._leader is not None
             self._leader.hear(message)
         elif isinstance(message, Guests):
-            for group in message.groups:
-                self._submit(self._round.adopt(group))
+            requests = [r for group in message.groups for r in self._round.adopt(group)]
+            # Where not all find a place at once, the end of the step waits for the longest.
+            self._submit(sorted(requests, key=given_tokens, reverse=True))
             bounds = self._round.bounds(self._engine)
             if bounds:
                 yield Emit("groups", min(bounds), Progress(bounds))

@@ -248,7 +248,8 @@ class Phase:
             groups = self.groups.batch(number)
             self._waited += time.perf_counter() - begin
             self._decide(number)
-            self.company.say(self._command("go", number))
+            if self.company.size > 1:
+                self.company.say(self._command("go", number))
             self._most = max(self._most, self.company.size)
             begin = time.perf_counter()
             yield self.prepare(groups)

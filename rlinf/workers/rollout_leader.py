@@ -92,9 +92,9 @@ class RolloutLeader:
         if gone or on_their_way or len(self._standing) < workers:
             return []  # what runs where is not known
         live = [rank for rank in range(workers) if rank not in self._leaving]
-        running = sum(len(self._standing[rank].running) for rank in live)
-        if running > self._devices.capacity * (len(live) - 1):
-            return []  # nobody can leave, and what would be gained need not be known
+        most = max(len(self._standing[rank].running) for rank in live)
+        if len(live) == 1 or most > self._devices.capacity:
+            return []  # nobody can leave, as some have not begun, and the gain need not be known
         choice = release(self._state(live, cost()))
         if choice.action != "release":
             return []

@@ -26,6 +26,9 @@ from rlinf.trainers.language.rescale import Prepared, Rescalable
 
 Kind = Literal["go", "move", "end"]
 
+_KEPT = 4096
+"""Commands that stay in the store; every rank has read what is older."""
+
 
 class MoveFailed(RLinfError):  # noqa: N818 - what happened, as StepAborted
     """A change of the number of ranks did not succeed; everything is as it was before."""
@@ -113,8 +116,9 @@ class Company:
     def say(self, command: Command) -> None:
         """Tell all ranks, of which rank 0 is the one that may."""
         self._store.set(f"say/{self._read}", pickle.dumps(command))
-        # All have read what is two phases old; it would stay in memory for the whole run.
-        self._delete(f"say/{self._read - 4096}")
+        # Otherwise all would stay in memory for the whole run.
+        if self._read >= _KEPT:
+            self._delete(f"say/{self._read - _KEPT}")
         self._read += 1
 
     def _delete(self, *keys: str) -> None:

@@ -69,6 +69,22 @@ def test_it_stays_where_nothing_is_gained(change: dict, why: str) -> None:
     assert why in choice.reason
 
 
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"running": (7, 6)}, 1),  # 13 on one that runs 7: full for 13 · 20 / 7 of 200 steps
+        ({"running": (8, 2)}, 0),  # one has not begun
+        ({"running": (7, 6), "left": geometric(200, 60)}, 0),  # full for 111 steps
+        ({"running": (5, 5, 5), "trainer_sizes": (2, 3)}, 0),  # two would leave at once
+    ],
+)
+def test_one_worker_may_leave_more_than_the_others_run_at_once(change: dict, count: int) -> None:
+    state = replace(STATE, capacity=7, left=geometric(200, 20), train_seconds=9.0)
+    choice = release(replace(state, **change))
+    assert choice.count == count
+    assert choice.action == ("release" if count else "stay")
+
+
 def test_nobody_leaves_when_nothing_runs() -> None:
     choice = release(replace(STATE, running=(0, 0)))
     assert (choice.action, choice.count) == ("stay", 0)

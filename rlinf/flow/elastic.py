@@ -8,13 +8,15 @@ is expected to save.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rlinf.flow.length_forecast import PARTS, TokensLeft
 
 Action = Literal["stay", "release", "resize", "borrow"]
+Item = TypeVar("Item")
 
 _WORTH = 0.02
 """Part of the remaining time below which a gain is not worth a move."""
@@ -99,7 +101,7 @@ def release(state: RolloutState) -> Choice:
     Tried is every number that lets the trainer have a legal size, at once and after some of the
     decoding steps that are left: few sequences cost less to bring together, and a trainer that
     would have nothing left to do can begin later. One worker may leave more than the others run at
-    once, where all have begun and the longest, which go on first, take longer than the rest.
+    once, where all have begun and the longest, which do not wait, take longer than the rest.
 
     Where the trainer is s times as fast as one rank in the last g of the r seconds that the rollout
     goes on, and S times with all devices, the step ends after ``r + max(W − g · s, L) / S``, where
@@ -337,6 +339,15 @@ def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
             target += 1
         filled[target] += running
         found.append(target)
+    return found
+
+
+def from_both_ends(items: Sequence[Item]) -> list[Item]:
+    """The first, the last, the second, the last but one, and so on to those in the middle."""
+    found: list[Item] = []
+    rest = deque(items)
+    while rest:
+        found.append(rest.popleft() if len(found) % 2 == 0 else rest.pop())
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
 from rlinf.engines.requests import given_tokens
-from rlinf.flow.elastic import DecodeCost, shares
+from rlinf.flow.elastic import DecodeCost, from_both_ends, shares
 from rlinf.flow.next_item import NextItem
 from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import Emit, InputStream
@@ -209,8 +209,9 @@ class MovingRollout:
             self._leader.hear(message)
         elif isinstance(message, Guests):
             requests = [r for group in message.groups for r in self._round.adopt(group)]
-            # Where not all find a place at once, the end of the step waits for the longest.
-            self._submit(sorted(requests, key=given_tokens, reverse=True))
+            # Where not all find a place at once, the end of the step waits for the longest, and
+            # the next global batch for the shortest.
+            self._submit(from_both_ends(sorted(requests, key=given_tokens, reverse=True)))
             bounds = self._round.bounds(self._engine)
             if bounds:
                 yield Emit("groups", min(bounds), Progress(bounds))

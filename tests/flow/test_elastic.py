@@ -14,6 +14,7 @@ from rlinf.flow.elastic import (
     TrainerState,
     borrow,
     complete_batches,
+    from_both_ends,
     release,
     resize,
     shares,
@@ -172,6 +173,12 @@ def test_groups_are_shared_out_up_to_the_mean() -> None:
     assert shares([3, 3, 3, 3], [0, 6]) == [0, 0, 0, 1]
     assert shares([2, 2], [5]) == [0, 0]
     assert shares([], [1, 2]) == []
+
+
+def test_from_both_ends_leaves_the_middle_for_last() -> None:
+    assert from_both_ends([5, 4, 3, 2, 1]) == [5, 1, 4, 2, 3]
+    assert from_both_ends([2, 1]) == [2, 1]
+    assert from_both_ends([]) == []
 
 
 def test_batches_do_not_depend_on_who_was_faster() -> None:

@@ -75,7 +75,7 @@ def partial(request: GenerationRequest, tokens: int) -> FinishedCompletion:
     return FinishedCompletion(request_id=request.request_id, completion=completion)
 
 
-def test_guests_go_on_with_the_longest_first() -> None:
+def test_of_guests_those_of_middling_length_wait() -> None:
     giver = MovingRound(2, SAMPLING)
     interrupted, lengths = [], iter((3, 40, 0, 17, 50, 3))
     for slot in range(3):
@@ -87,8 +87,8 @@ def test_guests_go_on_with_the_longest_first() -> None:
     engine = Busy()
     rollout = rollout_on(engine, leader=leader)
     told = list(rollout._hear(Guests(tuple(giver.give(interrupted)))))
-    assert [given_tokens(request) for request in engine.submitted] == [50, 40, 17, 3, 3, 0]
-    assert [request.seed for request in engine.submitted] == [4, 1, 3, 0, 5, 2]
+    assert [given_tokens(request) for request in engine.submitted] == [50, 0, 40, 3, 17, 3]
+    assert [request.seed for request in engine.submitted] == [4, 2, 1, 5, 3, 0]
     assert [emit.payload.bounds for emit in told] == [{0: 40, 1: 17, 2: 50}]
     assert sorted(mailbox[0].running) == [0, 3, 3, 17, 40, 50]
 

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 from answer_lengths import write_kinds, write_prompts_of_kinds
-from reasoning import CACHE, write_model, write_prompts
+from reasoning import write_model, write_prompts
 from suspension import resume, suspend
 
 from rlinf.algorithms.tokens.registry import REGISTRY
@@ -166,14 +166,16 @@ def _recipe(model: Any, prompts: Path, mode: str, arguments: argparse.Namespace)
                 "length": {
                     "type": "length",
                     "max_length": arguments.longest,
-                    "cache_length": CACHE,
+                    # Every token counts: otherwise most groups would have equal rewards, and no
+                    # gradient that could differ between the modes.
+                    "cache_length": arguments.longest,
                 }
             },
         },
         "algorithm": {"type": "grpo"},
         "actor": {
             "type": "fsdp",
-            "optim": {"lr": 1e-6},
+            "optim": {"lr": 1e-7},  # lengths are to stay as they are
             "n_minibatches": arguments.batches,
             "shuffle": False,
             "order": "length",

@@ -46,8 +46,9 @@ class RolloutLeader:
         reads_again: bool,
     ) -> None:
         self._devices, self._step = devices, step
-        self._slots, self._size = slots, group_size
-        self._batches, self._forecast = global_batches, forecast
+        self._slots, self._group_size = slots, group_size
+        self._size = slots // global_batches  # groups of a batch
+        self._forecast = forecast
         self._handover_seconds = handover_seconds
         self._reads_again = reads_again
         self.trained = trained
@@ -93,8 +94,11 @@ class RolloutLeader:
             return []  # what runs where is not known
         live = [rank for rank in range(workers) if rank not in self._leaving]
         most = max(len(self._standing[rank].running) for rank in live)
-        if len(live) == 1 or most > self._devices.capacity:
-            return []  # nobody can leave, as some have not begun, and the gain need not be known
+        incomplete = len(self._complete) < self._size
+        if len(live) == 1 or incomplete or most > self._devices.capacity:
+            # Nobody can leave, or there would be nothing to train on, so that the gain need not be
+            # known.
+            return []
         choice = release(self._state(live, cost()))
         if choice.action != "release":
             return []
@@ -112,7 +116,7 @@ class RolloutLeader:
         """
         others = len(self._devices.mailboxes) - 1
         choice = borrow(
-            sequences=self._slots * self._size,
+            sequences=self._slots * self._group_size,
             tokens=sum(self._ended) / max(len(self._ended), 1),
             own=1,
             trainers=others,
@@ -131,18 +135,17 @@ class RolloutLeader:
             bounds.update(standing.bounds)
         for slot in self._complete:
             bounds.pop(slot, None)
-        size = self._slots // self._batches
         left = self._forecast.left(running)
         return RolloutState(
             running=tuple(len(self._standing[rank].running) for rank in live),
-            total=self._slots * self._size,
+            total=self._slots * self._group_size,
             capacity=self._devices.capacity,
             left=left,
             decode=decode,
             handover_seconds=self._handover_seconds + self._again(running, left.mean),
             train_seconds=self.trained.seconds if self.trained else None,
             last_seconds=self.trained.last_seconds if self.trained else 0.0,
-            ready=len(complete_batches(self._complete, bounds, size)),
+            ready=len(complete_batches(self._complete, bounds, self._size)),
             trainer_sizes=self._devices.trainer_sizes,
             speeds=self.trained.speeds if self.trained else {},
             trainer_devices=len(self._leaving),

@@ -78,6 +78,17 @@ def test_nothing_is_decided_before_all_were_heard(leader: RolloutLeader) -> None
     assert leader.decide(cost) == []
 
 
+def test_nothing_is_computed_before_a_batch_can_be_complete(leader: RolloutLeader) -> None:
+    def asked() -> DecodeCost:
+        raise AssertionError("the time of a step was asked for")
+
+    hear_all(leader, complete={})
+    leader.hear(standing(0))  # one group; a batch has two
+    assert leader.decide(asked) == []
+    hear_all(leader)
+    assert leader.decide(cost) != []
+
+
 def test_nothing_is_decided_while_groups_are_on_their_way(leader: RolloutLeader) -> None:
     leader.hear(standing(0, running=(), bounds={}, given=1, left=True))
     leader.hear(standing(1))

@@ -101,7 +101,7 @@ def release(state: RolloutState) -> Choice:
     Tried is every number that lets the trainer have a legal size, at once and after some of the
     decoding steps that are left: few sequences cost less to bring together, and a trainer that
     would have nothing left to do can begin later. One worker may leave more than the others run at
-    once, where all have begun and the longest, which do not wait, take longer than the rest.
+    once, where all have begun and the longest, which go first, take much longer than the rest.
 
     Where the trainer is s times as fast as one rank in the last g of the r seconds that the rollout
     goes on, and S times with all devices, the step ends after ``r + max(W − g · s, L) / S``, where
@@ -183,7 +183,7 @@ def _legal(state: RolloutState, count: int) -> bool:
 def _may_wait(state: RolloutState, workers: int) -> bool:
     """Whether so many workers, full all the time, have done all but the longest long before it.
 
-    That is so where the longest are never among those that wait: nobody waited yet, and what one
+    Then some can wait, as long as the longest get the first places: nobody waited yet, and what one
     worker brings comes in order. What several bring could wait behind shorter ones.
     """
     begun = max(state.running) <= state.capacity

@@ -79,6 +79,7 @@ class RolloutState:
         speeds: How many times as fast as one rank so many train, where measured; see
             :func:`speed`.
         trainer_devices: Devices that it has already.
+        slower: How many times as long as foreseen the rollout goes on once workers have left.
     """
 
     running: tuple[int, ...]
@@ -93,6 +94,7 @@ class RolloutState:
     trainer_sizes: tuple[int, ...]
     speeds: Mapping[int, float] = field(default_factory=dict)
     trainer_devices: int = 0
+    slower: float = 1.0
 
 
 def release(state: RolloutState) -> Choice:
@@ -106,8 +108,10 @@ def release(state: RolloutState) -> Choice:
     Where the trainer is s times as fast as one rank in the last g of the r seconds that the rollout
     goes on, and S times with all devices, the step ends after ``r + max(W − g · s, L) / S``, where
     W is what one rank would train for and L the part of it that is the last batch's, which cannot
-    be trained on before the last sequence has ended. Until W is known, half of the workers stop
-    when half of the sequences have ended.
+    be trained on before the last sequence has ended. What r was beside what the time of decoding
+    steps makes of it is learned from steps before: an engine is slower beside a trainer, and does
+    more than decode. Until W is known, half of the workers stop when half of the sequences have
+    ended.
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
@@ -149,7 +153,7 @@ def release(state: RolloutState) -> Choice:
         f"they and the training end {gain:.3f} s earlier",
         cost_seconds=_handover(state, best),
         gain_seconds=gain,
-        numbers=numbers,
+        numbers=numbers | {"rollout_seconds": outlook.together(best), "slower": state.slower},
     )
 
 
@@ -229,14 +233,22 @@ class _Outlook:
             point: They do so after this one of the :data:`PARTS` of the decoding steps left.
         """
         state, left = self.state, self.state.left
-        steps = PARTS[point] * left.longest
-        each = state.decode.per_sequence
-        before = steps * state.decode.fixed + each * self.most * (left.mean - left.to_go[point])
-        busiest = self.sequences / (self.live - count) if count else self.most
-        together = (left.longest - steps) * state.decode.fixed + each * busiest * left.to_go[point]
-        together += self.handovers[count] * left.going[point]
+        tokens = left.mean - left.to_go[point]
+        before = self._decoding(PARTS[point] * left.longest, tokens * self.most)
+        together = self.together(count, point) * (state.slower if count else 1.0)
         rest = max(self.train_seconds - together * self.speeds[count], state.last_seconds)
         return before + together + rest / self.speeds[self.live]
+
+    def together(self, count: int, point: int = 0) -> float:
+        """Seconds of the rollout after so many workers have left, by the time of decoding steps."""
+        left = self.state.left
+        busiest = self.sequences / (self.live - count) if count else self.most
+        seconds = self._decoding((1 - PARTS[point]) * left.longest, left.to_go[point] * busiest)
+        return seconds + self.handovers[count] * left.going[point]
+
+    def _decoding(self, steps: float, tokens: float) -> float:
+        """Seconds in which one worker takes so many steps and generates so many tokens in them."""
+        return steps * self.state.decode.fixed + tokens * self.state.decode.per_sequence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from rlinf.workers.rescaled_training import (
     GroupsByLength,
     Phase,
     SharedTrainer,
-    Timings,
     choices_as_data,
     rescalable,
 )
@@ -37,6 +36,7 @@ from rlinf.workers.training_ranks import (
     without_old_tokens,
     write_parts,
 )
+from rlinf.workers.training_times import Timings
 
 
 @dataclass(frozen=True)

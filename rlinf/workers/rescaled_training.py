@@ -11,7 +11,6 @@ from typing import Any
 
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.elastic import Choice, TrainerState, complete_batches, largest_size, resize
-from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
@@ -19,13 +18,10 @@ from rlinf.trainers.language.company import Command, Company, MoveFailed
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.trainers.language.rescale import Rescalable
 from rlinf.workers.moving_round import Progress, Trained
+from rlinf.workers.training_times import Timings
 
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
-_FADES = 0.8
-"""Factor on the weight of former phases in the speeds of numbers of ranks."""
-_FORGOTTEN = 0.01
-"""Weight in batches below which a number of ranks is taken for not seen."""
 _POLL = 0.0005
 """Fewest seconds between two looks of a rank that trains, for which others wait."""
 _WAITED = 0.1
@@ -98,69 +94,6 @@ class GroupsByLength:
             if len(found) > number:
                 return [self.groups[slot] for slot in found[number]]
             self._take(next(self._stream))
-
-
-@dataclass
-class Timings:
-    """What updates and moves took, over training steps.
-
-    Args:
-        batches: Seconds of the global batches of a phase in their order, by one rank; each is the
-            average over the last phases, as later batches have longer answers.
-        move_seconds: A change of the number of ranks; None where none was seen.
-        lines: Seconds of a batch against its tokens, by the number of ranks that trained on it.
-        phases: That are over.
-    """
-
-    batches: dict[int, float] = field(default_factory=dict)
-    move_seconds: float | None = None
-    lines: dict[int, RunningLine] = field(default_factory=dict)
-    phases: int = 0
-
-    def note_batch(self, number: int, tokens: int, seconds: float, size: int) -> None:
-        """Remember what a batch of so many tokens took on so many ranks."""
-        alone = seconds * self.speed(size)
-        self.batches[number] = _average(self.batches.get(number), alone)
-        if self.phases:  # the first one also allocates memory and loads libraries
-            self.lines.setdefault(size, RunningLine()).note(tokens, seconds)
-
-    def end_phase(self) -> None:
-        """Let what was measured so far count less for speeds."""
-        self.phases += 1
-        for line in self.lines.values():
-            line.fade(_FADES)
-        self.lines = {n: line for n, line in self.lines.items() if line.weight > _FORGOTTEN}
-
-    def speed(self, size: int) -> float:
-        """How many times as fast as one rank so many train.
-
-        Measured against the fewest ranks that were seen, on as many tokens, and at most as many
-        times as they are more. One batch of that highest speed is taken for seen: so a number of
-        ranks that was slow once is tried again.
-        """
-        line = self.lines.get(size)
-        if line is None:
-            return float(size)
-        fewest = min(self.lines)
-        tokens, seconds = line.mean()
-        measured = fewest * self.lines[fewest].at(tokens) / seconds
-        return (line.weight * min(measured, size) + size) / (line.weight + 1)
-
-    def note_move(self, seconds: float) -> None:
-        """Average over the last ones."""
-        self.move_seconds = _average(self.move_seconds, seconds)
-
-    def seconds_left(self, done: int, count: int) -> float | None:
-        """Of the batches after the first ``done`` of ``count``; None: not known."""
-        if not self.batches:
-            return None
-        # In the first phase later batches are not known, and taken for as long as those before.
-        mean = sum(self.batches.values()) / len(self.batches)
-        return sum(self.batches.get(number, mean) for number in range(done, count))
-
-
-def _average(before: float | None, now: float) -> float:
-    return now if before is None else 0.5 * (before + now)
 
 
 @dataclass

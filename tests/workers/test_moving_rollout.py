@@ -61,7 +61,29 @@ def test_sequences_that_wait_for_a_place_do_not_count() -> None:
     assert list(rollout._generate()) == []
     engine.unfinished = 20
     assert list(rollout._generate()) == []
+    engine.unfinished = 0
+    assert list(rollout._generate()) == []
+    assert times.mean()[0] == CAPACITY  # the last step's time is not known
+    for engine.unfinished in (20, 20):
+        assert list(rollout._generate()) == []
     assert times.mean()[0] == pytest.approx((CAPACITY + 20) / 2, rel=0.01)
+
+
+def test_a_step_takes_as_long_as_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking guests in is no part of it."""
+    clock = iter((10.0, 10.5, 30.0, 30.5))
+    now = SimpleNamespace(perf_counter=lambda: next(clock))
+    times = step_times()
+    rollout = rollout_on(Busy(), times=times, leader=SimpleNamespace(hear=lambda _: None))
+    with monkeypatch.context() as patched:
+        patched.setattr("rlinf.workers.moving_rollout.time", now)
+        for _ in range(2):
+            list(rollout._generate())
+        list(rollout._hear(Guests(())))
+        for _ in range(2):
+            list(rollout._generate())
+    assert times.mean() == (CAPACITY, 0.5)
+    assert times.weight == pytest.approx(2, rel=0.01)
 
 
 def partial(request: GenerationRequest, tokens: int) -> FinishedCompletion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.workers.rescaled_training import Timings
+from rlinf.workers.training_times import Timings
 
 ONE = (0.05, 0.001)  # seconds of a batch by one rank, and for each of its tokens
 
@@ -74,3 +74,27 @@ def test_ranks_that_train_no_more_are_forgotten() -> None:
     for _ in range(4000):
         timings.end_phase()
     assert timings.speed(2) == 2
+
+
+def test_a_move_that_was_held_up_does_not_count() -> None:
+    timings = Timings()
+    assert timings.move_seconds is None
+    for seconds in (1.0, 0.05, 0.06, 0.07, 0.05, 0.06, 4.0):
+        timings.note_move(seconds)
+    assert timings.move_seconds == 0.06
+    timings.end_phase()
+    assert timings.move_seconds == 0.06
+
+
+def test_moves_are_tried_again_after_many_phases_without_any() -> None:
+    timings = Timings()
+    timings.note_move(2.0)
+    found = []
+    for _ in range(30):
+        timings.end_phase()
+        found.append(timings.move_seconds)
+    assert found == sorted(found, reverse=True)
+    assert found[0] == 2.0 > 0.1 > found[-1]
+    timings.note_move(2.0)
+    timings.end_phase()
+    assert timings.move_seconds == 2.0

@@ -7,7 +7,7 @@ A move sends each row from the rank that had it to the one that is to have it, a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from rlinf.trainers.language.trained import PlainModule, Source, TrainedModule, 
 
 _WIRE = torch.float32
 """What travels; lossless for weights in bfloat16, of which some layouts keep float32 copies."""
+_TOGETHER = 2**18
+"""Most numbers of pieces that travel in one message: a message costs as much as some copying."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,16 @@ def pieces(rows: int, before: int, after: int) -> list[Piece]:
             if start < stop:
                 found.append(Piece(source, target, start, stop))
     return found
+
+
+@dataclass
+class _Message:
+    """Pieces that travel together, one behind the other."""
+
+    source: int
+    target: int
+    pieces: list[tuple[tuple[str, str], Piece]] = field(default_factory=list)
+    numbers: int = 0
 
 
 class Transfer:
@@ -118,6 +130,25 @@ class Transfer:
     def _whole_rows(self, key: tuple[str, str]) -> int:
         return max(piece.stop for piece in self._plan[key])
 
+    def _messages(self) -> list[_Message]:
+        """What this rank sends and receives; both sides of a way find the same, in one order."""
+        found: list[_Message] = []
+        filling: dict[tuple[int, int], _Message] = {}
+        for key, piece in self._mine():
+            way = piece.source, piece.target
+            if piece.source == piece.target:
+                continue
+            numbers = (piece.stop - piece.start) * self._row(key)
+            message = filling.get(way)
+            if message is None or message.numbers + numbers > _TOGETHER:
+                message = _Message(*way)
+                found.append(message)
+                if numbers <= _TOGETHER:
+                    filling[way] = message
+            message.pieces.append((key, piece))
+            message.numbers += numbers
+        return found
+
     @torch.no_grad()
     def run(self, group: Any, device: torch.device) -> None:
         """Send, receive and copy everything; every rank of ``group`` calls it.
@@ -129,25 +160,31 @@ class Transfer:
         Raises:
             RuntimeError: A connection was lost.
         """
-        operations, arriving = [], []
         for key, piece in self._mine():
             if piece.source == piece.target:
                 self._view(self._after, 1, key, piece).copy_(
                     self._view(self._before, 0, key, piece)
                 )
-            elif piece.source == self._rank:
-                sent = self._view(self._before, 0, key, piece).to(device, _WIRE).contiguous()
-                operations.append(dist.P2POp(dist.isend, sent, piece.target, group))
+        operations, arriving = [], []
+        for message in self._messages():
+            if message.source == self._rank:
+                views = [self._view(self._before, 0, *each) for each in message.pieces]
+                flat = [view.to(device, _WIRE).flatten() for view in views]
+                sent = flat[0] if len(flat) == 1 else torch.cat(flat)
+                operations.append(dist.P2POp(dist.isend, sent, message.target, group))
+                continue
+            targets = [self._view(self._after, 1, *each) for each in message.pieces]
+            if len(targets) == 1 and _may_receive(targets[0], device):
+                taken = targets[0]
             else:
-                target = self._view(self._after, 1, key, piece)
-                taken = target
-                if not _may_receive(target, device):
-                    taken = torch.empty(target.shape, device=device, dtype=_WIRE)
-                    arriving.append((target, taken))
-                operations.append(dist.P2POp(dist.irecv, taken, piece.source, group))
+                taken = torch.empty(message.numbers, device=device, dtype=_WIRE)
+                arriving.append((targets, taken))
+            operations.append(dist.P2POp(dist.irecv, taken, message.source, group))
         self._exchange(operations)
-        for target, taken in arriving:
-            target.copy_(taken)
+        for targets, taken in arriving:
+            parts = torch.split(taken, [target.numel() for target in targets])
+            for target, part in zip(targets, parts, strict=True):
+                target.copy_(part.view(target.shape))
 
     def _exchange(self, operations: list[dist.P2POp]) -> None:
         self._exchanged = True
@@ -162,18 +199,14 @@ class Transfer:
         """
         if self._exchanged:
             return  # what failed is the exchange itself: the connection is lost for all
-        sizes = [
-            (piece, (piece.stop - piece.start) * self._row(key))
-            for key, piece in self._mine()
-            if piece.source != piece.target
-        ]
-        scratch = torch.zeros(max((size for _, size in sizes), default=0), device=device)
+        messages = self._messages()
+        scratch = torch.zeros(max((m.numbers for m in messages), default=0), device=device)
         self._exchange(
             [
-                dist.P2POp(dist.isend, scratch[:size], piece.target, group)
-                if piece.source == self._rank
-                else dist.P2POp(dist.irecv, scratch[:size], piece.source, group)
-                for piece, size in sizes
+                dist.P2POp(dist.isend, scratch[: message.numbers], message.target, group)
+                if message.source == self._rank
+                else dist.P2POp(dist.irecv, scratch[: message.numbers], message.source, group)
+                for message in messages
             ]
         )
 

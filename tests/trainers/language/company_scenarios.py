@@ -99,7 +99,11 @@ def moves(company: Company, folder: Path) -> dict[str, Any]:
 
 
 def many_moves(company: Company, folder: Path) -> dict[str, Any]:
-    """Up to four ranks, also three, which divide no layer evenly; they leave and join again."""
+    """Up to four ranks, also three, which divide no layer evenly; they leave and join again.
+
+    Messages are so short that some weights travel alone, and others in several together.
+    """
+    transfer._TOGETHER = 300
     return {case: moving(company, case, FOUR) for case in CASES}
 
 
@@ -125,6 +129,7 @@ def again(company: Company, folder: Path) -> dict[str, Any]:
 
 def failing(company: Company, folder: Path) -> dict[str, Any]:
     """Moves that fail in each phase and direction, on each rank, and one that does not."""
+    transfer._TOGETHER = 300
     one = build("tied, reference")
     one.make_movable(keep=company.rank == 0)
     found = batches(4)

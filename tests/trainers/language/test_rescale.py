@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf.trainers.language import transfer
 from rlinf.trainers.language.company import Company, MoveFailed, _Trial
 from rlinf.trainers.language.transfer import Transfer, pieces, rows_of
 from tests.trainers.language import company_scenarios
@@ -54,6 +55,30 @@ def test_bytes_are_counted_as_they_travel() -> None:
     # Weights, two moments and the reference.
     numbers = sum(p[-(-len(p) // 2) :].numel() for p in trained.named.values())
     assert sent == 4 * 4 * numbers
+
+
+@pytest.mark.parametrize("most", [1, 300, 2**18])
+def test_both_sides_of_a_way_find_the_same_messages(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From two to three ranks: the first gives a sixth to the second, which gives a third on."""
+    monkeypatch.setattr(transfer, "_TOGETHER", most)
+    one = company_scenarios.build("tied, reference")
+    trained, references = one._core.trained, (one._reference, one._reference)
+    first, second, third = (
+        # What travels depends on shapes alone, so that each may have the whole here.
+        Transfer(trained, trained, references, sizes=(2, 3), rank=rank)._messages()
+        for rank in range(3)
+    )
+    assert [*first, *third] == sorted(second, key=lambda message: message.source)
+    assert {(m.source, m.target) for m in second} == {(0, 1), (1, 2)}
+    pieces_sent = [piece for message in second for piece in message.pieces]
+    assert len(pieces_sent) == len(set(pieces_sent)) > 40
+    assert all(m.numbers <= most or len(m.pieces) == 1 for m in second)
+    assert len(second) == {1: len(pieces_sent), 2**18: 2}.get(most, len(second))
+    if most == 300:
+        assert any(m.numbers > most for m in second)
+        assert any(len(m.pieces) > 1 for m in second)
 
 
 def test_the_verdict_on_a_move_is_the_same_for_all() -> None:

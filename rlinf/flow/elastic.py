@@ -79,7 +79,8 @@ class RolloutState:
         speeds: How many times as fast as one rank so many train, where measured; see
             :func:`speed`.
         trainer_devices: Devices that it has already.
-        slower: How many times as long as foreseen the rollout goes on once workers have left.
+        rollout_bias: How many times as long as predicted the rollout goes on once workers have
+            left.
     """
 
     running: tuple[int, ...]
@@ -94,7 +95,7 @@ class RolloutState:
     trainer_sizes: tuple[int, ...]
     speeds: Mapping[int, float] = field(default_factory=dict)
     trainer_devices: int = 0
-    slower: float = 1.0
+    rollout_bias: float = 1.0
 
 
 def release(state: RolloutState) -> Choice:
@@ -153,7 +154,8 @@ def release(state: RolloutState) -> Choice:
         f"they and the training end {gain:.3f} s earlier",
         cost_seconds=_handover(state, best),
         gain_seconds=gain,
-        numbers=numbers | {"rollout_seconds": outlook.together(best), "slower": state.slower},
+        numbers=numbers
+        | {"rollout_seconds": outlook.together(best), "rollout_bias": state.rollout_bias},
     )
 
 
@@ -235,7 +237,7 @@ class _Outlook:
         state, left = self.state, self.state.left
         tokens = left.mean - left.to_go[point]
         before = self._decoding(PARTS[point] * left.longest, tokens * self.most)
-        together = self.together(count, point) * (state.slower if count else 1.0)
+        together = self.together(count, point) * (state.rollout_bias if count else 1.0)
         rest = max(self.train_seconds - together * self.speeds[count], state.last_seconds)
         return before + together + rest / self.speeds[self.live]
 

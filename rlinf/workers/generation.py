@@ -14,9 +14,9 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
-from rlinf.flow.foreseen import Foreseen
 from rlinf.flow.length_forecast import LengthForecast
 from rlinf.flow.next_item import NextItem
+from rlinf.flow.prediction_bias import PredictionBias
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
@@ -84,7 +84,7 @@ class GenerationWorker(StageWorker):
         self._step_times = step_times()
         self._trained: Trained | None = None
         self._forecast = LengthForecast(setup.sampling.max_new_tokens)
-        self._foreseen = Foreseen()
+        self._rollout_bias = PredictionBias()
         if setup.partial is not None:
             self._pool = GroupPool(
                 setup.partial,
@@ -201,7 +201,7 @@ class GenerationWorker(StageWorker):
                 group_size=setup.group_size,
                 global_batches=setup.global_batches,
                 forecast=self._forecast,
-                foreseen=self._foreseen,
+                bias=self._rollout_bias,
                 trained=self._trained,
                 handover_seconds=self._step_times.at(1),
                 reads_again=not self._engine.carries_caches,
@@ -223,7 +223,7 @@ class GenerationWorker(StageWorker):
         if leader is not None:
             self._trained = leader.trained
             self._forecast.next_step()
-            self._foreseen.next_step()
+            self._rollout_bias.next_step()
         return report
 
     def _fill_slots(

@@ -90,7 +90,7 @@ class MovingRollout:
         self._ended: list[int] = []
         self._complete: dict[int, int] = {}
         self._told, self._pause = time.perf_counter(), 0.0
-        self._last: tuple[int, float] | None = None  # decoding step: what ran, and when it began
+        self._last_step: tuple[int, float] | None = None  # what ran in it, and when it began
 
     def fill(
         self, prompts: Iterable[tuple[int, Drawn, list[int]]]
@@ -121,16 +121,16 @@ class MovingRollout:
     def _generate(self) -> Generator[Emit, None, None]:
         unfinished = self._engine.unfinished
         if not unfinished:
-            self._last = None
+            self._last_step = None
             return
         if self._devices is not None:
             now = time.perf_counter()
-            if self._last is not None:
+            if self._last_step is not None:
                 # To the next step, as groups that end and what is said take their time as well.
-                running, begin = self._last
+                running, begin = self._last_step
                 self._times.note(running, now - begin)
             # Those that wait for a place cost nothing.
-            self._last = min(unfinished, self._devices.capacity), now
+            self._last_step = min(unfinished, self._devices.capacity), now
         ended = self._engine.step()
         self._ended += [len(item.completion) for item in ended]
         for group, slot in self._round.take(ended):
@@ -213,7 +213,7 @@ class MovingRollout:
             assert self._leader is not None
             self._leader.hear(message)
         elif isinstance(message, Guests):
-            self._last = None  # taking them in is no part of a step
+            self._last_step = None  # taking them in is no part of a step
             requests = [r for group in message.groups for r in self._round.adopt(group)]
             # Where not all find a place at once, the end of the step waits for the longest, and
             # the next global batch for the shortest.

@@ -13,8 +13,8 @@ from rlinf.flow.elastic import (
     complete_batches,
     release,
 )
-from rlinf.flow.foreseen import Foreseen
 from rlinf.flow.length_forecast import LengthForecast
+from rlinf.flow.prediction_bias import PredictionBias
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 
 
@@ -28,7 +28,7 @@ class RolloutLeader:
         group_size: Sequences of a group.
         global_batches: Optimizer steps of the step.
         forecast: Of the lengths of sequences, from the steps before; goes on learning.
-        foreseen: How the time of the rollout after a release came out in the steps before; goes on
+        bias: Of the predicted time of a rollout after workers left, from the steps before; goes on
             learning.
         trained: What the last training phase took; None: not known.
         handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
@@ -45,7 +45,7 @@ class RolloutLeader:
         group_size: int,
         global_batches: int,
         forecast: LengthForecast,
-        foreseen: Foreseen,
+        bias: PredictionBias,
         trained: Trained | None,
         handover_seconds: float,
         reads_again: bool,
@@ -53,7 +53,7 @@ class RolloutLeader:
         self._devices, self._step = devices, step
         self._slots, self._group_size = slots, group_size
         self._size = slots // global_batches  # groups of a batch
-        self._forecast, self._foreseen = forecast, foreseen
+        self._forecast, self._bias = forecast, bias
         self._handover_seconds = handover_seconds
         self._reads_again = reads_again
         self.trained = trained
@@ -63,7 +63,7 @@ class RolloutLeader:
         self._leaving: set[int] = set()
         self._news = False
         self._over = False
-        self._released: tuple[float, float] | None = None  # when last, and seconds foreseen then
+        self._released: tuple[float, float] | None = None  # when last, and seconds predicted then
         self.choices: list[Choice] = []
 
     def hear(self, message: Standing | Trained) -> None:
@@ -92,8 +92,8 @@ class RolloutLeader:
         if len(self._complete) == self._slots:
             self._over = True
             if self._released is not None:
-                begin, seconds = self._released
-                self._foreseen.note(seconds, time.perf_counter() - begin)
+                begin, predicted = self._released
+                self._bias.note(predicted, time.perf_counter() - begin)
             self._note_borrowed(cost())
             return [(rank, Over()) for rank in range(workers)]
         gone = [rank for rank in self._leaving if not self._has_left(rank)]
@@ -160,7 +160,7 @@ class RolloutLeader:
             trainer_sizes=self._devices.trainer_sizes,
             speeds=self.trained.speeds if self.trained else {},
             trainer_devices=len(self._leaving),
-            slower=self._foreseen.factor,
+            rollout_bias=self._bias.factor,
         )
 
     def _again(self, running: list[int], left: float) -> float:

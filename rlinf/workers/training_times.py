@@ -34,9 +34,8 @@ class Timings:
     moves: deque[float] = field(default_factory=lambda: deque(maxlen=_MOVES))
     lines: dict[int, RunningLine] = field(default_factory=dict)
     phases: int = 0
-    _moved: bool = field(default=False, init=False)
-    _still: int = field(default=0, init=False)
-    """Phases since the one of the last move."""
+    _moved_in: int = field(default=0, init=False)
+    """Phase of the last move."""
 
     def note_batch(self, number: int, tokens: int, seconds: float, size: int) -> None:
         """Remember what a batch of so many tokens took on so many ranks."""
@@ -48,8 +47,6 @@ class Timings:
     def end_phase(self) -> None:
         """Let what was measured so far count less for speeds."""
         self.phases += 1
-        self._still = 0 if self._moved else self._still + 1
-        self._moved = False
         for line in self.lines.values():
             line.fade(_FADES)
         self.lines = {n: line for n, line in self.lines.items() if line.weight > _FORGOTTEN}
@@ -72,7 +69,7 @@ class Timings:
     def note_move(self, seconds: float) -> None:
         """Remember what a move took."""
         self.moves.append(seconds)
-        self._moved = True
+        self._moved_in = self.phases
 
     @property
     def move_seconds(self) -> float | None:
@@ -84,7 +81,8 @@ class Timings:
         """
         if not self.moves:
             return None
-        return statistics.median(self.moves) * _DOUBTED**self._still
+        without = max(self.phases - self._moved_in - 1, 0)
+        return statistics.median(self.moves) * _DOUBTED**without
 
     def seconds_left(self, done: int, count: int) -> float | None:
         """Of the batches after the first ``done`` of ``count``; None: not known."""

@@ -86,8 +86,8 @@ def test_one_worker_may_leave_more_than_the_others_run_at_once(change: dict, cou
     assert choice.action == ("release" if count else "stay")
 
 
-def test_a_release_reckons_with_a_rollout_that_goes_on_for_longer_than_foreseen() -> None:
-    choice, later = release(STATE), release(replace(STATE, slower=1.1))
+def test_a_release_reckons_with_a_rollout_that_goes_on_for_longer_than_predicted() -> None:
+    choice, later = release(STATE), release(replace(STATE, rollout_bias=1.1))
     together, apart = 200 * 0.01 + 100 * 8e-5 + 0.004, 200 * 0.01 + 100 * 4e-5
     assert choice.numbers["rollout_seconds"] == later.numbers["rollout_seconds"]
     assert choice.numbers["rollout_seconds"] == pytest.approx(together)
@@ -95,8 +95,8 @@ def test_a_release_reckons_with_a_rollout_that_goes_on_for_longer_than_foreseen(
         apart + 3.0 / 2 - (1.1 * together + max(3.0 - 1.1 * together, 0.75) / 2)
     )
     # The trainer would have to wait; and it is not worth so much any more.
-    assert "moving later saves" in release(replace(STATE, slower=1.2)).reason
-    assert "saves 0.000" in release(replace(STATE, slower=2.0)).reason
+    assert "moving later saves" in release(replace(STATE, rollout_bias=1.2)).reason
+    assert "saves 0.000" in release(replace(STATE, rollout_bias=2.0)).reason
 
 
 def test_nobody_leaves_when_nothing_runs() -> None:

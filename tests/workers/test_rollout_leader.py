@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlinf.flow.elastic import DecodeCost
-from rlinf.flow.foreseen import Foreseen
 from rlinf.flow.length_forecast import LengthForecast
+from rlinf.flow.prediction_bias import PredictionBias
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 from rlinf.workers.rollout_leader import RolloutLeader
 
@@ -20,7 +20,7 @@ def cost() -> DecodeCost:
     return DecodeCost(fixed=0.01, per_sequence=0.0)
 
 
-def new_leader(*, reads_again: bool, foreseen: Foreseen | None = None) -> RolloutLeader:
+def new_leader(*, reads_again: bool, bias: PredictionBias | None = None) -> RolloutLeader:
     nobody: Any = None  # only how many there are counts here
     devices = SharedDevices(
         leases=(nobody,) * WORKERS,
@@ -36,7 +36,7 @@ def new_leader(*, reads_again: bool, foreseen: Foreseen | None = None) -> Rollou
         group_size=GROUP,
         global_batches=3,
         forecast=LengthForecast(LIMIT),
-        foreseen=foreseen or Foreseen(),
+        bias=bias or PredictionBias(),
         trained=Trained(12.0, 1.0, {}),
         handover_seconds=0.0,
         reads_again=reads_again,
@@ -138,21 +138,21 @@ def test_tokens_that_go_along_with_what_was_computed_cost_nothing() -> None:
 
 def test_how_long_the_rollout_went_on_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the release to the last complete group."""
-    foreseen, now = Foreseen(), [100.0]
+    bias, now = PredictionBias(), [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr("rlinf.workers.rollout_leader.time", clock)
-    leader = new_leader(reads_again=False, foreseen=foreseen)
+    leader = new_leader(reads_again=False, bias=bias)
     hear_all(leader)
     leader.decide(cost)
     (choice,) = leader.choices
     now[0] += 1.25 * choice.numbers["rollout_seconds"]
-    assert foreseen.factor == 1
+    assert bias.factor == 1
     for rank in range(WORKERS):
         both = {2 * rank: 20, 2 * rank + 1: 50}
         leader.hear(standing(rank, running=(), bounds={}, complete=both))
     assert leader.decide(cost) == [(rank, Over()) for rank in range(WORKERS)]
-    assert foreseen.factor == pytest.approx((1.25 + 1) / 2)
-    again = new_leader(reads_again=False, foreseen=foreseen)
+    assert bias.factor == pytest.approx((1.25 + 1) / 2)
+    again = new_leader(reads_again=False, bias=bias)
     hear_all(again)
     again.decide(cost)
-    assert [c.numbers["slower"] for c in again.choices] == [foreseen.factor]
+    assert [c.numbers["rollout_bias"] for c in again.choices] == [bias.factor]

@@ -1,4 +1,4 @@
-"""How what was foreseen came out, so that it is foreseen better."""
+"""By how much predicted times were off, so that the next ones are better."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _FARTHEST = 2.0
 """Factor by which one time may be off: what is farther off had a cause of its own."""
 
 
-class Foreseen:
-    """The factor between seconds as foreseen and as they were, over the last steps.
+class PredictionBias:
+    """The factor between predicted and measured seconds, over the last steps.
 
-    One time that came out as foreseen is always taken for seen, so that after a long while without
+    One time that was as predicted is always taken for seen, so that after a long while without
     news the factor is near 1 again, and what it kept from being done is tried.
     """
 
@@ -19,11 +19,11 @@ class Foreseen:
         self._weight = 0.0
         self._sum = 0.0
 
-    def note(self, foreseen: float, seconds: float) -> None:
-        """Remember how long something took."""
-        if foreseen > 0:
+    def note(self, predicted: float, measured: float) -> None:
+        """Remember seconds of something."""
+        if predicted > 0:
             self._weight += 1
-            self._sum += min(max(seconds / foreseen, 1 / _FARTHEST), _FARTHEST)
+            self._sum += min(max(measured / predicted, 1 / _FARTHEST), _FARTHEST)
 
     def next_step(self) -> None:
         """Let what was seen so far count less."""
@@ -32,5 +32,5 @@ class Foreseen:
 
     @property
     def factor(self) -> float:
-        """By which what is foreseen should be multiplied."""
+        """By which predicted seconds should be multiplied."""
         return (self._sum + 1) / (self._weight + 1)

@@ -140,8 +140,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("given", "parts"), REFUSED)
 def test_refused(
-    given: list[str], parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str],
+    parts: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Where somebody has trained already, a name may be that of a run.
+    monkeypatch.chdir(tmp_path)
     code, _, error = rlinf(capsys, "eval", *given)
     assert code == 2, error
     flat = " ".join(error.split())

@@ -18,14 +18,17 @@ StopReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One sampled answer.
+    """One sampled answer; with tools, what they replied stands between its turns.
 
     Args:
         tokens: [L] int64, the end token included where one was sampled.
-        log_probs: [L] float32 of each token under the distribution that it was sampled from.
-        versions: [L] int64, version of the weights that sampled each token.
+        log_probs: [L] float32 of each token under the distribution that it was sampled from; 0 for
+            one that was given.
+        versions: [L] int64, version of the weights that sampled each token; a given one has that
+            of the token before it.
         stop_reason: Why it ended.
-        seed: Seed of its sampling; with the weights it determines the tokens.
+        seed: Seed of its sampling; with the weights and what was given it determines the tokens.
+        sampled: [L] bool, False for tokens that were given and not sampled; None: all were sampled.
     """
 
     tokens: np.ndarray
@@ -33,6 +36,7 @@ class Completion:
     versions: np.ndarray
     stop_reason: StopReason
     seed: int
+    sampled: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -41,6 +45,53 @@ class Completion:
     def truncated(self) -> bool:
         """Whether the token limit cut it off."""
         return self.stop_reason == "length"
+
+    @property
+    def mask(self) -> np.ndarray:
+        """[L] bool, True for the tokens that were sampled."""
+        return np.ones(len(self), np.bool_) if self.sampled is None else self.sampled
+
+    @property
+    def sampled_tokens(self) -> np.ndarray:
+        """What the model itself said: the tokens without those that were given."""
+        return self.tokens if self.sampled is None else self.tokens[self.sampled]
+
+    @property
+    def turn_start(self) -> int:
+        """Where the last turn begins: behind the last token that was given."""
+        given = np.flatnonzero(~self.mask)
+        return int(given[-1]) + 1 if len(given) else 0
+
+    @property
+    def turns(self) -> int:
+        """Turns that were sampled, the last one included; 1 without given tokens."""
+        return 1 if self.sampled is None else 1 + int((np.diff(self.sampled.astype(int)) < 0).sum())
+
+    def ended(self, reason: StopReason) -> Completion:
+        """The same tokens, ended for another reason."""
+        return replace(self, stop_reason=reason)
+
+    def followed_by(self, given: np.ndarray) -> Completion:
+        """The completion with given tokens behind it, to be continued.
+
+        Args:
+            given: [m] int64 tokens that were not sampled, m >= 1.
+
+        Raises:
+            ValueError: Nothing was sampled yet; such tokens are part of the prompt.
+        """
+        if not len(self):
+            raise ValueError("given tokens before the first sampled one belong to the prompt")
+        count = len(given)
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, given.astype(np.int64)]),
+            log_probs=np.concatenate([self.log_probs, np.zeros(count, np.float32)]),
+            # No newer weights have read them, which is what an engine asks.
+            versions=np.concatenate([self.versions, np.repeat(self.versions[-1:], count)]),
+            stop_reason="abort",
+            sampled=np.concatenate([self.mask, np.zeros(count, np.bool_)]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ class PromptOutcome:
     answers: tuple[str | None, ...] | None = None
     """What each gave as its answer, None where it gave none; needed for votes."""
     lengths: tuple[int, ...]
-    """Tokens of each."""
+    """Sampled tokens of each."""
     truncated: tuple[bool, ...]
     """Whether the token limit cut it off."""
     valid: tuple[bool, ...]
@@ -153,7 +153,7 @@ class PromptOutcome:
                 for s in group.scores
             ),
             answers=None if answers is None else tuple(answers),
-            lengths=tuple(len(completion) for completion in group.completions),
+            lengths=tuple(len(c.sampled_tokens) for c in group.completions),
             truncated=tuple(completion.truncated for completion in group.completions),
             valid=tuple(bool(score.valid) for score in group.scores),
             level=level,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlinf.conformance import CheckResult, NotMetError, outcome, require
-from rlinf.engines.config import EngineConfig
+from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.conformance_subject import (
     CONTEXT,
     KINDS,
@@ -21,6 +21,7 @@ from rlinf.engines.conformance_subject import (
     open_subject,
     prompt,
 )
+from rlinf.engines.sessions import Sessions
 from rlinf.errors import ConfigError, RLinfError
 
 TOLERANCE = 1e-5
@@ -247,6 +248,34 @@ def _stop_texts(subject: Subject) -> str:
     return f"{reasons.count('stop')} of {len(reasons)} were ended by a text"
 
 
+def _turns(subject: Subject) -> str:
+    ends = tuple(range(0, VOCABULARY, 4))
+    sessions = Sessions(subject.engine)
+    sampling = SamplingConfig(max_new_tokens=40, stop_token_ids=())
+    opened = [sessions.open(prompt(5 + number, number), seed=number) for number in range(8)]
+    said = [np.zeros(0, np.int64) for _ in opened]
+    for number in range(3):
+        for session in opened:
+            session.generate(sampling, turn_ends=ends, max_turn_tokens=8)
+        for place, session in enumerate(opened):
+            turn = session.wait()
+            ended = bool(np.isin(turn.tokens[-1], ends))
+            require(not np.isin(turn.tokens[:-1], ends).any(), "a turn went on after its end")
+            require(ended or len(turn.tokens) == 8, f"{len(turn.tokens)} of 8 tokens")
+            require(turn.stop_reason == ("stop" if ended else "length"), turn.stop_reason)
+            said[place] = np.concatenate([said[place], turn.tokens])
+            if number < 2:
+                session.extend(prompt(3, 40 + place))
+    for session, tokens in zip(opened, said, strict=True):
+        found = session.completion
+        require(np.array_equal(found.sampled_tokens, tokens), "the turns are not what was sampled")
+        scores = subject.scores(subject.request(session.prompt_tokens), found.tokens)
+        error = float(np.abs(scores - found.log_probs)[found.mask].max())
+        _require_equal_scores(error, "of turns behind given tokens")
+        session.close()
+    return "three turns with given tokens between them, of 8 sessions at once"
+
+
 def _limits(subject: Subject) -> str:
     lengths = [1, 2, 5, 30, 3, 9, 14, 4]
     requests = [
@@ -336,6 +365,7 @@ CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
     ("seeds", _ONE, _seeds),
     ("stop tokens", _ONE, _stop_tokens),
     ("stop texts", _ONE, _stop_texts),
+    ("turns", _ONE, _turns),
     ("lengths", _ONE, _limits),
     ("greedy", _ONE, _greedy),
     ("queue", _ONE, _queue),

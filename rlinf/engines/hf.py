@@ -28,7 +28,7 @@ from rlinf.engines.protocol import (
     ModelSource,
     Weights,
 )
-from rlinf.engines.requests import Unfinished, answer, given_tokens
+from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens
 from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
 from rlinf.engines.weights import adopt_weights, assign_weights
@@ -191,11 +191,10 @@ class HFEngine(Engine):
         columns = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for r in taken)
         self._decoder.add(len(self._running), results, columns)
         for request, drawn in begun:
-            stops = request.sampling.stop_token_ids
             cached = len(request.prompt_tokens) + max(drawn - 1, 0)
             self._running.add(
                 replace(request, cache=None),  # which would hold its memory to the end
-                self._end_tokens if stops is None else stops,
+                stop_tokens(request, self._end_tokens),
                 cached=cached,
                 drawn=drawn,
             )
@@ -261,6 +260,7 @@ class HFEngine(Engine):
             FinishedCompletion(
                 request_id=self._running.requests[slot].request_id,
                 completion=self._running.completion(slot, reason),
+                cache=self._kept(slot, reason),
             )
             for slot, reason in reasons.items()
         ]
@@ -270,6 +270,13 @@ class HFEngine(Engine):
         for item in finished:
             self._unfinished.pop(item.request_id)
         return finished
+
+    def _kept(self, slot: int, reason: StopReason) -> KeptCache | None:
+        """The caches of a sequence that ended, where its request asked for them."""
+        wanted = self.carries_caches and self._running.requests[slot].keep_cache
+        if not wanted or reason != "stop":
+            return None
+        return self._decoder.kept(slot, int(self._running.active["cached"][slot]), self.version)
 
     def _ends_with_text(self, slot: int, request: GenerationRequest) -> bool:
         """Whether a stop text was completed by the last tokens."""

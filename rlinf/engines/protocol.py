@@ -97,8 +97,9 @@ class GenerationRequest:
         sampling: How the tokens are drawn.
         partial: The beginning of the completion, from an abort, to be continued; its length counts
             for ``max_new_tokens``.
-        cache: What :meth:`Engine.interrupt` gave with ``partial``; passed over by an engine that
-            has no use for it.
+        cache: What an engine gave with ``partial``; passed over by one that has no use for it.
+        turn_ends: Tokens that end the completion besides those of ``sampling``.
+        keep_cache: Whether the caches of a completion that a stop token or text ended are wanted.
     """
 
     request_id: int
@@ -107,6 +108,8 @@ class GenerationRequest:
     sampling: SamplingConfig
     partial: Completion | None = None
     cache: KeptCache | None = None
+    turn_ends: tuple[int, ...] = ()
+    keep_cache: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class FinishedCompletion:
     Args:
         request_id: Of its request.
         completion: Tokens from the first one, those of ``partial`` included.
-        cache: What :meth:`Engine.interrupt` gives along; otherwise None.
+        cache: What :meth:`Engine.interrupt` gives along, or a request asked for; otherwise None.
     """
 
     request_id: int
@@ -136,7 +139,8 @@ class Engine(ABC):
     """Whether an aborted sequence, continued under the same weights, is what it would have been."""
 
     carries_caches: bool = False
-    """Whether what :meth:`interrupt` gives is continued without computing its tokens again."""
+    """Whether the engine gives caches along, with which a completion is continued without
+    computing its tokens again."""
 
     keeps_stale_caches: bool = False
     """Whether running sequences go on with caches of old weights after an update."""

@@ -89,6 +89,19 @@ def given_tokens(request: GenerationRequest) -> int:
     return 0 if request.partial is None else len(request.partial)
 
 
+def stop_tokens(request: GenerationRequest, end_tokens: Sequence[int]) -> tuple[int, ...]:
+    """What ends a request; ``end_tokens`` where its sampling does not say."""
+    stops = request.sampling.stop_token_ids
+    return (*(end_tokens if stops is None else stops), *request.turn_ends)
+
+
+def extended_mask(given: Completion, length: int) -> np.ndarray | None:
+    """[length] which tokens were sampled, of a completion that was continued by sampled ones."""
+    if given.sampled is None:
+        return None
+    return np.pad(given.sampled, (0, length - len(given)), constant_values=True)
+
+
 def answer(
     request: GenerationRequest,
     tokens: Sequence[int] | np.ndarray,
@@ -119,5 +132,6 @@ def answer(
             tokens=np.concatenate([given.tokens, completion.tokens]),
             log_probs=np.concatenate([given.log_probs, completion.log_probs]),
             versions=np.concatenate([given.versions, completion.versions]),
+            sampled=extended_mask(given, len(given) + len(completion)),
         )
     return FinishedCompletion(request_id=request.request_id, completion=completion)

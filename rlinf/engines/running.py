@@ -9,6 +9,7 @@ import torch
 
 from rlinf.data.sequences import Completion, StopReason
 from rlinf.engines.protocol import GenerationRequest
+from rlinf.engines.requests import extended_mask
 from rlinf.engines.sampling import Draw, Filters, uniforms
 
 _NUMBERS = np.dtype(
@@ -99,19 +100,26 @@ class Running:
 
     def completion(self, slot: int, reason: StopReason) -> Completion:
         """What a sequence has."""
-        length = int(self.lengths()[slot])
+        length, given = int(self.lengths()[slot]), self.requests[slot].partial
         return Completion(
             tokens=self._tokens[slot, :length].copy(),
             log_probs=self._log_probs[slot, :length].copy(),
             versions=self._versions[slot, :length].copy(),
             stop_reason=reason,
             seed=self.requests[slot].seed,
+            sampled=None if given is None else extended_mask(given, length),
         )
 
     def tail(self, slot: int, length: int) -> np.ndarray:
-        """The last ``length`` tokens of a completion."""
-        count = int(self.numbers["count"][slot])
-        return self._tokens[slot, max(0, count - length) : count]
+        """The last ``length`` tokens of a completion, as far as they are of its last turn."""
+        count, given = int(self.numbers["count"][slot]), self.requests[slot].partial
+        begin = 0 if given is None else given.turn_start
+        return self._tokens[slot, max(begin, count - length) : count]
+
+    def text(self, slot: int) -> np.ndarray:
+        """Prompt and completion so far."""
+        prompt, count = self.requests[slot].prompt_tokens, int(self.numbers["count"][slot])
+        return np.concatenate([prompt, self._tokens[slot, :count]])
 
     def how_to_draw(self, rows: np.ndarray) -> Draw:
         """How the next token of each of ``rows`` is drawn."""
@@ -140,10 +148,7 @@ class Running:
 
     def _seen(self, rows: np.ndarray) -> torch.Tensor:
         """[m, S] tokens of prompt and completion, filled up with the first token of the prompt."""
-        texts = [
-            np.concatenate([self.requests[row].prompt_tokens, self.tail(row, 1 << 60)])
-            for row in rows
-        ]
+        texts = [self.text(row) for row in rows]
         seen = np.empty((len(rows), max(map(len, texts))), np.int64)
         for number, text in enumerate(texts):
             seen[number, : len(text)] = text

@@ -22,7 +22,7 @@ from rlinf.engines.protocol import (
     ModelSource,
     Weights,
 )
-from rlinf.engines.requests import Unfinished, answer, given_tokens, text_of
+from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens, text_of
 from rlinf.engines.weights import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.file_format import file_weights, without_weights
@@ -196,13 +196,12 @@ def _reason(found: dict[str, Any]) -> StopReason:
 
 def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) -> dict[str, Any]:
     sampling = request.sampling
-    stops = ends if sampling.stop_token_ids is None else sampling.stop_token_ids
     return {
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_k": sampling.top_k or -1,
         "top_p": sampling.top_p,
         "max_new_tokens": sampling.max_new_tokens - done,
-        "stop_token_ids": list(stops),
+        "stop_token_ids": list(stop_tokens(request, ends)),
         "stop": list(sampling.stop),
         "ignore_eos": True,
         "no_stop_trim": True,

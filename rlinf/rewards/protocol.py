@@ -25,8 +25,8 @@ class RewardInput:
 
     Args:
         prompt: Text of the prompt.
-        completion: Text of the completion.
-        num_tokens: Length of the completion in tokens.
+        completion: Text of the completion: what the model said, without what tools replied.
+        num_tokens: Sampled tokens of the completion.
         stop_reason: Why it ended; ``length`` where the token limit cut it off.
         answer: Reference of the prompt, as the data set gives it: any JSON.
     """

@@ -85,7 +85,8 @@ def _answers(
     if kind is None:
         return None
     texts = tokenizer.batch_decode(
-        [completion.tokens.tolist() for completion in group.completions], skip_special_tokens=True
+        [completion.sampled_tokens.tolist() for completion in group.completions],
+        skip_special_tokens=True,
     )
     return read_answers(texts, kind)
 

@@ -24,6 +24,7 @@ class GenerationReport:
     Args:
         tokens: Sampled tokens, those of rejected groups included.
         completions: Completions that ended.
+        turns: Turns of these.
         begun: Groups that were begun, spares left out.
         interrupted: Completions that go on in the next step.
         carried: Groups that have no slot yet, complete ones included.
@@ -39,6 +40,7 @@ class GenerationReport:
 
     tokens: int = 0
     completions: int = 0
+    turns: int = 0
     begun: int = 0
     interrupted: int = 0
     carried: int = 0
@@ -92,7 +94,8 @@ class Round:
             slot, place = divmod(item.request_id, self._size)
             finished = self._finished[slot]
             finished[place] = item.completion
-            self.report.tokens += len(item.completion)
+            self.report.tokens += len(item.completion.sampled_tokens)
+            self.report.turns += item.completion.turns
             self.report.completions += 1
             if len(finished) == self._size:
                 complete.append((self._group(slot), slot))

@@ -38,7 +38,7 @@ class OpenGroup:
     @property
     def tokens(self) -> int:
         """Tokens that were sampled for it."""
-        return sum(len(found) for found in self.completions if found is not None)
+        return sum(len(c.sampled_tokens) for c in self.completions if c is not None)
 
     @property
     def complete(self) -> bool:
@@ -141,7 +141,7 @@ class GroupPool:
                 if begun is not None and begun.stop_reason != "abort":
                     continue
                 number = group.draw * self._size + place
-                self._known[number] = 0 if begun is None else len(begun)
+                self._known[number] = 0 if begun is None else len(begun.sampled_tokens)
                 found.append(
                     GenerationRequest(
                         request_id=number,
@@ -161,12 +161,14 @@ class GroupPool:
         for item in ended:
             draw, place = divmod(item.request_id, self._size)
             found: Completion | None = item.completion
-            report.tokens += len(item.completion) - self._known.pop(item.request_id)
+            sampled = len(item.completion.sampled_tokens)
+            report.tokens += sampled - self._known.pop(item.request_id)
             if item.completion.stop_reason == "abort":
                 report.interrupted += 1
                 found = item.completion if len(item.completion) else None
             else:
                 report.completions += 1
+                report.turns += item.completion.turns
             before = self._open[draw]
             completions = (*before.completions[:place], found, *before.completions[place + 1 :])
             group = self._open[draw] = replace(before, completions=completions)

@@ -91,14 +91,15 @@ class RewardWorker(StageWorker):
     def _inputs(self, group: PromptGroup) -> list[RewardInput]:
         prompt = self._tokenizer.decode(group.prompt_tokens.tolist())
         texts = self._tokenizer.batch_decode(
-            [completion.tokens.tolist() for completion in group.completions],
+            # What a tool replied may hold the marks of an answer, and is not the model's.
+            [completion.sampled_tokens.tolist() for completion in group.completions],
             skip_special_tokens=True,
         )
         return [
             RewardInput(
                 prompt=prompt,
                 completion=text,
-                num_tokens=len(completion),
+                num_tokens=len(completion.sampled_tokens),
                 stop_reason=completion.stop_reason,
                 answer=group.answer,
             )

@@ -19,7 +19,7 @@ class TokenArrays:
         attention_mask: [N, S] bool, True where a token stands.
         position_ids: [N, S] int64, 0 at the first token of the prompt and left of it; right of
             the last token they go on.
-        mask: [N, L] float32, 1 where a token was sampled.
+        mask: [N, L] float32, 1 where a token was sampled; 0 for what tools replied.
         rollout_log_probs: [N, L] float32, 0 elsewhere.
         rewards: [N] float32, 0 where not valid.
         groups: [N] int64, the draw that the sequence answers.
@@ -95,19 +95,19 @@ def assemble_sequences(
     prompts = [group.prompt_tokens for group in groups for _ in group.completions]
     prompt_ids, prompt_attention = left_pad(prompts, pad_id=pad_id, length=prompt_length)
     lengths = np.array([len(completion) for completion in completions], np.int64)
-    sampled = np.arange(_width(lengths, response_length, "response")) < lengths[:, None]
-    response_ids = _filled(sampled, [c.tokens for c in completions], np.int64, pad_id)
-    attention = np.concatenate([prompt_attention, sampled], axis=1)
+    there = np.arange(_width(lengths, response_length, "response")) < lengths[:, None]
+    response_ids = _filled(there, [c.tokens for c in completions], np.int64, pad_id)
+    attention = np.concatenate([prompt_attention, there], axis=1)
     rewards, valid = _scores(groups)
     return TokenArrays(
         input_ids=np.concatenate([prompt_ids, response_ids], axis=1),
         attention_mask=attention,
         position_ids=position_ids(attention),
-        mask=sampled.astype(np.float32),
-        rollout_log_probs=_filled(sampled, [c.log_probs for c in completions], np.float32, 0),
+        mask=_filled(there, [c.mask for c in completions], np.float32, 0),
+        rollout_log_probs=_filled(there, [c.log_probs for c in completions], np.float32, 0),
         rewards=rewards,
         groups=np.array([g.draw for g in groups for _ in g.completions], np.int64),
-        versions=_versions(sampled, completions),
+        versions=_versions(there, completions),
         truncated=np.array([c.truncated for c in completions]),
         valid=valid,
     )
@@ -128,17 +128,17 @@ def _width(lengths: np.ndarray, wanted: int | None, what: str) -> int:
 
 
 def _filled(
-    sampled: np.ndarray, rows: Sequence[np.ndarray], dtype: type[np.generic], padding: int
+    there: np.ndarray, rows: Sequence[np.ndarray], dtype: type[np.generic], padding: int
 ) -> np.ndarray:
-    found = np.full(sampled.shape, padding, dtype)
-    found[sampled] = np.concatenate(rows)
+    found = np.full(there.shape, padding, dtype)
+    found[there] = np.concatenate(rows)
     return found
 
 
-def _versions(sampled: np.ndarray, completions: Sequence[Completion]) -> np.ndarray:
+def _versions(there: np.ndarray, completions: Sequence[Completion]) -> np.ndarray:
     last = np.array([c.versions[-1] if len(c) else 0 for c in completions], np.int64)
-    found = np.repeat(last[:, None], sampled.shape[1], axis=1)
-    found[sampled] = np.concatenate([c.versions for c in completions])
+    found = np.repeat(last[:, None], there.shape[1], axis=1)
+    found[there] = np.concatenate([c.versions for c in completions])
     return found
 
 

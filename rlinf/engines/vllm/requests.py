@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.data.sequences import StopReason
 from rlinf.engines.config import SamplingConfig, VLLMEngineConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
-from rlinf.engines.requests import answer, given_tokens
+from rlinf.engines.requests import answer, given_tokens, stop_tokens
 from rlinf.errors import ConfigError
 
 
@@ -59,7 +59,6 @@ def sampling_parameters(request: GenerationRequest, end_tokens: Sequence[int]) -
     from vllm.sampling_params import RequestOutputKind
 
     sampling, done = request.sampling, given_tokens(request)
-    stops = end_tokens if sampling.stop_token_ids is None else sampling.stop_token_ids
     return SamplingParams(
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_k=sampling.top_k,
@@ -67,7 +66,7 @@ def sampling_parameters(request: GenerationRequest, end_tokens: Sequence[int]) -
         repetition_penalty=sampling.repetition_penalty,
         max_tokens=sampling.max_new_tokens - done,
         min_tokens=max(sampling.min_new_tokens - done, 0),
-        stop_token_ids=list(stops),
+        stop_token_ids=list(stop_tokens(request, end_tokens)),
         stop=list(sampling.stop),
         ignore_eos=True,
         seed=_seed(request.seed, done),

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     MODELS = "models"
     ALGORITHMS = "algorithms"
     ENGINES = "engines"
+    TOOLS = "tools"
     LOGGERS = "loggers"
 
 
@@ -36,6 +37,7 @@ REGISTRIES = {
         "text": "rlinf.algorithms.tokens.registry:REGISTRY",
     },
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
+    Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
 }
 
@@ -43,7 +45,7 @@ REGISTRIES = {
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
-    """List the recipes, environments, models, algorithms, engines or loggers that exist."""
+    """List the recipes, environments, models, algorithms, engines, tools or loggers that exist."""
     rows = list(_rows(kind))
     show_table("", ("",) * len(rows[0]), rows)
 

@@ -213,7 +213,7 @@ class Sessions:
         if cache is not None:
             behind = len(session.prompt_tokens) + len(begun) - cache.tokens
             # Tokens behind a cache go in one at a time: more of them are better read at once.
-            if cache.version != self._engine.version or behind > cache.tokens:
+            if behind > cache.tokens:
                 cache = None
         self._engine.submit(
             GenerationRequest(

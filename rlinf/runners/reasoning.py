@@ -172,6 +172,9 @@ class ReasoningRunner(TrainingRunner[ReasoningConfig, ReasoningState, ReasoningS
             for name in ("interrupted", "carried", "regenerated", "dropped_tokens"):
                 count = sum(getattr(part, name) for part in generated)
                 metrics[f"rollout/{name}"] = float(count)
+        if self._config.rollout.agent is not None:
+            ended = sum(part.completions for part in generated)
+            metrics["rollout/turns"] = sum(part.turns for part in generated) / max(ended, 1)
         metrics["rollout/engine_restarts"] = float(sum(part.engine_restarts for part in generated))
         seconds = {name: report.seconds(name) for name in report.stages}
         metrics["rollout/tokens_per_second"] = tokens / seconds["rollout"]

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlinf.agents.config import AgentConfig
 from rlinf.algorithms.tokens import registry as algorithms
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.config.base import StrictModel
@@ -71,6 +72,8 @@ class ReasoningRolloutConfig(StrictModel):
     partial: PartialRolloutConfig | None = None
     """Interrupt the longest answers of a step and go on with them in the next; null: every step
     waits for its last answer."""
+    agent: AgentConfig | None = None
+    """Tools that answers may call, turn by turn; null: an answer is one turn."""
 
     @property
     def sequences(self) -> int:
@@ -292,6 +295,14 @@ class ReasoningConfig(PlacedConfig):
                 "files of prompts have no targets to learn from",
                 hint="leave the section out, or write data.task",
             )
+        agent, task = self.rollout.agent, self.data.task
+        for name in () if task is None else task.called_tools:
+            if agent is None or name not in agent.tools:
+                yield illegal(
+                    "data.task.calls",
+                    f"names a tool `{name}` that answers cannot call",
+                    hint=f"write it as rollout.agent.tools.{name}, or data.task.calls=null",
+                )
         if self.model.path is None and not generated:
             yield illegal(
                 "model.path",

@@ -9,8 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlinf.agents.tool_use import ToolUse
 from rlinf.data.prompts.dataset import PromptSets
-from rlinf.data.tasks.protocol import TaskItem
+from rlinf.data.tasks.protocol import ANSWER_TAGS, TaskItem
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
 from rlinf.models.language import (
@@ -57,8 +58,13 @@ def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConf
 def _tokenizer(config: ReasoningConfig, directory: Path) -> Any:
     if config.model.path is not None:
         return load_tokenizer(config.model)
-    items = task_items(config)
-    return train_tokenizer(chain.from_iterable((i.prompt, i.target) for i in items), directory)
+    texts = chain.from_iterable((item.prompt, item.target) for item in task_items(config))
+    agent = config.rollout.agent
+    if agent is None:
+        return train_tokenizer(texts, directory)
+    alphabets = (section.build().alphabet for section in agent.tools.values())
+    whole = (*ANSWER_TAGS, *agent.whole)
+    return train_tokenizer(chain(texts, alphabets), directory, whole=whole)
 
 
 def task_items(config: ReasoningConfig) -> tuple[TaskItem, ...]:
@@ -80,9 +86,17 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
         return
     items = task_items(config)
     prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
-    targets = tokenizer([item.target for item in items], add_special_tokens=False)["input_ids"]
+    agent = config.rollout.agent
+    if agent is None:
+        targets = tokenizer([item.target for item in items], add_special_tokens=False)["input_ids"]
+        learnt = None
+    else:
+        use = ToolUse(agent, tokenizer)
+        shown = [use.demonstration(item.target) for item in items]
+        targets, masks = zip(*shown, strict=True)
+        learnt = [[*mask, True] for mask in masks]
     ended = [[*target, tokenizer.eos_token_id] for target in targets]
-    texts = TargetBatch.of(list(zip(prompts, ended, strict=True)))
+    texts = TargetBatch.of(list(zip(prompts, ended, strict=True)), learnt)
     trainer = SupervisedTrainer.of_model(
         network, config.warm_start, seed=config.seed, compute=config.actor
     )

@@ -131,6 +131,7 @@ class ReasoningSystem(AnsweringSystem):
                 partial=config.rollout.partial,
                 global_batches=config.actor.n_minibatches,
                 tells_progress=config.actor.order == "length",
+                agent=config.rollout.agent,
             )
         if component == "reward":
             return RewardSetup(reward=config.reward, model=self._model)

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.agents.config import AgentConfig
+from rlinf.agents.conversations import Conversations
+from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
@@ -50,6 +53,7 @@ class GenerationSetup:
         partial: How groups are carried from step to step; None: not at all.
         global_batches: Optimizer steps of a training step.
         tells_progress: Whether the trainer must know how long unfinished answers are already.
+        agent: Tools that answers may call; None: an answer is one turn.
     """
 
     model: LanguageModelConfig
@@ -63,6 +67,7 @@ class GenerationSetup:
     partial: PartialRolloutConfig | None = None
     global_batches: int = 1
     tells_progress: bool = False
+    agent: AgentConfig | None = None
 
 
 class GenerationWorker(StageWorker):
@@ -110,6 +115,13 @@ class GenerationWorker(StageWorker):
                 dtype=setup.model.dtype,
             )
         )
+        if setup.agent is not None:
+            self._engine = Conversations(
+                self._engine,
+                ToolUse(setup.agent, tokenizer),
+                max_turns=setup.agent.max_turns,
+                max_turn_tokens=setup.agent.max_turn_tokens,
+            )
         self._weights = setup.weight_sync.build_receiver(self, setup.parties)
 
     def receive_weights(self) -> int:

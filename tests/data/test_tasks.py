@@ -43,6 +43,26 @@ def test_answers_are_right_and_targets_end_in_them(config):
         assert set(rest) <= set(task.alphabet)
 
 
+@pytest.mark.parametrize("digits", [1, 3, 7])
+def test_large_numbers_with_steps_and_with_a_tool(digits):
+    config = ArithmeticConfig(levels=(6,), digits=digits, size=60, held_out=8)
+    items = config.build().items("train")
+    assert all(item.answer == solution(item.prompt) for item in items)
+    assert {sign for sign in "+-*" for item in items if sign in item.prompt} == set("+-*")
+    longest = max(len(number) for item in items for number in re.findall(r"\d+", item.prompt))
+    assert longest == digits
+    for item in items:
+        if "*" in item.prompt and digits > 1:
+            rows = item.target.partition("<")[0].split()
+            product = sum(int(row) * 10**place for place, row in enumerate(rows))
+            assert product == int(item.answer)
+    calling = config.model_copy(update={"calls": "calc"}).build().items("train")
+    assert [item.prompt for item in calling] == [item.prompt for item in items]
+    for item in calling:
+        call = f"<calc>{item.prompt.removesuffix('=')}</calc>"
+        assert item.target == f"{call}<answer>{item.answer}</answer>"
+
+
 def test_sums_and_differences_of_one_digit():
     items = ArithmeticConfig(levels=(1,), size=120, held_out=8).build().items("train")
     assert all(item.answer == solution(item.prompt) for item in items)
@@ -155,7 +175,7 @@ def test_a_level_with_too_few_prompts_is_refused_with_their_number():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ({"levels": [9]}, "arithmetic has no level 9, but 1 to 5; nearest: 5"),
+        ({"levels": [9]}, "arithmetic has no level 9, but 1 to 6; nearest: 6"),
         ({"levels": []}, "levels"),
         ({"levels": [2, 2]}, "names a level twice"),
         ({"levels": [1, 2], "shares": [1.0]}, "has 1 numbers for 2 levels"),

@@ -33,7 +33,13 @@ from .pages import (
 KEYS = {name for task in TASKS.values() for name, _, _ in walk(task.config_class())}
 SECTIONS = {key.partition(".")[0] for key in KEYS}
 OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks them itself
-OWN_KEYS = ("cluster.component_placement.", "cluster.residency.", "reward.functions.", *OPTION_KEYS)
+OWN_KEYS = (
+    "cluster.component_placement.",
+    "cluster.residency.",
+    "reward.functions.",
+    "rollout.agent.tools.",
+    *OPTION_KEYS,
+)
 VERBS = typer.main.get_command(app).commands
 
 

@@ -44,6 +44,16 @@ checkpoint: {interval: 1, keep_last: 100}
 logger: {backends: []}
 """
 
+CALLING = (
+    "data.task={type: arithmetic, levels: [2], size: 400, held_out: 30, calls: calc}",
+    "rollout.agent={tools: {calc: {type: calculator}}, max_turns: 3}",
+    "rollout.sampling.max_new_tokens=30",
+    "warm_start.steps=60",
+    # The run stops where engine and trainer disagree about what was sampled behind a reply.
+    "actor.first_update_kl_bound=1e-6",
+)
+"""Overrides by which its answers call a calculator."""
+
 
 def write_recipe(directory: Path) -> Path:
     """The small recipe as a file."""

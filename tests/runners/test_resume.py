@@ -9,6 +9,7 @@ import pytest
 
 from . import reasoning_support, support
 from .killing import Task, ended, kill_and_resume, start, wait_for_lines
+from .reasoning_support import CALLING
 from .support import metrics, write_recipe
 
 KEPT = ["checkpoint.keep_last=3", "checkpoint.keep_best=0"]
@@ -29,6 +30,13 @@ EMBODIED = Task(
     pause=0.15,
     compare=support.assert_equal_runs,
 )
+AGENT = Task(
+    write_recipe=reasoning_support.write_recipe,
+    overrides=lambda runtime, steps: [*reasoning_overrides(runtime, steps), *CALLING],
+    workers=("GenerationW", "RewardW", "LanguageActorW"),
+    pause=0.5,
+    compare=reasoning_support.assert_equal_runs,
+)
 REASONING = Task(
     write_recipe=reasoning_support.write_recipe,
     overrides=reasoning_overrides,
@@ -45,6 +53,12 @@ def test_killed_driver_local(tmp_path: Path) -> None:
 def test_killed_driver_of_a_reasoning_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     kill_and_resume(REASONING, tmp_path, "local", kills=1, steps=4, victim="driver")
+
+
+@pytest.mark.slow
+def test_killed_driver_of_a_run_that_calls_tools(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    kill_and_resume(AGENT, tmp_path, "local", kills=3, steps=8, victim="driver")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Sums, differences and remainders of small numbers, with worked solutions."""
+"""Sums, differences, products and remainders, with worked solutions or calls of a calculator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ _TERMS = 5
 
 
 class ArithmeticTask(Task):
-    """``47+85=``, ``85-47=``, ``3+8+5+9+2=``, ``(47+85)%7=``; no result is negative."""
+    """``47+85=``, ``85-47=``, ``3+8+5+9+2=``, ``(47+85)%7=``, ``47*85=``; no result is
+    negative."""
 
     alphabet = "0123456789+-()%= "
 
     def __init__(self, config: ArithmeticConfig) -> None:
         super().__init__(config)
-        self._worked = config.worked
+        if 6 in config.levels:
+            self.alphabet += "*"
+        self._worked, self._digits, self._tool = config.worked, config.digits, config.calls
 
     def draw(self, level: int, random_numbers: random.Random) -> TaskItem:
         """A random item of a level."""
@@ -25,9 +28,13 @@ class ArithmeticTask(Task):
             prompt, steps, answer = _two_numbers(level, random_numbers)
         elif level == 4:
             prompt, steps, answer = _sum_of_several(random_numbers)
-        else:
+        elif level == 5:
             prompt, steps, answer = _remainder(random_numbers)
+        else:
+            prompt, steps, answer = _large_numbers(self._digits, random_numbers)
         written = "".join(f"{step} " for step in steps) if self._worked else ""
+        if self._tool is not None:
+            written = f"<{self._tool}>{prompt.removesuffix('=')}</{self._tool}>"
         return make_item(prompt, str(answer), level, steps=written)
 
 
@@ -40,6 +47,16 @@ def _two_numbers(digits: int, random_numbers: random.Random) -> tuple[str, list[
     larger, smaller = max(first, second), min(first, second)
     steps = column_differences(larger, smaller, digits) if digits > 1 else []
     return f"{larger}-{smaller}=", steps, larger - smaller
+
+
+def _large_numbers(digits: int, random_numbers: random.Random) -> tuple[str, list[int], int]:
+    if random_numbers.random() < 2 / 3:
+        return _two_numbers(digits, random_numbers)
+    low = 10 ** (digits - 1) if digits > 1 else 0
+    first, second = (random_numbers.randrange(low, 10**digits) for _ in range(2))
+    # The rows of long multiplication, from the right.
+    rows = [first * (second // 10**column % 10) for column in range(digits)]
+    return f"{first}*{second}=", rows if digits > 1 else [], first * second
 
 
 def column_sums(first: int, second: int, digits: int) -> list[int]:

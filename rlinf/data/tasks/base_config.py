@@ -61,6 +61,11 @@ class TaskConfig(StrictModel):
             )
         return self
 
+    @property
+    def called_tools(self) -> tuple[str, ...]:
+        """Names of the tools that targets call."""
+        return ()
+
     def build(self) -> Task:
         """The task.
 

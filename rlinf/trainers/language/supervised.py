@@ -30,7 +30,7 @@ class TargetBatch:
     Args:
         input_ids: [N, S] int64, left-padded prompt | right-padded target.
         attention_mask: [N, S] bool.
-        mask: [N, L], 1 for target tokens, the last L columns.
+        mask: [N, L], 1 for target tokens to be learnt, the last L columns.
     """
 
     input_ids: Tensor
@@ -49,8 +49,15 @@ class TargetBatch:
         )
 
     @staticmethod
-    def of(examples: Sequence[Example]) -> TargetBatch:
-        """Pad prompts (at least one token each) on the left and targets on the right, by 0."""
+    def of(
+        examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
+    ) -> TargetBatch:
+        """Pad prompts (at least one token each) on the left and targets on the right, by 0.
+
+        Args:
+            examples: The texts.
+            learnt: Which tokens of each target are to be learnt; None: all.
+        """
         prompts, targets = zip(*examples, strict=True)
         window, length = max(map(len, prompts)), max(map(len, targets))
         ids = np.zeros((len(prompts), window + length), np.int64)
@@ -60,6 +67,8 @@ class TargetBatch:
             ids[row, columns] = np.concatenate([np.asarray(prompt), np.asarray(target)])
             attended[row, columns] = True
         mask = torch.from_numpy(attended[:, window:].astype(np.float32))
+        for row, wanted in enumerate(learnt or ()):
+            mask[row, : len(wanted)] *= torch.tensor(wanted)
         return TargetBatch(
             input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(attended), mask=mask
         )

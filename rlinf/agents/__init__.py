@@ -1,0 +1,1 @@
+"""Language models that act in turns: tools, and conversations with them."""

@@ -1,0 +1,79 @@
+"""Runs whose answers call a tool: the same under any placement, and after an interruption."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from rlinf.errors import UserError
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import reasoning
+from rlinf.runners.evaluate_reasoning import evaluate
+
+from .reasoning_support import CALLING, assert_equal_runs, small_config, train, untimed
+from .test_reasoning import PLACEMENTS, StopAfter, needs_two_cores
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("calling"), *CALLING)
+
+
+def test_answers_have_turns(reference: Path) -> None:
+    lines = untimed(reference)[1:]
+    assert all(1 < line["rollout/turns"] <= 3 for line in lines)
+    assert all(line["actor/optimizer_steps"] == 2 for line in lines)
+
+
+def test_the_same_model_without_the_tool(tmp_path: Path) -> None:
+    run = train(tmp_path, *CALLING, "rollout.agent=null", "data.task.calls=null")
+    assert "rollout/turns" not in untimed(run)[1]
+    with pytest.raises(UserError, match=r"data\.task\.calls"):
+        small_config(tmp_path, *CALLING, "rollout.agent=null")
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", ["disaggregated", "two engines"])
+def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    run = train(
+        tmp_path,
+        *CALLING,
+        "cluster.cpu_devices_per_node=2",
+        f"cluster.component_placement={PLACEMENTS[placement]}",
+    )
+    assert_equal_runs(reference, run)
+
+
+def _cut_and_resumed(directory: Path, *overrides: str) -> Path:
+    run = train(directory, *overrides, stop=StopAfter(2))
+    assert len(untimed(run)) < 5
+    with RunDirectory.open(run) as opened:
+        reasoning.resume(small_config(directory, *overrides), opened, threading.Event())
+    return run
+
+
+def test_interrupted_and_resumed(reference: Path, tmp_path: Path) -> None:
+    assert_equal_runs(reference, _cut_and_resumed(tmp_path, *CALLING))
+
+
+def test_conversations_that_are_carried_from_step_to_step(tmp_path: Path) -> None:
+    carried = (*CALLING, "rollout.partial={oversample: 1.5, schedule: longest_first}",
+               "rollout.engine.max_running_requests=10")  # fmt: skip
+    whole = train(tmp_path / "whole", *carried)
+    lines = untimed(whole)[1:]
+    assert max(line["rollout/interrupted"] for line in lines) >= 1
+    assert max(line["rollout/staleness_max"] for line in lines) >= 1
+    assert_equal_runs(whole, _cut_and_resumed(tmp_path / "cut", *carried))
+
+
+def test_evaluation_of_a_run_repeats_its_last_one(reference: Path) -> None:
+    result = evaluate(reference)
+    assert result.estimate("pass@1").value == untimed(reference)[-1]["eval/success"]
+    validation = json.loads((reference / "evaluations/validation_step_00000004.json").read_text())
+    # The model's own tokens: a call and an answer, without what the tool replied.
+    assert max(max(outcome["lengths"]) for outcome in validation["outcomes"]) <= 30

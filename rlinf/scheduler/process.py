@@ -61,12 +61,22 @@ class Process:
         value: Any,
         receivers: int = 1,
         *,
-        inline: bool = False,
+        reader_node: int | None = None,
         pair: PairTransfer | None = None,
     ) -> Payload:
-        """Make a value ready to travel, see `Codec.encode`."""
+        """Make a value ready to travel, see `Codec.encode`.
+
+        Args:
+            value: What to send.
+            receivers: How many processes will decode it.
+            reader_node: Node of those who read the frames as they are; shared memory never leaves
+                its node. None where an endpoint carries the payload: it re-encodes for a peer on
+                another node.
+            pair: How accelerator tensors go, where the receiver is known.
+        """
         if self.codec is None:
             return Payload(reference=value)
+        inline = reader_node not in (None, self.node_rank)
         return self.codec.encode(value, receivers=receivers, inline=inline, pair=pair)
 
     def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:

@@ -59,6 +59,7 @@ class WorkerGroup:
         self._cluster: Cluster | None = None
         self._handles: list[WorkerHandle] = []
         self._worker_names: tuple[str, ...] = ()
+        self._nodes: tuple[int, ...] = ()
         self._selected: tuple[int, ...] | None = None
         self._name = ""
 
@@ -121,8 +122,13 @@ class WorkerGroup:
         )
         self._cluster = cluster
         self._worker_names = tuple(launch.name for launch in launches)
+        self._nodes = tuple(launch.placement.cluster_node_rank for launch in launches)
         record = GroupRecord(
-            self._name, self.worker_cls_name, self._worker_names, launches[0].incarnation
+            self._name,
+            self.worker_cls_name,
+            self._worker_names,
+            launches[0].incarnation,
+            self._nodes,
         )
         cluster.register_group(record, launches)
         self._handles = [
@@ -147,6 +153,7 @@ class WorkerGroup:
         group._name = name
         group._cluster = Cluster()
         group._worker_names = record.worker_names
+        group._nodes = record.nodes
         find = group._cluster.runtime.find
         group._handles = [find(worker, record.incarnation) for worker in record.worker_names]
         group._attach_methods()
@@ -203,7 +210,12 @@ class WorkerGroup:
         ranks = self._selected or tuple(range(len(self._handles)))
         self._selected = None
         process = require_process()
-        calls = [self._handles[rank].call(method, process.encode((args, kwargs))) for rank in ranks]
+        calls = [
+            self._handles[rank].call(
+                method, process.encode((args, kwargs), reader_node=self._nodes[rank])
+            )
+            for rank in ranks
+        ]
         names = [self._worker_names[rank] for rank in ranks]
         return WorkerGroupFuncResult(self, method, ranks, names, calls, self._cluster.runtime)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
+from rlinf.scheduler.process import Process
 from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool, remove_free_blocks
 from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.links import SECRET_BYTES, OutgoingLink
@@ -293,3 +294,34 @@ def test_who_does_not_know_the_secret_is_not_heard(connect):
     with pytest.raises(OSError):  # noqa: PT011 - refused while writing, whichever error that is
         keep_sending()
     assert heard == []
+
+
+def test_a_waiter_hears_of_what_this_process_fulfils_itself(connect):
+    here = connect()
+    own: Future = Future()
+    returned = threading.Event()
+
+    def wait() -> None:
+        here.wait(own, 200)  # on a quiet socket: no message will ever come
+        returned.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not returned.wait(0.2)
+    own.set_result("done here")
+    assert returned.wait(30)
+
+
+def test_what_another_node_reads_has_no_blocks(codec, connect):
+    process = Process(
+        runtime="ray",
+        endpoint=connect(),
+        codec=codec,
+        driver="",
+        node_rank=0,
+        deadline_seconds=10,
+    )
+    value = torch.arange(float(LARGE))
+    assert process.encode(value, reader_node=0).uses_blocks
+    far = process.encode(value, reader_node=1)
+    assert not far.uses_blocks
+    assert torch.equal(process.decode(far), value)

@@ -88,17 +88,17 @@ def _set_up_logging() -> None:
 
 
 def _invoke(self: Any, call: bytes) -> bytes:
+    arguments, (method, caller_node) = from_wire(call)
     if self._rlinf_start_error is not None:
-        return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
-    arguments, (method,) = from_wire(call)
-    return _answer(run_method(self, method, arguments))
+        return _answer(failed_outcome(self._rlinf_start_error, "__init__", caller_node))
+    return _answer(run_method(self, method, arguments, caller_node))
 
 
 async def _invoke_async(self: Any, call: bytes) -> bytes:
+    arguments, (method, caller_node) = from_wire(call)
     if self._rlinf_start_error is not None:
-        return _answer(failed_outcome(self._rlinf_start_error, "__init__"))
-    arguments, (method,) = from_wire(call)
-    return _answer(await run_async_method(self, method, arguments))
+        return _answer(failed_outcome(self._rlinf_start_error, "__init__", caller_node))
+    return _answer(await run_async_method(self, method, arguments, caller_node))
 
 
 def _answer(outcome: Outcome) -> bytes:

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.node import NodeInfo
-from rlinf.scheduler.process import Process
+from rlinf.scheduler.process import Process, require_process
 from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
 from rlinf.scheduler.runtime.ray_actor import actor_class, from_wire, to_wire
 from rlinf.scheduler.transport.payload import Payload
@@ -31,7 +31,8 @@ class RayWorker(WorkerHandle):
 
     def call(self, method: str, arguments: Payload) -> PendingCall:
         """Start a method call."""
-        return _RayCall(self.name, self.actor._rlinf_invoke.remote(to_wire(arguments, method)))
+        call = to_wire(arguments, method, require_process().node_rank)
+        return _RayCall(self.name, self.actor._rlinf_invoke.remote(call))
 
     def kill(self) -> None:
         """End the process."""
@@ -148,8 +149,7 @@ class RayRuntimeBase(Runtime):
         runtime_env = _runtime_env(launch)
         if runtime_env:
             options["runtime_env"] = runtime_env
-        inline = node.node_rank != self.process.node_rank
-        encoded = to_wire(self.process.encode(arguments, inline=inline))
+        encoded = to_wire(self.process.encode(arguments, reader_node=node.node_rank))
         actor = actor_class(worker_class).options(**options).remote(launch, encoded)
         worker = RayWorker(launch.name, actor)
         self._started[actor_name] = worker

@@ -32,12 +32,14 @@ class GroupRecord:
         class_name: Name of its workers' class.
         worker_names: Its workers in order of rank.
         incarnation: Tells it from an earlier group of the same name.
+        nodes: Node rank of each worker.
     """
 
     name: str
     class_name: str
     worker_names: tuple[str, ...]
     incarnation: str
+    nodes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

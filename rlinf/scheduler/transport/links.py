@@ -8,6 +8,7 @@ itself, and one thread per process reads all of them.
 
 from __future__ import annotations
 
+import hmac
 import socket
 import struct
 import threading
@@ -154,7 +155,7 @@ class IncomingLink:
         if not self._trusted:
             if len(self._buffer) < SECRET_BYTES:
                 return [], True
-            if self._buffer[:SECRET_BYTES] != self._secret:
+            if not hmac.compare_digest(self._buffer[:SECRET_BYTES], self._secret):
                 return [], False
             self._trusted = True
             del self._buffer[:SECRET_BYTES]

@@ -70,6 +70,14 @@ class Reader:
             return
         limit = time.monotonic() + timeout
         self._open.clear()
+        waiter = threading.current_thread()
+
+        def wake(_: Future[Any]) -> None:
+            # Another thread of this process did what is waited for: no message will come of it.
+            if threading.current_thread() is not waiter and not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+        future.add_done_callback(wake)
         try:
             if not self._turn.acquire(blocking=False):
                 os.eventfd_write(self._wake, 1)

@@ -114,7 +114,8 @@ class SocketEndpoint(Endpoint):
     def _send(
         self, address: str, form: int, number: int, content: Any, payloads: Sequence[Payload]
     ) -> None:
-        if address.partition("|")[0] != self._node:
+        far = address.partition("|")[0] != self._node
+        if far:
             payloads = [self._codec.without_blocks(payload) for payload in payloads]
         # Small frames travel inside the head, which saves a buffer per frame.
         inside: list[tuple[list[Any], bool, int]] = []
@@ -122,7 +123,7 @@ class SocketEndpoint(Endpoint):
         for payload in payloads:
             encoded = payload
             if payload.frames is None:
-                encoded = self._codec.encode(payload.reference)
+                encoded = self._codec.encode(payload.reference, inline=far)
             frames: list[Any] = []
             for frame in encoded.frames or ():
                 small = len(frame) <= _SMALL_FRAME

@@ -35,8 +35,17 @@ class Outcome:
     seconds: float
 
 
-def run_method(worker: Worker, method: str, arguments: Payload) -> Outcome:
-    """Run a method; whatever it raises is part of the outcome."""
+def run_method(
+    worker: Worker, method: str, arguments: Payload, caller_node: int | None = None
+) -> Outcome:
+    """Run a method; whatever it raises is part of the outcome.
+
+    Args:
+        worker: Whose method.
+        method: Its name.
+        arguments: Encoded positional and keyword arguments.
+        caller_node: Node of the process that reads the outcome; None on the local runtime.
+    """
     process = require_process()
     begin = time.perf_counter()
     with process.waits.running(worker.worker_address.get_name(), method):
@@ -44,13 +53,15 @@ def run_method(worker: Worker, method: str, arguments: Payload) -> Outcome:
             args, kwargs = process.decode(arguments)
             result = getattr(worker, method)(*args, **kwargs)
             process.settle_puts()
-            return _succeeded(result, begin)
+            return _succeeded(result, begin, caller_node)
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller
-            return _failed(error, method, begin)
+            return _failed(error, method, begin, caller_node)
 
 
-async def run_async_method(worker: Worker, method: str, arguments: Payload) -> Outcome:
-    """Run a method of a worker that has async methods; plain ones run on the event loop too."""
+async def run_async_method(
+    worker: Worker, method: str, arguments: Payload, caller_node: int | None = None
+) -> Outcome:
+    """As :func:`run_method`, of a worker that has async methods; plain ones run on the loop too."""
     process = require_process()
     begin = time.perf_counter()
     try:
@@ -59,9 +70,9 @@ async def run_async_method(worker: Worker, method: str, arguments: Payload) -> O
         if inspect.isawaitable(result):
             result = await result
         process.settle_puts()
-        return _succeeded(result, begin)
+        return _succeeded(result, begin, caller_node)
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller
-        return _failed(error, method, begin)
+        return _failed(error, method, begin, caller_node)
 
 
 def failure_of(error: BaseException, method: str) -> Failure:
@@ -76,25 +87,26 @@ def failure_of(error: BaseException, method: str) -> Failure:
     return Failure(error, last, text)
 
 
-def failed_outcome(error: BaseException, method: str) -> Outcome:
+def failed_outcome(error: BaseException, method: str, caller_node: int | None = None) -> Outcome:
     """The outcome of a call that could not even begin."""
-    return _failed(error, method, time.perf_counter())
+    return _failed(error, method, time.perf_counter(), caller_node)
 
 
-def _succeeded(result: Any, begin: float) -> Outcome:
-    payload = require_process().encode(result)
+def _succeeded(result: Any, begin: float, caller_node: int | None) -> Outcome:
+    payload = require_process().encode(result, reader_node=caller_node)
     return Outcome(payload, False, time.perf_counter() - begin)
 
 
-def _failed(error: BaseException, method: str, begin: float) -> Outcome:
+def _failed(error: BaseException, method: str, begin: float, caller_node: int | None) -> Outcome:
     failure = failure_of(error, method)
     process = require_process()
     try:
-        payload = process.encode(failure)
+        payload = process.encode(failure, reader_node=caller_node)
         if process.codec is not None:
             process.codec.decode(payload)  # some exceptions pickle and cannot be rebuilt
     except Exception:  # noqa: BLE001 - then the text has to do
-        payload = process.encode(Failure(None, failure.summary, failure.traceback))
+        text = Failure(None, failure.summary, failure.traceback)
+        payload = process.encode(text, reader_node=caller_node)
     return Outcome(payload, True, time.perf_counter() - begin)
 
 

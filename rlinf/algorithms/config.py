@@ -59,10 +59,10 @@ class PolicyLossConfig(StrictModel):
     clip_ratio_high: float = Field(default=0.2, gt=0)
     """ε by which the probability ratio may rise above 1; larger than `clip_ratio_low` it is
     known as clip-higher."""
-    clip_log_ratio_min: float | None = Field(default=None, lt=0)
-    """Lower bound of the logarithm of the ratio; null: none."""
-    clip_log_ratio_max: float | None = Field(default=None, gt=0)
-    """Upper bound of the logarithm of the ratio; null: none."""
+    clip_log_ratio_min: float | None = Field(default=None, lt=0, ge=-20)
+    """Lower bound of the logarithm of the ratio; null: −20."""
+    clip_log_ratio_max: float | None = Field(default=None, gt=0, le=20)
+    """Upper bound of the logarithm of the ratio; null: 20."""
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Weight of the entropy in the loss."""
     kl_beta: float = Field(default=0.0, ge=0)

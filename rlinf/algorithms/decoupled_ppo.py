@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.config import DecoupledPPOConfig
+from rlinf.algorithms.kl import LOG_RATIO_BOUND
 from rlinf.algorithms.losses import at_level
 from rlinf.algorithms.objective import policy_terms
 from rlinf.algorithms.ppo import PPO
@@ -76,6 +77,7 @@ class DecoupledPPO(PPO):
             return counted.sum() / normalizer
 
         # KL(behaviour ‖ proximal) by Schulman's k3, of actions that the behaviour policy drew.
+        log_weight = log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         metrics["actor/behave_approx_kl"] = mean(torch.expm1(log_weight) - log_weight)
         metrics["actor/behave_clip_fraction"] = mean(left_out.float())
         metrics["actor/proximal_ratio"] = mean(log_weight.exp())

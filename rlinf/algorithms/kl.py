@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlinf.algorithms.config import KLType
 
-_LOG_RATIO_BOUND = 20.0
+LOG_RATIO_BOUND = 20.0
+"""Largest logarithm of a ratio of probabilities that is exponentiated, in nats."""
 _K3_BOUND = 10.0
 
 
@@ -38,6 +39,6 @@ def kl_estimate(*, log_probs: Tensor, reference_log_probs: Tensor, kl_type: KLTy
         case "k2":
             return 0.5 * difference.square()
         case "k3" | "low_var_kl":
-            log_ratio = (-difference).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
+            log_ratio = (-difference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
             return (torch.expm1(log_ratio) - log_ratio).clamp(-_K3_BOUND, _K3_BOUND)
     raise ValueError(f"unknown KL estimator {kl_type!r}; known: k1, abs, k2, k3, low_var_kl")

@@ -66,7 +66,10 @@ def clipped_value_loss(
     loss = torch.nn.functional.huber_loss(values, returns, reduction="none", delta=delta)
     if value_clip is None:
         return loss, None
-    clipped = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    change = values - old_values
+    bounded = old_values + change.clamp(-value_clip, value_clip)
+    # Within the bound the value itself: old + (value − old) may round to another number.
+    clipped = torch.where(change.abs() > value_clip, bounded, values)
     clipped_loss = torch.nn.functional.huber_loss(clipped, returns, reduction="none", delta=delta)
     return torch.maximum(loss, clipped_loss), clipped_loss > loss
 

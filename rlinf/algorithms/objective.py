@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.config import ClippedObjectiveConfig, PolicyLossConfig
-from rlinf.algorithms.kl import kl_estimate
+from rlinf.algorithms.kl import LOG_RATIO_BOUND, kl_estimate
 from rlinf.algorithms.losses import aggregate, at_level, clipped_policy_loss
 from rlinf.algorithms.protocol import Evaluation, TrainingBatch
 
@@ -64,10 +64,15 @@ def policy_terms(
 
 
 def bounded_log_ratio(config: PolicyLossConfig, log_ratio: Tensor) -> Tensor:
-    """``log_ratio`` within the bounds of the config, any shape."""
-    if config.clip_log_ratio_min is None and config.clip_log_ratio_max is None:
-        return log_ratio
-    return log_ratio.clamp(config.clip_log_ratio_min, config.clip_log_ratio_max)
+    """``log_ratio`` within the bounds of the config, any shape.
+
+    There always is a bound: e^88.8 is infinite in float32, and the gradient of a clipped term,
+    0 · ∞, would be no number.
+    """
+    low, high = config.clip_log_ratio_min, config.clip_log_ratio_max
+    return log_ratio.clamp(
+        -LOG_RATIO_BOUND if low is None else low, LOG_RATIO_BOUND if high is None else high
+    )
 
 
 def _reference_kl(
@@ -93,6 +98,7 @@ def ratio_statistics(log_ratio: Tensor, ratio: Tensor, clipped_ratio: Tensor) ->
     KL(old ‖ new) by ρ − 1 − log ρ.
     """
     clipped = (ratio != clipped_ratio).to(ratio.dtype)
+    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return torch.stack([ratio, clipped_ratio, clipped, torch.expm1(log_ratio) - log_ratio])
 
 

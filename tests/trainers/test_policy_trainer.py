@@ -231,3 +231,12 @@ def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
     assert not torch.equal(weights(policy), before)
     assert metrics["actor/proximal_ratio"] != 1
     assert metrics["actor/behave_approx_kl"] > 0
+
+
+def test_every_epoch_and_phase_has_its_own_order_of_samples(make_policy, make_algorithm):
+    trainer = trainer_of(make_policy(), make_algorithm())
+    orders = [
+        tuple(trainer._order(SAMPLES, step, epoch).tolist()) for step in (0, 1) for epoch in (0, 1)
+    ]
+    assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
+    assert len(set(orders)) == len(orders)

@@ -17,6 +17,8 @@ def at_last_token(*, rewards: Tensor, mask: Tensor) -> Tensor:
         [N, L], 0 elsewhere; all 0 for a sequence without valid tokens.
     """
     counted = mask > 0
+    if not mask.shape[1]:
+        return torch.zeros_like(mask, dtype=rewards.dtype)
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(counted, positions, -1).amax(dim=1, keepdim=True)
     return torch.where(counted & (positions == last), rewards.unsqueeze(1), 0.0)
@@ -43,7 +45,7 @@ def token_advantages(
     """
     counted = mask > 0
     advantages = torch.zeros_like(rewards)
-    next_value = next_advantage = torch.zeros_like(rewards[:, 0])
+    next_value = next_advantage = rewards.new_zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * gae_lambda * next_advantage

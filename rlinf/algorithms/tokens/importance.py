@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.kl import LOG_RATIO_BOUND
 from rlinf.algorithms.tokens.base_config import (
     ImportanceLevel,
     ImportanceMode,
     TokenAlgorithmConfig,
 )
 from rlinf.algorithms.tokens.protocol import TokenBatch
-
-_LOG_WEIGHT_BOUND = 20.0
 
 
 def interpolated_log_probs(
@@ -84,7 +83,7 @@ def importance_weights(
     """
     if level == "sequence":
         log_ratio = (log_ratio * mask).sum(dim=-1, keepdim=True).expand_as(log_ratio)
-    raw = log_ratio.clamp(-_LOG_WEIGHT_BOUND, _LOG_WEIGHT_BOUND).exp()
+    raw = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     bounded = raw.clamp(low, high)
     outside = raw != bounded
     return (bounded if mode == "truncate" else torch.where(outside, 0.0, raw)), outside

@@ -88,6 +88,7 @@ class SequenceCore:
         *,
         factor: float,
         accepts: Callable[[Mapping[str, float]], bool] = lambda metrics: True,
+        check: Callable[[Mapping[str, float]], None] = lambda metrics: None,
     ) -> Update:
         """One optimizer step on one global batch.
 
@@ -95,7 +96,8 @@ class SequenceCore:
             batch: The same on every rank.
             loss_of: Shares of loss and metrics of a micro batch, to be summed.
             factor: Of the learning rate.
-            accepts: Called with the summed metrics before the step is applied.
+            accepts: Whether the algorithm wants a step with such metrics, finite or not.
+            check: Raises for finite metrics that say that something is wrong.
         """
         self.need_loaded()
         trained_rows = (batch.mask > 0).any(dim=1)
@@ -107,10 +109,13 @@ class SequenceCore:
         metrics = self._gradients(batch, loss_of)
         norm = self.trained.gradient_norm()
         metrics[f"{self.prefix}/grad_norm"] = norm
-        if not (isfinite(norm) and isfinite(metrics[f"{self.prefix}/loss"])):
-            return Update("skipped", metrics)
+        finite = isfinite(norm) and isfinite(metrics[f"{self.prefix}/loss"])
+        if finite:
+            check(metrics)
         if not accepts(metrics):
             return Update("refused", metrics)
+        if not finite:
+            return Update("skipped", metrics)
         self.trained.apply_step(norm=norm, factor=factor)
         return Update("applied", metrics)
 

@@ -160,12 +160,13 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
                 metrics = metrics | _disagreement(log_probs, part)
             return loss, metrics
 
-        def accepts(metrics: Mapping[str, float]) -> bool:
-            if compared:
-                self._check_first_update(metrics)
-            return self._algorithm.accepts(metrics)
-
-        update = self._core.update(batch, loss_of, factor=factor, accepts=accepts)
+        update = self._core.update(
+            batch,
+            loss_of,
+            factor=factor,
+            accepts=self._algorithm.accepts,
+            check=self._check_first_update if compared else lambda metrics: None,
+        )
         for name in (_KL, _RATIO, _COUNT):
             update.metrics.pop(name, None)
         return update

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.trainers.language.config import FSDPTrainerConfig
+from rlinf.trainers.language.core import _select, global_batches
 from rlinf.trainers.language.parallel import Ranks
 from tests.trainers.language.models import algorithm, model, naive_log_probs, random_batch, trainer
 
@@ -418,3 +419,40 @@ else:
     raise SystemExit("there was room")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_an_update_that_would_be_refused_is_not_counted_as_skipped():
+    one = trainer(keys={"early_stop_imp_ratio": 5.0})
+    batch = prepared()
+    assert batch.advantages is not None
+    far = replace(
+        batch,
+        rollout_log_probs=batch.rollout_log_probs - 3.0,
+        advantages=batch.advantages * torch.nan,
+    )
+    metrics = one.train(far, 0)
+    assert metrics["actor/refused_updates"] == 1
+    assert metrics["actor/skipped_updates"] == 0
+
+
+def test_the_filler_of_an_empty_micro_batch_counts_nowhere():
+    batch = prepared()
+    filler = _select(batch, [])
+    assert len(filler) == 1
+    assert not filler.mask.any()
+    assert bool(batch.mask[0].any())
+
+
+def test_every_epoch_and_step_has_its_own_order_of_sequences():
+    batch = prepared()
+    count = len(batch)
+    batch = replace(batch, groups=torch.arange(count))
+    config = FSDPTrainerConfig(update_epoch=3, n_minibatches=count, shuffle=True)
+    epochs = []
+    for step in (0, 1):
+        parts = global_batches(batch, config, seed=1, step=step)
+        order = [int(part.groups) for part in parts]
+        epochs += [tuple(order[i : i + count]) for i in range(0, 3 * count, count)]
+    assert len(epochs) == 6
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert len(set(epochs)) == len(epochs)

@@ -91,13 +91,15 @@ class GRPO(Algorithm):
     def _episodes(self, trajectory: Trajectory, active: Tensor) -> _Episodes:
         """Sum rewards by episode and find the group of each."""
         rows, envs = active.shape
-        column = torch.arange(envs).expand(rows, envs)
+        device = active.device
+        column = torch.arange(envs, device=device).expand(rows, envs)
         keys = torch.stack([column.flatten(), trajectory.episode_ids.flatten()])
         unique, of_row = torch.unique(keys, dim=1, return_inverse=True)
         count = unique.shape[1]
         rewards = torch.where(active, trajectory.rewards.sum(dim=-1), 0.0).double()
-        scores = torch.zeros(count, dtype=torch.float64).index_add(0, of_row, rewards.flatten())
-        seeds = torch.zeros(count, dtype=torch.int64)
+        zeros = torch.zeros(count, dtype=torch.float64, device=device)
+        scores = zeros.index_add(0, of_row, rewards.flatten())
+        seeds = torch.zeros(count, dtype=torch.int64, device=device)
         seeds[of_row] = trajectory.reset_seeds.flatten()
         group = trajectory.env_ids[unique[0]] // self._group_size
         _, groups = torch.unique(torch.stack([group, seeds]), dim=1, return_inverse=True)
@@ -111,7 +113,7 @@ class GRPO(Algorithm):
 
     def _complete(self, trajectory: Trajectory, of_row: Tensor, count: int) -> Tensor:
         """[M] bool; remembers which episodes the rollout leaves unfinished."""
-        ended = torch.zeros(count, dtype=torch.bool)
+        ended = torch.zeros(count, dtype=torch.bool, device=of_row.device)
         ended[of_row[trajectory.dones]] = True
         spans_rollout = of_row[0] == of_row[-1]
         complete = ended.clone()

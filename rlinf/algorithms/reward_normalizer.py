@@ -43,7 +43,8 @@ class RewardNormalizer:
             env_ids: [B].
         """
         envs = env_ids.tolist()
-        running = torch.tensor([self._carried.get(env, 0.0) for env in envs], dtype=torch.float64)
+        carried = [self._carried.get(env, 0.0) for env in envs]
+        running = torch.tensor(carried, dtype=torch.float64, device=rewards.device)
         rewards64 = rewards.double()
         returns = torch.empty_like(rewards64)
         keep = (~dones).double() * self._gamma

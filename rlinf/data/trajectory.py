@@ -152,6 +152,12 @@ class Trajectory:
             bootstrap_values=self.bootstrap_values + shift[-1],
         )
 
+    def to(self, device: torch.device | str) -> Trajectory:
+        """The same rollout on a device."""
+        if self.log_probs.device == torch.device(device):
+            return self
+        return self.from_tensors({k: t.to(device) for k, t in self.to_tensors().items()})
+
     def to_tensors(self) -> dict[str, Tensor]:
         """A flat dictionary of tensors; entries of ``forward_inputs`` get that prefix."""
         tensors = {

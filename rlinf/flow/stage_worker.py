@@ -13,6 +13,7 @@ from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Worker
+from rlinf.scheduler.accelerators import AcceleratorType, process_device
 from rlinf.scheduler.process import require_process
 
 
@@ -130,6 +131,12 @@ class StageWorker(Worker):
         devices = tuple(self.global_accelerator_ids or [self._cluster_node_rank])
         memory = dict(zip(devices, accelerator_memory(), strict=False))
         return WorkerPlace(self._worker_name, os.getpid(), devices, memory)
+
+    @property
+    def compute_device(self) -> str:
+        """Device string of torch for what this worker computes."""
+        kind = self.hardware_type if self.has_accelerator else AcceleratorType.NO_ACCEL
+        return process_device(kind)
 
     def onload(self) -> None:
         """Bring state to the device; called before a stage of an offloaded component."""

@@ -195,7 +195,8 @@ class GaussianPolicy(Policy):
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, V] values of observations, without gradients."""
         if self.critic is None:
-            return torch.zeros(len(next(iter(observations.values()))), 0)
+            first = next(iter(observations.values()))
+            return torch.zeros(len(first), 0, device=first.device)
         return self._values(self.encode(observations)[1])
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:

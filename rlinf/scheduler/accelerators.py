@@ -179,6 +179,29 @@ def detect_accelerators() -> tuple[AcceleratorType, int]:
     return AcceleratorType.NO_ACCEL, 0
 
 
+DEVICE_VARIABLE = "RLINF_DEVICE"
+"""Environment variable with the torch device of a process, for devices that the table lacks."""
+
+
+def process_device(accelerator_type: AcceleratorType | None = None) -> str:
+    """Device string of torch on which this process computes.
+
+    Args:
+        accelerator_type: Kind of the devices that it was given; None: of those that it sees.
+    """
+    kind = detect_accelerators()[0] if accelerator_type is None else accelerator_type
+    return os.environ.get(DEVICE_VARIABLE) or VENDORS[kind].device or "cpu"
+
+
+def collective_backend(device: str) -> str:
+    """Backend of ``torch.distributed`` for tensors on a device, such as ``nccl`` for ``cuda``."""
+    name = device.partition(":")[0]
+    kind, _ = detect_accelerators()
+    rows = [VENDORS[kind], *VENDORS.values()]  # the vendor of this process goes first
+    found = (row.ccl_backend for row in rows if row.device == name)
+    return next((backend for backend in found if backend), "gloo")
+
+
 def accelerator_model(accelerator_type: AcceleratorType) -> str:
     """Model name of the node's first device.
 

@@ -43,7 +43,7 @@ class VectorAdamW:
             {
                 "exp_avg": torch.zeros_like(vector),
                 "exp_avg_sq": torch.zeros_like(vector),
-                "step": torch.zeros((), dtype=torch.float32),
+                "step": torch.zeros((), dtype=torch.float32, device=vector.device),
             }
             for vector in self._vectors
         ]
@@ -79,8 +79,11 @@ class VectorAdamW:
             )
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Moments and step count by number of the vector."""
-        return {str(number): dict(state) for number, state in enumerate(self._state)}
+        """Moments and step count by number of the vector, in host memory."""
+        return {
+            str(number): {name: tensor.cpu() for name, tensor in state.items()}
+            for number, state in enumerate(self._state)
+        }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Continue from :meth:`state_dict`."""

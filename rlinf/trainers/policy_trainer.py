@@ -72,6 +72,7 @@ class PolicyTrainer:
         self._reference = copy.deepcopy(policy).eval() if algorithm.needs_reference else None
         self._flat = FlatParameters(parameter_groups(policy, policy.value_parameters()))
         self._optimizer = VectorAdamW(self._flat.vectors, config.optim)
+        self._device = self._flat.vectors[0].device
 
     @property
     def micro_batch_size(self) -> int:
@@ -97,6 +98,7 @@ class PolicyTrainer:
                 acted where it is the same, or if too many updates had a loss or gradient that is
                 not finite.
         """
+        trajectory = trajectory.to(self._device)
         factor = self._config.lr_sched.factor(step, self._total_steps)
         self._optimizer.set_factor(factor)
         present = self._present(trajectory, version) if self._algorithm.needs_present else None
@@ -260,10 +262,12 @@ class PolicyTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer and the algorithm's running statistics."""
         return {
-            "policy": self.policy.state_dict(),
+            "policy": _on_host(self.policy.state_dict()),
             "optimizer": self._optimizer.state_dict(),
             "algorithm": self._algorithm.state_dict(),
-            "reference": None if self._reference is None else self._reference.state_dict(),
+            "reference": (
+                None if self._reference is None else _on_host(self._reference.state_dict())
+            ),
             "skipped": self._skipped.in_a_row,
         }
 
@@ -280,6 +284,10 @@ class PolicyTrainer:
         if self._reference is not None:
             self._reference.load_state_dict(state["reference"])
         self._skipped.in_a_row = int(state["skipped"])
+
+
+def _on_host(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in state.items()}
 
 
 def _mean_metrics(updates: list[Update]) -> dict[str, float]:

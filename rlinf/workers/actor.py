@@ -61,6 +61,7 @@ class ActorWorker(StageWorker):
             value_dim=algorithm.value_dim(setup.model.num_action_chunks),
             seed=setup.seed,
         )
+        policy.to(self.compute_device)
         self._trainer = PolicyTrainer(
             policy,
             algorithm,
@@ -92,7 +93,10 @@ class ActorWorker(StageWorker):
     def send_weights(self, receiver: str, receivers: int) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
         if self._rank == 0:
-            weights = {k: v.detach().clone() for k, v in self._trainer.policy.state_dict().items()}
+            weights = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in self._trainer.policy.state_dict().items()
+            }
             self.broadcast(
                 (weights, self._version),
                 groups=[(self._group_name, 0), (receiver, list(range(receivers)))],

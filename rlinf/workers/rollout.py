@@ -61,6 +61,7 @@ class RolloutWorker(StageWorker):
         self._policy = build_policy(
             setup.model, env_spec, value_dim=setup.value_dim, seed=setup.seed
         ).eval()
+        self._policy.to(self.compute_device)
 
     def receive_weights(self, sender: str, receivers: int) -> int:
         """Take the weights that the sender's rank 0 broadcasts; returns their version.
@@ -103,28 +104,36 @@ class RolloutWorker(StageWorker):
             memory = memories.setdefault(item.source, _Memory())
             answer: PolicyBatch | RolloutValues
             with torch.inference_mode():
+                seen = self._on_device(batch.observations)
                 if not deterministic:
-                    memory.add(batch)
+                    final = batch.final_observations
+                    memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    answer = self._act(batch, None if deterministic else noise.rows(batch))
+                    drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
+                    answer = self._act(seen, drawn)
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
             if self._policy.values_in_parts and not self._setup.shares_devices:
                 self._value_while_waiting(observations, memories)
 
-    def _act(self, batch: ObservationBatch, noise: torch.Tensor | None) -> PolicyBatch:
-        inputs = _tensors(batch.observations)
-        rows = len(batch.env_ids)
+    def _on_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Observations where the policy computes; each crosses once."""
+        device = self.compute_device
+        return {key: torch.from_numpy(value).to(device) for key, value in arrays.items()}
+
+    def _act(self, inputs: dict[str, torch.Tensor], noise: torch.Tensor | None) -> PolicyBatch:
+        """What the environments are answered, in host memory: they may have no device."""
+        rows = len(next(iter(inputs.values())))
         samples = [
             self._policy.sample(block, None if noise is None else block.pop(_NOISE))
             for block in self._blocks(inputs if noise is None else {**inputs, _NOISE: noise})
         ]
         return PolicyBatch(
-            actions=_join([sample.actions for sample in samples], rows).numpy(),
-            log_probs=_join([sample.log_probs for sample in samples], rows),
+            actions=_join([sample.actions for sample in samples], rows).cpu().numpy(),
+            log_probs=_join([sample.log_probs for sample in samples], rows).cpu(),
             forward_inputs={
-                key: _join([sample.forward_inputs[key] for sample in samples], rows)
+                key: _join([sample.forward_inputs[key] for sample in samples], rows).cpu()
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
@@ -160,7 +169,7 @@ class RolloutWorker(StageWorker):
             for key, value in final.items():
                 full[key][mask] = value
             final_values[time - 1][mask] = self._values([full])[0][mask]
-        return RolloutValues(values[:-1], final_values, values[-1])
+        return RolloutValues(values[:-1].cpu(), final_values.cpu(), values[-1].cpu())
 
     def _values(self, observations: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """[T, n, V] values of T observations of n rows."""
@@ -197,11 +206,16 @@ class _Memory:
         """Observations whose values are not known yet."""
         return self.observations[sum(map(len, self.values)) :]
 
-    def add(self, batch: ObservationBatch) -> None:
-        if batch.final_observations is not None:
+    def add(
+        self,
+        seen: dict[str, torch.Tensor],
+        batch: ObservationBatch,
+        final: dict[str, torch.Tensor] | None,
+    ) -> None:
+        if final is not None:
             mask = torch.from_numpy(batch.final_mask)
-            self.finals[len(self.observations)] = (mask, _tensors(batch.final_observations))
-        self.observations.append(_tensors(batch.observations))
+            self.finals[len(self.observations)] = (mask, final)
+        self.observations.append(seen)
 
 
 class _Noise:
@@ -225,10 +239,6 @@ class _Noise:
             self._drawn[part] = torch.randn(self._shape, generator=generator)
         first = int(batch.env_ids[0])
         return self._drawn[part][time, first : first + len(batch.env_ids)]
-
-
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
 
 def _join(parts: list[torch.Tensor], rows: int) -> torch.Tensor:

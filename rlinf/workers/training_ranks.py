@@ -15,6 +15,7 @@ from rlinf.data.prompts.assemble import assemble_sequences
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
+from rlinf.scheduler.accelerators import process_device
 from rlinf.scheduler.process import require_process
 from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.parallel import Ranks
@@ -65,9 +66,10 @@ class TrainingWorker(StageWorker):
         return Ranks(device=self._device())
 
     def _device(self) -> str:
-        if not torch.cuda.is_available():
-            return "cpu"
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if self._world_size > 1 else "cuda"
+        device = process_device()
+        if device == "cpu" or self._world_size == 1:
+            return device
+        return f"{device}:{os.environ.get('LOCAL_RANK', '0')}"
 
     def _leave(self) -> None:
         """End the process group."""

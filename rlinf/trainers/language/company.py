@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous as meet
 
 from rlinf.errors import RLinfError
+from rlinf.scheduler.accelerators import collective_backend
 from rlinf.trainers.language.parallel import Grid
 from rlinf.trainers.language.rescale import Prepared, Rescalable
 
@@ -100,7 +101,7 @@ class Company:
             torch.cuda.set_device(self.device)
         self._store, _, _ = next(meet(rendezvous, rank, world_size, timeout=self._timeout))
         dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
+            collective_backend(str(self.device)),
             store=torch.distributed.distributed_c10d.PrefixStore("company", self._store),
             rank=rank,
             world_size=world_size,

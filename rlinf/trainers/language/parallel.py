@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlinf.scheduler.accelerators import collective_backend, process_device
+
 
 class Ranks:
     """The processes that train together; one process needs no process group.
@@ -56,19 +58,18 @@ class Ranks:
             rank: Of this process.
             world_size: Processes.
             rendezvous: See ``init_method``; None for one process.
-            device: Where this process computes; None: on CUDA if there is a device.
+            device: Where this process computes; None: on its accelerator if it has one.
         """
         if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = process_device()
         return cls(rank, world_size, device=device, init_method=rendezvous)
 
     def _meet(self, init_method: str | None, store: Any, timeout_s: float) -> None:
-        cuda = self.device.type == "cuda"
-        if cuda:
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if not dist.is_initialized():
             dist.init_process_group(
-                "nccl" if cuda else "gloo",
+                collective_backend(str(self.device)),
                 init_method=init_method if store is None else None,
                 store=store,
                 rank=self.rank,

@@ -7,6 +7,7 @@ their simulator; nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -55,6 +56,15 @@ class SimulatorEnv(gymnasium.Env[Observation, np.ndarray]):
                 setting of the env section.
             MissingPackageError: The simulator is not installed.
         """
+
+    @classmethod
+    def expert(cls, options: Any) -> Callable[[Observation], np.ndarray] | None:
+        """Who solves the task with these options from observations alone, None if nobody does.
+
+        The function gives an action [A] for an observation. It runs where the episodes are
+        recorded, not in an env process.
+        """
+        return None
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Step without making an observation; returns reward, terminated, truncated, info."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,21 @@ class MetaWorldEnv(SimulatorEnv):
                 key="max_episode_steps",
             )
         _check_pictures(options)
+
+    @classmethod
+    def expert(cls, options: MetaWorldOptions) -> Callable[[Observation], np.ndarray] | None:
+        """MetaWorld's own scripted policy of the task; it reads the whole state."""
+        if not options.states or options.partially_observable:
+            return None
+        from metaworld.policies import ENV_POLICY_MAP
+
+        policy = ENV_POLICY_MAP[options.task]()
+
+        def act(observation: Observation) -> np.ndarray:
+            action = policy.get_action(observation["states"].astype(np.float64))
+            return np.clip(action, -1.0, 1.0).astype(np.float32)
+
+        return act
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -1,0 +1,129 @@
+"""Episodes recorded while somebody acts: a policy, or an expert that the simulator brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rlinf.data.demonstrations import Demonstration
+from rlinf.envs.base import Observation
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.registry import REGISTRY
+from rlinf.envs.results import Observations
+from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.errors import ConfigError
+
+Act = Callable[[Observations], np.ndarray]
+"""Observations by key [n, ...] to action chunks [n, C, A]."""
+
+
+def expert_of(config: EnvConfig) -> Act:
+    """The expert that the simulator of an env section brings, on batches, one action at a time.
+
+    Raises:
+        ConfigError: It brings none for this task.
+        MissingPackageError: The simulator is not installed.
+    """
+    act = REGISTRY.load(config.type).expert(config.adapter_options)
+    if act is None:
+        raise ConfigError(
+            f"the env type `{config.type}` has no expert for these options; record the episodes "
+            "of a trained policy instead, with: rlinf record RUN",
+            key="type",
+        )
+    one: Callable[[Observation], np.ndarray] = act
+
+    def act_on_batch(observations: Observations) -> np.ndarray:
+        count = len(next(iter(observations.values())))
+        actions = [one({key: array[row] for key, array in observations.items()})
+                   for row in range(count)]  # fmt: skip
+        return np.asarray(actions, np.float32)[:, None]
+
+    return act_on_batch
+
+
+class _Episode:
+    """What was recorded of the running episode of one env."""
+
+    def __init__(self) -> None:
+        self.observations: list[Mapping[str, np.ndarray]] = []
+        self.actions: list[np.ndarray] = []
+        self.rewards: list[float] = []
+
+    def whole(self, seed: int, success: bool) -> Demonstration:
+        """The episode as arrays."""
+        return Demonstration(
+            observations={
+                key: np.stack([seen[key] for seen in self.observations])
+                for key in self.observations[0]
+            },
+            actions=np.stack(self.actions),
+            rewards=np.asarray(self.rewards, np.float32),
+            seed=seed,
+            success=success,
+        )
+
+
+def record_episodes(
+    config: EnvConfig,
+    act: Act,
+    episodes: Sequence[tuple[int, int]],
+    *,
+    num_envs: int,
+    seed: int = 0,
+    noise: float = 0.0,
+) -> list[Demonstration]:
+    """Play episodes and keep every primitive step; a faulty episode is left out.
+
+    Args:
+        config: The env to play in.
+        act: Who acts. Of a chunk of actions all are executed before it is asked again.
+        episodes: (episode id, seed of the reset) of each.
+        num_envs: Envs at the same time, at most one per episode.
+        seed: Of the noise.
+        noise: Standard deviation of normal noise on the executed actions. What is recorded is the
+            action without it, so that one learns to come back from where it led (DART: Laskey et
+            al. 2017).
+
+    Returns:
+        The episodes, in the order of the list.
+    """
+    kept: dict[int, Demonstration] = {}
+    random = np.random.default_rng(seed)
+    played = config.model_copy(update={"auto_reset": True, "group_size": 1})
+    count = min(num_envs, len(episodes))
+    with SupervisedVectorEnv(
+        played, num_envs=count, seed=seed, purpose="eval", episode_seeds=episodes, max_chunk=1
+    ) as env:
+        running = [_Episode() for _ in range(count)]
+        low, high = (np.asarray(bound, np.float32) for bound in
+                     (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
+        observations = env.reset()
+        waiting: list[np.ndarray] = []
+        while not env.exhausted():
+            if not waiting:
+                chunk = act(observations)
+                waiting = [chunk[:, step] for step in range(chunk.shape[1])]
+            actions = np.clip(waiting.pop(0), low, high)
+            executed = actions
+            if noise:
+                drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
+                executed = np.clip(actions + drawn, low, high)
+            step = env.chunk_step(executed[:, None])
+            for row, episode in enumerate(running):
+                if step.active[row]:
+                    episode.observations.append({k: a[row] for k, a in observations.items()})
+                    episode.actions.append(actions[row])
+                    episode.rewards.append(float(step.rewards[row, 0]))
+            for row in np.flatnonzero(~step.valid):
+                running[row] = _Episode()
+            for record in step.episodes:
+                if record.valid:
+                    episode = running[record.env]
+                    kept[record.episode_id] = episode.whole(record.seed, record.success_once)
+                running[record.env] = _Episode()
+            if step.episodes:
+                waiting = []  # the rest of a chunk was meant for an episode that is over
+            observations = step.observations
+    return [kept[number] for number, _ in episodes if number in kept]

@@ -19,10 +19,10 @@ from typing import Any, Self
 import torch
 
 from rlinf.cli.tasks import read_config
-from rlinf.flow.measure import WARM_UP_STEPS, StepRecorder
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners.profiling import Trial, trial_recorder
-from rlinf.runners.variants import legal_trials
+from rlinf.planner.measure import WARM_UP_STEPS, StepRecorder
+from rlinf.planner.profiling import Trial, trial_recorder
+from rlinf.planner.variants import legal_trials
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,13 @@ from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload
 from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
-from rlinf.flow.measure import WARM_UP_STEPS
 from rlinf.flow.plan import Plan
 from rlinf.monitor.decisions import read_decisions
-from rlinf.runners.kept_profiles import fingerprints
-from rlinf.runners.planned import plan_overrides
-from rlinf.runners.profiling import profile_of
-from rlinf.runners.variants import legal_trials
+from rlinf.planner.kept_profiles import fingerprints
+from rlinf.planner.measure import WARM_UP_STEPS
+from rlinf.planner.planned import plan_overrides
+from rlinf.planner.profiling import profile_of
+from rlinf.planner.variants import legal_trials
 
 # What `auto` takes at most before it has settled: up to nine placements of 2 + 4 steps, and a step
 # under the one that it returns to.

@@ -11,10 +11,10 @@ from typing import Any
 from rlinf.cli.tasks import read_config
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import Plan
-from rlinf.flow.planning import predict
-from rlinf.flow.profile import Profile
-from rlinf.flow.simulation import Conditions, simulate
-from rlinf.runners.described_cluster import cluster_of
+from rlinf.planner.described_cluster import cluster_of
+from rlinf.planner.profile import Profile
+from rlinf.planner.search import predict
+from rlinf.planner.simulation import Conditions, simulate
 
 SIMULATED_STEPS = 12
 

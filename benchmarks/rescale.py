@@ -46,9 +46,9 @@ from suspension import resume, suspend
 
 from rlinf.algorithms.tokens.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
-from rlinf.flow.elastic_simulation import Setting, best_static, play
-from rlinf.flow.simulation.scenario_data import find_scenario
 from rlinf.models.language import load_tokenizer
+from rlinf.planner.simulation.scenario_data import find_scenario
+from rlinf.rescale.simulation import Setting, best_static, play
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_system import ReasoningSystem
 from rlinf.trainers.language.company import Company

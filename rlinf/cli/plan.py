@@ -18,9 +18,9 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.cli.simulated_plan import Asked
     from rlinf.cli.tasks import Task
-    from rlinf.flow.cluster_shape import ClusterShape
-    from rlinf.flow.planning import Planned
-    from rlinf.flow.profile import Profile
+    from rlinf.planner.cluster_shape import ClusterShape
+    from rlinf.planner.profile import Profile
+    from rlinf.planner.search import Planned
 
 _ALTERNATIVES = 3
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -87,7 +87,7 @@ def plan(
 
 
 def _shape(text: str) -> ClusterShape:
-    from rlinf.flow.cluster_shape import parse_cluster_shape
+    from rlinf.planner.cluster_shape import parse_cluster_shape
 
     return parse_cluster_shape(text)
 
@@ -105,8 +105,8 @@ def _bytes(text: str) -> int:
 
 def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path | None) -> Profile:
     """The profile to plan with, measured if asked for."""
-    from rlinf.flow.profile import Profile
-    from rlinf.runners import kept_profiles, profiling
+    from rlinf.planner import kept_profiles, profiling
+    from rlinf.planner.profile import Profile
 
     if given is not None:
         found = Profile.load(given)
@@ -143,7 +143,7 @@ def _show_plan(
     asked: Asked,
 ) -> None:
     from rlinf.cli.simulated_plan import show_simulation
-    from rlinf.runners.described_cluster import cluster_of
+    from rlinf.planner.described_cluster import cluster_of
 
     found, notes, command = _solved(task, config, profile, shape)
     wanted = shape or cluster_of(config)
@@ -176,9 +176,9 @@ def _solved(
     task: Task, config: Any, profile: Profile, shape: ClusterShape | None
 ) -> tuple[Planned, list[str], list[str] | None]:
     """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
-    from rlinf.runners.accepted_plan import find_accepted_plan
-    from rlinf.runners.described_cluster import cluster_overrides
-    from rlinf.runners.planned import command_overrides, find_plan
+    from rlinf.planner.accepted_plan import find_accepted_plan
+    from rlinf.planner.described_cluster import cluster_overrides
+    from rlinf.planner.planned import command_overrides, find_plan
 
     flow = task.flow(config)
     if shape is not None:
@@ -205,7 +205,7 @@ def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
         kind: Kind of the device.
         own: Whether the cluster is that of the recipe.
     """
-    from rlinf.flow.cluster_shape import CPU
+    from rlinf.planner.cluster_shape import CPU
 
     [measured] = profile.kinds if len(profile.kinds) == 1 else [""]
     kind = kind or measured
@@ -268,7 +268,7 @@ def _alternative(best: Planned, other: Planned) -> str:
 
 
 def _show_memory(task: Task, config: Any, limit: int | None) -> None:
-    from rlinf.runners.preflight import nearest_fitting, preflight
+    from rlinf.planner.preflight import nearest_fitting, preflight
 
     runner = task.load_runner()
     report = preflight(config, runner, task.flow, limit)

@@ -12,12 +12,12 @@ from rlinf.config.ranges import device_ranges
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf.flow.cluster_shape import ClusterShape
     from rlinf.flow.graph import Flow
     from rlinf.flow.plan import Plan
-    from rlinf.flow.profile import Profile
-    from rlinf.flow.simulation import DeviceGroup, Simulation
-    from rlinf.runners.simulated import SimulationOptions
+    from rlinf.planner.cluster_shape import ClusterShape
+    from rlinf.planner.profile import Profile
+    from rlinf.planner.simulated import SimulationOptions
+    from rlinf.planner.simulation import DeviceGroup, Simulation
 
 LABEL = "SIMULATED"
 
@@ -45,8 +45,8 @@ def asked_for(
     Raises:
         ConfigError: Lengths cannot be read or are not possible, or the file cannot be written.
     """
-    from rlinf.flow.simulation import parse_lengths
-    from rlinf.runners.simulated import SimulationOptions, lengths_of
+    from rlinf.planner.simulated import SimulationOptions, lengths_of
+    from rlinf.planner.simulation import parse_lengths
 
     if timeline is not None:
         check_file_writable(timeline, "--timeline", "timeline.json")
@@ -66,8 +66,8 @@ def show_simulation(
     config: Any, flow: Flow, plan: Plan, profile: Profile, cluster: ClusterShape, *, asked: Asked
 ) -> None:
     """Simulate steps under a plan and say what they took; write their timeline if asked for."""
-    from rlinf.flow.simulation import idle_shares
-    from rlinf.runners.simulated import simulate_planned
+    from rlinf.planner.simulated import simulate_planned
+    from rlinf.planner.simulation import idle_shares
 
     found = simulate_planned(config, flow, plan, profile, cluster, options=asked.options)
     low, middle, high = found.quantiles(0.1, 0.5, 0.9)

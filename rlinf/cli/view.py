@@ -16,10 +16,10 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow
     from rlinf.flow.plan import Plan
-    from rlinf.flow.simulation import Simulation
     from rlinf.monitor.report.graph import Graph
     from rlinf.monitor.report.page import RunReport
     from rlinf.monitor.report.trace import Trace
+    from rlinf.planner.simulation import Simulation
 
 _MOST_STEPS, _MOST_SPANS = 20, 20_000
 
@@ -137,10 +137,10 @@ def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> T
 
 def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
     """What the plan should take by the profile of the run; None where nothing was measured yet."""
-    from rlinf.flow.measure import PROFILE_FILE
-    from rlinf.flow.profile import Profile
-    from rlinf.flow.simulation import Conditions, simulate
-    from rlinf.runners.described_cluster import as_measured, cluster_of
+    from rlinf.planner.described_cluster import as_measured, cluster_of
+    from rlinf.planner.measure import PROFILE_FILE
+    from rlinf.planner.profile import Profile
+    from rlinf.planner.simulation import Conditions, simulate
 
     path = run / PROFILE_FILE
     if not path.is_file():

@@ -104,8 +104,9 @@ class MetaWorldEnv(SimulatorEnv):
         policy = ENV_POLICY_MAP[options.task]()
 
         def act(observation: Observation) -> np.ndarray:
-            action = policy.get_action(observation["states"].astype(np.float64))
-            return np.clip(action, -1.0, 1.0).astype(np.float32)
+            action: np.ndarray = policy.get_action(observation["states"].astype(np.float64))
+            clipped: np.ndarray = np.clip(action, -1.0, 1.0).astype(np.float32)
+            return clipped
 
         return act
 

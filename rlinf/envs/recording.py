@@ -116,8 +116,8 @@ def record_episodes(
                     episode.observations.append({k: a[row] for k, a in observations.items()})
                     episode.actions.append(actions[row])
                     episode.rewards.append(float(step.rewards[row, 0]))
-            for row in np.flatnonzero(~step.valid):
-                running[row] = _Episode()
+            for spoilt in np.flatnonzero(~step.valid):
+                running[spoilt] = _Episode()
             for record in step.episodes:
                 if record.valid:
                     episode = running[record.env]

@@ -8,7 +8,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import SamplingConfig
 from rlinf.flow.executor import Executor
 from rlinf.flow.graph import Flow, Stage
-from rlinf.runners.placed_config import PlacedConfig
+from rlinf.flow.placed_config import PlacedConfig
 from rlinf.runners.worker_system import WorkerSystem
 from rlinf.workers.generation import Drawn, GenerationReport
 

@@ -14,11 +14,11 @@ from rlinf.config.component import Component, illegal
 from rlinf.data.prompts.config import BenchmarkConfig
 from rlinf.engines import registry as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.monitor.config import LoggerConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.correctness import CorrectnessConfig
-from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
 
 COMPONENTS = ("rollout", "reward")
 

@@ -18,11 +18,11 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.envs.config import EnvConfig
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
+from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.runners.embodied_planning import embodied_traits
-from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
-from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.trainers.config import ActorConfig
 
 COMPONENTS = ("env", "rollout", "actor")

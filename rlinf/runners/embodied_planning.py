@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlinf.config.ranges import device_span
-from rlinf.runners.planning_traits import (
+from rlinf.flow.planning_traits import (
     Knob,
     PlanningTraits,
     Trial,
     device_counts,
     first_devices,
-    on_each_kind,
     timed_sections,
 )
+from rlinf.planner.described_cluster import on_each_kind
 
 if TYPE_CHECKING:
     from rlinf.runners.embodied_config import EmbodiedConfig
@@ -25,7 +25,7 @@ _TIMED = ("algorithm", "actor", "env", "rollout")
 
 def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     """Of a run in simulators: the items are environments."""
-    from rlinf.flow.planning import ComponentConstraint, Constraints
+    from rlinf.planner.search import ComponentConstraint, Constraints
 
     envs = config.env.num_envs
     stages = config.rollout.pipeline_stage_num

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rlinf.checkpoint.reading import Checkpoint
 from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult
-from rlinf.runners.placed_config import PlacedConfig
+from rlinf.flow.placed_config import PlacedConfig
 from rlinf.runners.run_loading import load_run
 
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)

@@ -23,11 +23,11 @@ from rlinf.data.prompts.config import PromptDataConfig
 from rlinf.engines import registry as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import ConfigError
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
+from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.correctness import CorrectnessConfig
-from rlinf.runners.placed_config import PlacedConfig, RunnerConfig
-from rlinf.runners.planning_traits import PlanningTraits
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.language import registry as trainers

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlinf.runners.planning_traits import (
+from rlinf.flow.planning_traits import (
     Generation,
     Knob,
     PlanningTraits,
     Trial,
     device_counts,
     first_devices,
-    on_each_kind,
     timed_sections,
 )
+from rlinf.planner.described_cluster import on_each_kind
 
 if TYPE_CHECKING:
     from rlinf.runners.reasoning_config import ReasoningConfig
@@ -28,7 +28,7 @@ _TIMED = (
 
 def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
-    from rlinf.flow.planning import ComponentConstraint, Constraints
+    from rlinf.planner.search import ComponentConstraint, Constraints
 
     group = config.rollout.group_size
     staleness, batch = config.rollout.max_staleness, config.global_batch_size

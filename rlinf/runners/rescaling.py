@@ -143,7 +143,7 @@ def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any
     Args:
         directory: Of the run.
         step: Training steps that were done before.
-        choices: :class:`~rlinf.flow.elastic.Choice` as plain data.
+        choices: :class:`~rlinf.rescale.decisions.Choice` as plain data.
     """
     for choice in choices:
         decision = Decision(

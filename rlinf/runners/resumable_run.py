@@ -17,12 +17,12 @@ from rlinf.checkpoint.writing import Parts
 from rlinf.config.dump import config_hash, to_data
 from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep
+from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.plan_policy import SwitchFailure
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
-from rlinf.runners.placed_config import PlacedConfig
-from rlinf.runners.recording import warm_up_steps
-from rlinf.runners.switch_failure import SwitchFailure
+from rlinf.planner.recording import warm_up_steps
 from rlinf.runners.worker_system import WorkerSystem
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import CheckpointError
+from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE
-from rlinf.runners.placed_config import PlacedConfig
 
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 

@@ -14,8 +14,8 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.progress import Progress
-from rlinf.runners.auto_plan import AutoPlanner
-from rlinf.runners.recording import FirstSteps
+from rlinf.planner.auto import AutoPlanner
+from rlinf.planner.recording import FirstSteps
 from rlinf.runners.resumable_run import ConfigT, ResumableRun, StateT, SystemT
 
 log = logging.getLogger(__name__)

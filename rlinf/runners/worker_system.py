@@ -13,10 +13,10 @@ from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep
 from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.running_step import Arguments, Reports
 from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker, WorkerPlace
 from rlinf.flow.stream import Item
-from rlinf.runners.placed_config import PlacedConfig
 from rlinf.runners.weight_handover import WeightHandover
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.worker_group import WorkerGroup

@@ -17,13 +17,13 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
-from rlinf.flow.length_forecast import LengthForecast
 from rlinf.flow.next_item import NextItem
-from rlinf.flow.prediction_bias import PredictionBias
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.rescale.length_forecast import LengthForecast
+from rlinf.rescale.prediction_bias import PredictionBias
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed

@@ -16,10 +16,10 @@ from typing import Any
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
 from rlinf.engines.requests import given_tokens
-from rlinf.flow.elastic import DecodeCost, from_both_ends, shares
 from rlinf.flow.next_item import NextItem
-from rlinf.flow.running_line import RunningLine
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.rescale.decisions import DecodeCost, from_both_ends, shares
+from rlinf.rescale.running_line import RunningLine
 from rlinf.workers.generation_round import Drawn, GenerationReport
 from rlinf.workers.moving_round import (
     Guests,

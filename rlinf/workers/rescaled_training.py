@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlinf.data.sequences import PromptGroup
-from rlinf.flow.elastic import Choice, TrainerState, complete_batches, largest_size, resize
 from rlinf.flow.stream import InputStream
+from rlinf.rescale.decisions import Choice, TrainerState, complete_batches, largest_size, resize
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.trainers.language.company import Command, Company, MoveFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rlinf.flow.elastic import (
+from rlinf.rescale.decisions import (
     Choice,
     DecodeCost,
     RolloutState,
@@ -13,8 +13,8 @@ from rlinf.flow.elastic import (
     complete_batches,
     release,
 )
-from rlinf.flow.length_forecast import LengthForecast
-from rlinf.flow.prediction_bias import PredictionBias
+from rlinf.rescale.length_forecast import LengthForecast
+from rlinf.rescale.prediction_bias import PredictionBias
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from rlinf.flow.running_line import RunningLine
+from rlinf.rescale.running_line import RunningLine
 
 _FADES = 0.8
 """Factor on the weight of former phases in the speeds of numbers of ranks."""

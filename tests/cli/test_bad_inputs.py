@@ -252,7 +252,7 @@ def test_missing_packages(
         return None if name.partition(".")[0] == missing else real(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr("rlinf.runners.placed_config.find_spec", find_spec)
+    monkeypatch.setattr("rlinf.flow.placed_config.find_spec", find_spec)
     task_names.cache_clear()
     try:
         contains(refused(capsys, ["train", "quickstart", "--dry-run", *words]), parts)

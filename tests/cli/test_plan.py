@@ -14,8 +14,8 @@ from rlinf.cli.main import main
 from rlinf.config.component import illegal
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.flow.profile import ComponentProfile, Measurement, Profile
-from rlinf.runners import kept_profiles, profiling, variants
+from rlinf.planner import kept_profiles, profiling, variants
+from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from ..runners import reasoning_support

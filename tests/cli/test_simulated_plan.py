@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlinf.cli.main import main
-from rlinf.flow.cluster_shape import parse_cluster_shape
-from rlinf.flow.profile import ComponentProfile, Measurement, Profile, ScalingLaw
-from rlinf.flow.simulation import Conditions, simulate
 from rlinf.monitor.report.trace import read_trace
-from rlinf.runners import embodied_system, kept_profiles, reasoning_system
-from rlinf.runners.planned import find_plan
-from rlinf.runners.simulated import SimulationOptions, simulate_planned
+from rlinf.planner import kept_profiles
+from rlinf.planner.cluster_shape import parse_cluster_shape
+from rlinf.planner.planned import find_plan
+from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
+from rlinf.planner.simulated import SimulationOptions, simulate_planned
+from rlinf.planner.simulation import Conditions, simulate
+from rlinf.runners import embodied_system, reasoning_system
 
 from ..runners import reasoning_support, support
 

@@ -134,8 +134,8 @@ def copied(run: Path, directory: Path, *changes: tuple[str, str]) -> Path:
 
 def write_profile(run: Path) -> None:
     """Times of the components of the run above."""
-    from rlinf.flow.fingerprint import Fingerprints
-    from rlinf.flow.profile import ComponentProfile, Measurement
+    from rlinf.planner.fingerprint import Fingerprints
+    from rlinf.planner.profile import ComponentProfile, Measurement
 
     parts = {
         name: ComponentProfile(
@@ -217,7 +217,7 @@ def test_a_plan_that_was_decided_is_shown_only_while_plans_are(
 
 
 def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf.flow.profile import Profile
+    from rlinf.planner.profile import Profile
 
     monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     words = [

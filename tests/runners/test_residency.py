@@ -8,7 +8,7 @@ import pytest
 
 from rlinf.engines.hf import HFEngine
 from rlinf.errors import UserError
-from rlinf.runners import placed_config
+from rlinf.flow import placed_config
 from rlinf.runners.reasoning_config import ReasoningConfig
 
 from .reasoning_support import assert_equal_runs, small_config, train

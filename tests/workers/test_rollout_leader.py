@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlinf.flow.elastic import DecodeCost
-from rlinf.flow.length_forecast import LengthForecast
-from rlinf.flow.prediction_bias import PredictionBias
+from rlinf.rescale.decisions import DecodeCost
+from rlinf.rescale.length_forecast import LengthForecast
+from rlinf.rescale.prediction_bias import PredictionBias
 from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
 from rlinf.workers.rollout_leader import RolloutLeader
 

@@ -1,0 +1,240 @@
+"""What the recipes of all tasks share: components that are placed on the devices of a cluster."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, field_validator
+
+from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import join_choices
+from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.flow.plan import ComponentPlan, Plan, Residency
+from rlinf.flow.plan_policy import AutoPlanConfig, read_plan_policy
+from rlinf.monitor.config import LoggerConfig
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.component_grammar import parse_component_placement
+from rlinf.scheduler.cpu_slots import available_cores, divide_cores
+from rlinf.scheduler.errors import PlacementError
+
+if TYPE_CHECKING:
+    from rlinf.flow.planning_traits import PlanningTraits
+
+
+class RunnerConfig(StrictModel):
+    """Where a run is written."""
+
+    output_dir: Path = Path("runs")
+    """Directory that holds the run directories."""
+    timeline: bool = False
+    """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
+    plan: AutoPlanConfig | None = None
+    """`auto`: measure while training and change the placement where another is faster; the section
+    says when. null, or `manual`: keep the placement of the recipe."""
+
+    @field_validator("plan", mode="before")
+    @classmethod
+    def _accept_word(cls, value: Any) -> Any:
+        return read_plan_policy(value)
+
+
+class PlacedConfig(StrictModel):
+    """A run of some components on a cluster."""
+
+    task: str
+    """Which runner executes the recipe."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of everything that is drawn in the run."""
+    runner: RunnerConfig
+    cluster: ClusterConfig = ClusterConfig(runtime="local")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logger: LoggerConfig = LoggerConfig()
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+
+    @property
+    def can_rescale(self) -> bool:
+        """Whether components of the task can hand devices to each other inside a step."""
+        return False
+
+    @property
+    def offloading(self) -> tuple[str, ...]:
+        """Components that can give their device memory back between phases."""
+        return ()
+
+    def placement(self) -> dict[str, Any]:
+        """Placement of each component; without one, every component is one process on node 0."""
+        given = self.cluster.component_placement
+        return dict(given) if given else {",".join(self.components): "0"}
+
+    def pipeline_stages(self, component: str) -> int:
+        """Sub-batches of a component that are in flight at once."""
+        del component
+        return 1
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The hand-written placement as a plan."""
+        components: dict[str, ComponentPlan] = {}
+        for entry in parse_component_placement(self.placement()):
+            assigned: dict[int, tuple[int, ...]] = {}
+            for segment in entry.segments(self.devices):
+                assigned |= segment.assignment()
+            for name in entry.components:
+                components[name] = ComponentPlan(
+                    devices=tuple(sorted({d for devices in assigned.values() for d in devices})),
+                    processes=len(assigned),
+                    pipeline_stages=self.pipeline_stages(name),
+                )
+        return Plan(components=components).with_residency(
+            self.residency(), sharing=self.offloading if self.on_accelerators else ()
+        )
+
+    def residency(self) -> dict[str, Residency]:
+        """What `cluster.residency` says, by component."""
+        return {
+            name.strip(): value
+            for key, value in self.cluster.residency.items()
+            for name in key.split(",")
+        }
+
+    @property
+    def devices(self) -> int:
+        """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
+        cluster = self.cluster
+        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or nvidia_devices()
+        return (found or 1) * cluster.num_nodes
+
+    def check_nodes(self, accelerators: Sequence[int]) -> None:
+        """Refuse a cluster of other nodes than the recipe says.
+
+        Args:
+            accelerators: Devices of each node.
+
+        Raises:
+            ConfigError: A node has more or fewer than `cluster.accelerators_per_node`.
+        """
+        wanted = self.cluster.accelerators_per_node
+        other = [node for node, count in enumerate(accelerators) if count != wanted]
+        if wanted is not None and other:
+            raise ConfigError(
+                f"is {wanted}, but node {other[0]} has {accelerators[other[0]]}; nearest: write "
+                "what every node has, and place components on that",
+                key="cluster.accelerators_per_node",
+            )
+
+    @property
+    def on_accelerators(self) -> bool:
+        """Whether devices have memory of their own."""
+        cluster = self.cluster
+        found = cluster.accelerators_per_node or nvidia_devices()
+        return cluster.cpu_devices_per_node is None and found > 0
+
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe.
+
+        Raises:
+            ConfigError: Nothing is trained, so there is nothing to plan.
+        """
+        raise ConfigError(f"a recipe of task '{self.task}' trains nothing: there is no plan")
+
+    def world_size(self, component: str) -> int:
+        """Processes of a component."""
+        return self.plan.components[component].processes
+
+    def placement_table(self) -> list[tuple[str, ...]]:
+        """Column names, then a row of the plan per component."""
+        return self.plan.table()
+
+    def check(self) -> None:
+        """Refuse, before anything starts, what cannot run on this machine.
+
+        Raises:
+            ConfigError: A section cannot be met here, or the machine has fewer cores than CPU
+                slots are asked for.
+            MissingPackageError: A package of a section or of the runtime is missing.
+        """
+        super().check()
+        slots = self.cluster.cpu_devices_per_node
+        if slots is not None and self.cluster.num_nodes == 1:
+            divide_cores(available_cores(), slots)
+        if self.cluster.runtime == "ray" and find_spec("ray") is None:
+            raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
+
+    def check_cluster(self) -> None:
+        """Refuse keys of the cluster that have no effect on a task, and impossible placements.
+
+        Raises:
+            pydantic_core.PydanticCustomError: What is not legal; to be called by the validator of
+                a task's config.
+        """
+        cluster = self.cluster
+        if cluster.runtime == "local" and cluster.num_nodes > 1:
+            raise illegal(
+                "cluster.num_nodes",
+                "the local runtime is one process on one node",
+                hint="nearest: 1, or cluster.runtime: ray",
+            )
+        for key in ("auto_scheduler", "profiling", "net_emulation"):
+            if getattr(cluster, key) and not (key == "auto_scheduler" and self.can_rescale):
+                raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
+        for key in ("use_pre_process_policy", "use_wait_before_last_iter_policy"):
+            if getattr(cluster, key):
+                why = "is not asked here: each such choice is made from measured times"
+                raise illegal(f"cluster.{key}", why, hint="leave it out, or false")
+        placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
+        known = set(self.components)
+        missing, unknown = known - placed, placed - known
+        if missing or unknown:
+            found = ", ".join(sorted(unknown or missing))
+            raise illegal(
+                "cluster.component_placement",
+                f"{'does not know' if unknown else 'does not place'} {found}",
+                hint=f"the components of this task are {', '.join(self.components)}",
+            )
+        self._check_node_groups()
+        self._check_residency()
+        try:
+            _ = self.plan
+        except PlacementError as error:
+            raise illegal("cluster.component_placement", str(error)) from error
+
+    def _check_node_groups(self) -> None:
+        """A plan numbers the devices of the whole cluster; those of a group are counted anew."""
+        for entry in parse_component_placement(self.placement()):
+            labels = [label for label in entry.node_groups or () if label != "cluster"]
+            if labels:
+                raise illegal(
+                    "cluster.component_placement",
+                    f"places {', '.join(entry.components)} by ranks inside of node group "
+                    f"{', '.join(labels)}, but leases and residency need those of the cluster",
+                    hint="write the global ranks instead; groups may still set environments",
+                )
+
+    def _check_residency(self) -> None:
+        for name, value in self.residency().items():
+            if name not in self.components:
+                known = ", ".join(self.components)
+                why, hint = f"does not know {name}", f"the components of this task are {known}"
+            elif value == "offload" and name not in self.offloading:
+                can = join_choices(self.offloading) or "none"
+                why, hint = f"{name} has nothing to offload", f"components that have: {can}"
+            else:
+                continue
+            raise illegal("cluster.residency", why, hint=hint)
+
+
+def nvidia_devices() -> int:
+    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

@@ -1,0 +1,1 @@
+"""What is foreseen: profiles, time and memory of plans, the search, simulated steps, preflight."""

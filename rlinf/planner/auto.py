@@ -1,0 +1,311 @@
+"""``runner.plan: auto``: a run that finds its own placement while it trains.
+
+Which placement a step runs under does not change what it computes, so the steps that measure are
+training steps like all others. A run goes through these phases:
+
+    measure   some steps under its own placement, then under those that its recipe names as worth
+              measuring; skipped where a valid profile of this machine is kept
+    try       the plan that the planner finds, if it promises enough, for some steps
+    watch     the fastest plan that was measured; all is measured anew where the step time drifts
+
+Every change, with what it cost, promised and brought, is a line of ``decisions.jsonl``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.plan import Plan
+from rlinf.flow.plan_policy import AutoPlanConfig, SwitchFailure
+from rlinf.flow.running_step import StepReport
+from rlinf.monitor.decisions import Decision, What, note_decision
+from rlinf.planner.accepted_plan import find_accepted_plan
+from rlinf.planner.kept_profiles import usable_profile
+from rlinf.planner.measured_settings import Setting, fastest, kept_costs
+from rlinf.planner.planned import explained
+from rlinf.planner.profile import Profile
+from rlinf.planner.search import Planned
+from rlinf.planner.variants import legal_placements
+
+log = logging.getLogger(__name__)
+
+Switch = Callable[[PlacedConfig], float]
+"""Goes on under another placement; returns the seconds that it took, or raises a
+:class:`~rlinf.flow.plan_policy.SwitchFailure` and goes on under the one before."""
+
+
+class AutoPlanner:
+    """Decides, after every step, under which placement the next one runs.
+
+    Args:
+        policy: When to measure and to plan.
+        config: The run, under the placement of its recipe.
+        flow: What happens in a step.
+        directory: The run directory.
+        switch: Goes on under another placement.
+        warm_up: Lets the next steps be the first ones of a measurement: their memory is watched. A
+            switch does so by itself.
+    """
+
+    def __init__(
+        self,
+        policy: AutoPlanConfig,
+        config: PlacedConfig,
+        flow: Flow,
+        *,
+        directory: Path,
+        switch: Switch,
+        warm_up: Callable[[], None],
+    ) -> None:
+        self._policy = policy
+        self._flow = flow
+        self._directory = directory
+        self._switch, self._warm_up = switch, warm_up
+        self._step = 0
+        self._recipe = ("the recipe's placement", config)
+        self._setting = Setting.of(*self._recipe, flow)
+        self._measured: list[Setting] = []
+        self._dropped: list[Plan] = []
+        self._waiting: deque[tuple[str, PlacedConfig]] = deque()
+        self._phase: Literal["measure", "try", "watch"] = "measure"
+        self._profile: Profile | None = None
+        self._recent: deque[float] = deque(maxlen=policy.window)
+        self._accepted: float | None = None
+
+    def begin(self, step: int) -> None:
+        """Note the placement that the run begins with.
+
+        Args:
+            step: Training steps that are done.
+        """
+        self._step = step
+        self._decide("start", "the placement of the recipe", plan=self._setting.config.plan)
+        known, _ = usable_profile(self._setting.config)
+        self._measure(known)
+
+    def after_step(self, step: int, report: StepReport, seconds: float) -> None:
+        """Take the report of a step, and change the placement where it is time to.
+
+        Args:
+            step: Training steps that are done, with this one.
+            report: Of the step.
+            seconds: Its whole time.
+        """
+        self._step = step
+        if self._phase == "watch":
+            self._watch(seconds)
+            return
+        setting = self._setting
+        setting.recorder.observe(report, seconds)
+        if setting.recorder.count:
+            setting.seconds.append(seconds)
+        if len(setting.seconds) < self._policy.steps:
+            return
+        self._measured.append(setting)
+        if self._phase == "try":
+            self._judge()
+        else:
+            self._measure_next()
+
+    # -- measuring ------------------------------------------------------------------------------
+
+    def _measure(self, known: Profile | None) -> None:
+        """Begin to measure: this placement, and others where no profile speaks of them.
+
+        Args:
+            known: Costs that still hold.
+        """
+        config = self._setting.config
+        self._setting = Setting.of(self._setting.label, config, self._flow)
+        self._phase, self._measured, self._profile = "measure", [], known
+        trials = [] if known else [self._recipe, *legal_placements(self._recipe[1])]
+        self._waiting = deque(
+            (label, trial)
+            for label, trial in trials
+            if not trial.plan.same_places(config.plan) and not self._was_dropped(trial)
+        )
+        self._warm_up()
+
+    def _measure_next(self) -> None:
+        """Measure the next trial that starts; plan where none does."""
+        before = self._setting
+        while self._waiting:
+            label, config = self._waiting.popleft()
+            if self._change(label, config):
+                self._decide(
+                    "profile",
+                    f"measures {label}; {before.label} took {before.median:.3g} s per step",
+                    cost=self._cost,
+                    numbers={"step_seconds": before.median},
+                    plan=config.plan,
+                )
+                return
+        self._plan()
+
+    # -- planning -------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Solve, and try the plan where it promises enough."""
+        profile = kept_costs(self._measured, self._profile, self._directory)
+        best = fastest(self._measured)
+        begin = time.perf_counter()
+        try:
+            solved = find_accepted_plan(self._setting.config, self._flow, profile)
+        except ConfigError as error:
+            self._stay(best, f"no plan: {error}", time.perf_counter() - begin)
+            return
+        cost = time.perf_counter() - begin
+        config, found = solved.config, solved.found
+        if solved.passed_over:
+            self._decide("refuse", solved.passed_over)
+        if any(s.config.plan.same_places(config.plan) for s in self._measured):
+            self._stay(best, "the plan that was found is one that was measured", cost, found)
+        elif self._was_dropped(config):
+            self._stay(best, "the plan that was found did not start before", cost, found)
+        elif found.seconds > (1 - self._policy.least_gain) * best.median:
+            why = f"the best plan is predicted to take {found.seconds:.3g} s per step"
+            why += _assumed(found)
+            self._stay(best, why, cost, found)
+        else:
+            self._try(config, found, best)
+
+    def _try(self, config: PlacedConfig, found: Planned, best: Setting) -> None:
+        if not self._change("the planner's placement", config):
+            self._stay(best, "the plan that was found did not start", 0.0, found)
+            return
+        self._phase, self._promise = "try", found
+        self._decide(
+            "switch",
+            f"{found.shape}: {found.seconds:.3g} s per step predicted{_assumed(found)}, "
+            f"{best.label} took {best.median:.3g} s",
+            cost=self._cost,
+            predicted=best.median - found.seconds,
+            numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
+            plan=explained(config.plan, found.plan),
+        )
+
+    def _judge(self) -> None:
+        """Keep the plan that was tried if it measured faster than all others, else go back."""
+        tried = self._setting
+        best = fastest(self._measured[:-1])
+        gain = best.median - tried.median
+        numbers = {
+            "step_seconds_predicted": self._promise.seconds,
+            "step_seconds_measured": tried.median,
+            "step_seconds_before": best.median,
+        }
+        promised = best.median - self._promise.seconds
+        kept_costs(self._measured, self._profile, self._directory)
+        if gain >= self._policy.least_gain * best.median:
+            self._decide(
+                "keep",
+                f"measured {tried.median:.3g} s per step, {best.label} took {best.median:.3g} s",
+                predicted=promised,
+                measured=gain,
+                numbers=numbers,
+            )
+        elif self._change(best.label, best.config):
+            self._decide(
+                "return",
+                f"measured {tried.median:.3g} s per step; {best.label} took {best.median:.3g} s",
+                cost=self._cost,
+                predicted=promised,
+                measured=gain,
+                numbers=numbers,
+                plan=best.config.plan,
+            )
+        self._settle()
+
+    def _stay(self, best: Setting, why: str, cost: float, found: Planned | None = None) -> None:
+        """Go on under the fastest placement that was measured."""
+        if best is not self._setting and self._change(best.label, best.config):
+            cost += self._cost
+        numbers = {"step_seconds_before": best.median}
+        if found is not None:
+            numbers["step_seconds_predicted"] = found.seconds
+        self._decide(
+            "stay",
+            f"{why}; the fastest measured is {best.label} with {best.median:.3g} s per step",
+            cost=cost,
+            numbers=numbers,
+            plan=self._setting.config.plan,
+        )
+        self._settle()
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        self._phase, self._accepted = "watch", None
+        self._recent.clear()
+
+    def _watch(self, seconds: float) -> None:
+        self._recent.append(seconds)
+        if len(self._recent) < self._policy.window:
+            return
+        now = median(self._recent)
+        if self._accepted is None:
+            self._accepted = now
+        elif abs(now / self._accepted - 1) > self._policy.drift:
+            self._decide(
+                "replan",
+                f"the last {self._policy.window} steps took {now:.3g} s, "
+                f"{100 * (now / self._accepted - 1):+.0f} % of {self._accepted:.3g} s when the "
+                "plan was kept",
+                numbers={"step_seconds": now, "step_seconds_before": self._accepted},
+            )
+            # What was measured before the drift, and is kept by now, speaks of other times.
+            self._measure(None)
+
+    # -- changing -------------------------------------------------------------------------------
+
+    def _change(self, label: str, config: PlacedConfig) -> bool:
+        """Go on under another placement; False where it did not start, and this one goes on."""
+        try:
+            self._cost = self._switch(config)
+        except SwitchFailure as failure:
+            self._dropped.append(config.plan)
+            why = f"{label} did not start, {self._setting.label} goes on: {failure}"
+            self._decide("drop", why, cost=failure.seconds)
+            return False
+        self._setting = Setting.of(label, config, self._flow)
+        return True
+
+    def _was_dropped(self, config: PlacedConfig) -> bool:
+        return any(plan.same_places(config.plan) for plan in self._dropped)
+
+    def _decide(
+        self,
+        what: What,
+        reason: str,
+        *,
+        cost: float | None = None,
+        predicted: float | None = None,
+        measured: float | None = None,
+        numbers: dict[str, float] | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        decision = Decision(
+            step=self._step,
+            what=what,
+            reason=reason,
+            cost_seconds=cost,
+            gain_predicted=predicted,
+            gain_measured=measured,
+            numbers=numbers or {},
+            plan=None if plan is None else plan.model_dump(mode="json"),
+        )
+        note_decision(self._directory, decision)
+
+
+def _assumed(found: Planned) -> str:
+    """What a prediction rests on that was not measured, in words; empty: nothing."""
+    return f" (not measured: {'; '.join(found.extended)})" if found.extended else ""

@@ -1,0 +1,179 @@
+"""What was measured: time and memory of every component of a flow, and where the figures are from.
+
+A profile is data. It can be written by a run, put together by hand from published figures, saved,
+compared and read again. It never guesses: what lies between measurements is the business of
+:mod:`rlinf.planner.costs`, and what lies beyond them needs a :class:`ScalingLaw` that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from rlinf.config.base import StrictModel
+from rlinf.config.nearest import join_choices
+from rlinf.errors import ConfigError
+
+
+class Measurement(StrictModel):
+    """Time and memory of one component in one training step, at one size."""
+
+    items: int = Field(ge=1)
+    """Items of the step that all its workers together processed: sequences, environments."""
+    devices: int = Field(ge=1)
+    """Devices that its workers occupied together."""
+    pipeline_stages: int = Field(default=1, ge=1)
+    """Sub-batches in flight inside a loop while it was measured."""
+    seconds: float = Field(gt=0)
+    """Median time of the slowest worker, without waiting for input, loading and offloading [s]."""
+    closing_seconds: float = Field(default=0.0, ge=0)
+    """Part of that time which the last pass of a loop takes; the rest is shared evenly by the
+    exchanges before it [s]."""
+    spread: float = Field(default=0.0, ge=0)
+    """Interquartile range of that time [s]."""
+    peak_bytes: int = Field(default=0, ge=0)
+    """Most memory of one device that the component held while it ran."""
+    samples: int = Field(default=1, ge=1)
+    """Steps that the median is taken over."""
+    device_kind: str = ""
+    """Kind of the devices, such as ``H100`` or ``cpu``; empty: not said."""
+    origin: str
+    """Where the figure is from: the run and its date, or the publication and its setting."""
+
+
+class ScalingLaw(StrictModel):
+    """What is assumed for numbers of devices that were not measured.
+
+    Devices share the items evenly: ``d`` devices take as long for ``n`` items as the ``D`` measured
+    ones (the nearest number) for ``n·D/d``, times ``factor_per_doubling ** |log2(d/D)|``.
+    """
+
+    lowest: int = Field(ge=1)
+    """Fewest devices that the law is applied to."""
+    highest: int = Field(ge=1)
+    """Most devices that the law is applied to."""
+    factor_per_doubling: float = Field(default=1.0, ge=1)
+    """Loss for every doubling or halving of the devices; 1 is perfect scaling."""
+    origin: str
+    """Why it may be assumed."""
+
+
+class ComponentProfile(StrictModel):
+    """Everything measured about one component."""
+
+    measurements: tuple[Measurement, ...] = Field(min_length=1)
+    """At least one; they may differ in items, devices, pipeline stages and kind of device."""
+    onload_seconds: float | None = Field(default=None, ge=0)
+    """Time to bring its state to the device [s]; None: not measured."""
+    offload_seconds: float | None = Field(default=None, ge=0)
+    """Time to take its state off the device [s]; None: not measured."""
+    resident_bytes: int = Field(default=0, ge=0)
+    """Memory of one device that it holds while it is idle and not offloaded."""
+    transfer_seconds_per_item: float = Field(default=0.0, ge=0)
+    """Time to hand one of its results to the next component [s]."""
+    concurrent: bool = False
+    """Whether all items are in service at once, as sequences in an engine: the results of ``n``
+    items then arrive one after the other, not chunk by chunk."""
+    first_result_share: float = Field(default=0.0, ge=0, lt=1)
+    """For a concurrent component, the part of its time that passes before results begin to come
+    evenly; long sequences make it large."""
+    scaling: ScalingLaw | None = None
+    """Law for numbers of devices outside of the measured range; None: they are not legal."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of devices that it was measured on, sorted."""
+        return tuple(sorted({measurement.device_kind for measurement in self.measurements}))
+
+    @property
+    def switch_is_measured(self) -> bool:
+        """Whether it is known what loading and offloading take; else they are taken as 0 s."""
+        return self.onload_seconds is not None and self.offload_seconds is not None
+
+
+def named_kinds(kinds: Iterable[str]) -> str:
+    """Kinds of devices as a person reads them: ``H100, cpu``, or that they are not named."""
+    return join_choices([kind or "devices without a named kind" for kind in kinds])
+
+
+class Exchange(StrictModel):
+    """Time in which a loop waits for its own hand-overs: to wake a worker is not free."""
+
+    node: str
+    """The loop."""
+    apart: bool
+    """Whether its stages ran on different devices."""
+    devices: int = Field(ge=1)
+    """Devices of all stages."""
+    seconds: float = Field(ge=0)
+    """Median time per exchange in which none of its stages worked [s]."""
+
+
+class Profile(StrictModel):
+    """Measurements of all components, with fingerprints of what they are valid for."""
+
+    hardware: str
+    """Fingerprint of the machine, such as ``8x H100`` or ``2 CPU slots``."""
+    model: str
+    """Fingerprint of the model."""
+    config: str
+    """Fingerprint of the parts of the recipe that change the costs."""
+    synchronisation_seconds: float = Field(default=0.0, ge=0)
+    """Time to bring the weights of the trainer to all others, between steps [s]."""
+    driver_seconds: float = Field(default=0.0, ge=0)
+    """Time of a step in which no component works, without the synchronisation [s]."""
+    exchanges: tuple[Exchange, ...] = ()
+    """What handing over inside of loops takes."""
+    overlap_factor: float = Field(default=1.0, ge=1)
+    """How much longer than the slower one alone two parts of a flow take that work on different
+    steps at the same time: they share caches, memory and, as threads, an interpreter."""
+    components: Mapping[str, ComponentProfile]
+    """Profiles by component name."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of devices that its components were measured on, sorted."""
+        return tuple(sorted({kind for part in self.components.values() for kind in part.kinds}))
+
+    def exchange_seconds(self, node: str, devices: int, *, apart: bool) -> float:
+        """Time of an exchange of a loop as measured on the nearest number of devices [s]."""
+        known = [e for e in self.exchanges if e.node == node]
+        known = [e for e in known if e.apart == apart] or known
+        nearest = min(known, key=lambda e: abs(e.devices - devices), default=None)
+        return 0.0 if nearest is None else nearest.seconds
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Time of a step that does not depend on its plan [s]."""
+        return self.synchronisation_seconds + self.driver_seconds
+
+    def differences(self, *, hardware: str, model: str, config: str) -> tuple[str, ...]:
+        """Say which fingerprints are not those of this profile; empty where all are equal."""
+        asked = {"hardware": hardware, "model": model, "config": config}
+        return tuple(
+            f"{name} is '{value}', the profile was measured with '{getattr(self, name)}'"
+            for name, value in asked.items()
+            if value != getattr(self, name)
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON."""
+        Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ConfigError: The file cannot be read, or is not a profile; the first fault is named.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"profile '{path}' cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "file"
+            raise ConfigError(f"profile '{path}': {where}: {first['msg']}") from error

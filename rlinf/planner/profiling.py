@@ -1,0 +1,192 @@
+"""Profiles of recipes, measured by trials at several settings.
+
+A trial runs the recipe itself, some steps long, in a directory that is thrown away: the same
+workers, flow and executor as training, with another number of items, devices or pipeline stages.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.running_step import StepReport
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.planner.described_cluster import cluster_of
+from rlinf.planner.kept_profiles import fingerprints
+from rlinf.planner.measure import StepRecorder, merged
+from rlinf.planner.overhead import overhead
+from rlinf.planner.profile import ComponentProfile, Measurement, Profile
+from rlinf.planner.recording import beside, new_recorder
+from rlinf.planner.variants import legal_trials
+
+MEASURED_STEPS = 5
+_CREATED_MODEL = "initial_model"
+
+
+class Rehearsing(Protocol):
+    """A runner, as far as trials are concerned."""
+
+    def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
+        """Train some steps of which nothing is kept; the first reports speak of memory."""
+
+
+RunnerClass = Callable[[Any, RunDirectory, threading.Event], Rehearsing]
+
+
+def measure(
+    config: PlacedConfig,
+    runner: RunnerClass,
+    flow: Callable[[Any], Flow],
+    *,
+    steps: int = MEASURED_STEPS,
+    say: Callable[[str], None] = print,
+) -> Profile:
+    """Run every trial of a recipe and merge what was measured.
+
+    Args:
+        config: The recipe; its own setting is measured first.
+        runner: Builds the runner of its task.
+        flow: The flow of a config.
+        steps: Steps of each trial that count.
+        say: Called with a line per trial.
+
+    Raises:
+        ConfigError: No trial is legal, or the cluster is none to plan for.
+        Exception: The recipe does not run as it is; of another trial, its line says why it failed.
+    """
+    cluster_of(config)  # a cluster that cannot be planned for is refused before it is measured
+    trials: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
+        for number, (label, trial) in enumerate(legal_trials(config)):
+            begin = time.perf_counter()
+            with _trial_directory(Path(scratch), number) as directory:
+                recorder = trial_recorder(label, trial, flow)
+                try:
+                    taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
+                except Exception as error:
+                    if number == 0:  # the recipe as it is: what is wrong is not the placement
+                        raise
+                    say(f"{label} could not be measured: {type(error).__name__}: {error}")
+                    continue
+            trials.append(Trial(trial, recorder, taken))
+            say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
+    return profile_of(config, flow, trials)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was measured.
+
+    Args:
+        config: The recipe under it.
+        recorder: What its components took.
+        seconds: Median of its steps.
+    """
+
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: float
+
+
+def trial_recorder(label: str, trial: PlacedConfig, flow: Callable[[Any], Flow]) -> StepRecorder:
+    """A recorder for the steps of a trial."""
+    return new_recorder(trial, flow(trial), f"{label}, {time.strftime('%Y-%m-%d')}")
+
+
+def profile_of(
+    config: PlacedConfig, flow: Callable[[Any], Flow], trials: Sequence[Trial]
+) -> Profile:
+    """What the trials of a recipe say together.
+
+    Raises:
+        ConfigError: All of them run ahead.
+    """
+    # Components that work at the same time say nothing of each alone.
+    ahead = [trial for trial in trials if trial.config.planning.constraints.staleness]
+    alone = [trial.recorder for trial in trials if trial not in ahead]
+    if not alone:  # the recipe and all its trials run ahead
+        raise ConfigError("no setting without staleness could be measured")
+    apart = [recorder for recorder in alone if beside(recorder).divides_a_loop]
+    together = [recorder for recorder in alone if recorder not in apart]
+    components = _components(together, apart)
+    for recorder in apart:
+        beside(recorder).count_work_of(recorder.profiles(), components)
+    besides = [beside(recorder) for recorder in (*together, *apart)]
+    profile = fingerprints(config).profile(components, overhead(besides))
+    factors = [_overlap_factor(t.config, flow(t.config), profile, t.seconds) for t in ahead]
+    return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
+
+
+def _components(
+    together: Sequence[StepRecorder], apart: Sequence[StepRecorder]
+) -> dict[str, ComponentProfile]:
+    """What components take, where the stages of a loop share devices if that was measured."""
+    parts = [
+        merged([recorder.profiles() for recorder in recorders], equal="pooled")
+        for recorders in (apart, together)
+    ]
+    sizes = {name: {_size(m) for m in part.measurements} for name, part in parts[1].items()}
+    for name, part in parts[0].items():
+        known = sizes.get(name, set())
+        others = tuple(m for m in part.measurements if _size(m) not in known)
+        if name in parts[1]:
+            whole = parts[1][name]
+            both = {"measurements": (*whole.measurements, *others)}
+            parts[1][name] = whole.model_copy(update=both)
+        else:
+            parts[1][name] = part
+    return parts[1]
+
+
+def _size(measurement: Measurement) -> tuple[str, int, int, int]:
+    m = measurement
+    return m.device_kind, m.items, m.devices, m.pipeline_stages
+
+
+def _overlap_factor(config: PlacedConfig, flow: Flow, profile: Profile, taken: float) -> float:
+    """How much longer than predicted without it a step took whose parts overlapped."""
+    from rlinf.planner.search import predict
+
+    shape, fixed = cluster_of(config), profile.fixed_seconds
+    alone = predict(flow, config.plan, profile, shape, config.planning.constraints)
+    return (taken - fixed) / (alone - fixed)
+
+
+@contextmanager
+def _trial_directory(scratch: Path, number: int) -> Iterator[RunDirectory]:
+    path = scratch / f"{number}"
+    with RunDirectory.create(scratch, "trial", path=path) as directory:
+        # A model that the recipe creates is created once for all trials.
+        created = scratch / "0" / _CREATED_MODEL
+        if created.is_dir():
+            (path / _CREATED_MODEL).symlink_to(created)
+        yield directory
+
+
+def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> float:
+    """Rehearse; returns the median time of the steps that count."""
+    taken: list[float] = []
+    begin = time.perf_counter()
+    for report, _ in trial.rehearse(recorder.warm_up + steps):
+        taken.append(time.perf_counter() - begin)
+        recorder.observe(report, taken[-1])
+        begin = time.perf_counter()
+    return median(taken[recorder.warm_up :])
+
+
+def _summary(recorder: StepRecorder) -> str:
+    parts = (
+        f"{name} {profile.measurements[0].seconds:.3g} s ± {profile.measurements[0].spread:.1g}"
+        for name, profile in recorder.profiles().items()
+    )
+    return ", ".join(parts)

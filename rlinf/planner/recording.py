@@ -1,0 +1,82 @@
+"""What the steps of a run took, recorded for a profile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.running_step import StepReport
+from rlinf.planner.described_cluster import kinds_of_components
+from rlinf.planner.kept_profiles import fingerprints
+from rlinf.planner.measure import PROFILE_FILE, WARM_UP_STEPS, StepRecorder
+from rlinf.planner.overhead import OverheadRecorder, overhead
+
+log = logging.getLogger(__name__)
+
+FIRST_STEPS = 8
+
+
+def warm_up_steps(config: PlacedConfig) -> int:
+    """First steps under a placement that do not count.
+
+    Where rollouts run ahead, the first ones may have run before: under another placement.
+    """
+    return WARM_UP_STEPS + config.planning.constraints.staleness
+
+
+def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
+    """A recorder for the steps of a run."""
+    traits, plan = config.planning, config.plan
+    loops = [node for node in flow.nodes if node.is_loop]
+    homes = {n.name: {plan.components[name].devices for name in n.components} for n in loops}
+    return StepRecorder(
+        plan=plan,
+        owners={stage.label: stage.component for _, stage in flow.stages()},
+        items=traits.items,
+        origin=origin,
+        concurrent=traits.concurrent,
+        chunks=traits.items // traits.constraints.handed_over,
+        warm_up=warm_up_steps(config),
+        overhead=OverheadRecorder(
+            flow, plan, traits.constraints.exchanges, traits.constraints.staleness
+        ),
+        device_kinds=kinds_of_components(config, plan),
+        sharing={node.name: node.components for node in loops if len(homes[node.name]) == 1},
+    )
+
+
+def beside(recorder: StepRecorder) -> OverheadRecorder:
+    """What a recorder of :func:`new_recorder` saw beside the work of components."""
+    assert recorder.overhead is not None
+    return recorder.overhead
+
+
+class FirstSteps:
+    """Measures a run in its first steps, where it is, and leaves its profile behind.
+
+    Args:
+        config: The run.
+        flow: What happens in a step.
+        directory: The run directory.
+    """
+
+    def __init__(self, config: PlacedConfig, flow: Flow, directory: Path) -> None:
+        self._config = config
+        self._path = directory / PROFILE_FILE
+        self._recorder = new_recorder(config, flow, f"first steps of run {directory.name}")
+
+    def observe(self, report: StepReport, seconds: float) -> None:
+        """Take the next step and its time; the profile is written when there are enough."""
+        if self._recorder.count >= FIRST_STEPS:
+            return
+        self._recorder.observe(report, seconds)
+        if self._recorder.count == FIRST_STEPS:
+            found = fingerprints(self._config).profile(
+                self._recorder.profiles(), overhead([beside(self._recorder)])
+            )
+            try:
+                found.save(self._path)
+            except OSError as error:  # a full disk is no reason to stop training
+                log.warning("%s was not written: %s", self._path, error.strerror)

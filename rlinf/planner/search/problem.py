@@ -1,0 +1,210 @@
+"""What a plan is made from, and what one component costs at one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf.errors import ConfigError
+from rlinf.flow.constraints import ComponentConstraint, Constraints
+from rlinf.flow.graph import Flow
+from rlinf.planner.cluster_shape import ClusterShape
+from rlinf.planner.costs import CostModel
+from rlinf.planner.profile import Profile, named_kinds
+from rlinf.planner.search.formulas import Floats
+from rlinf.planner.search.options import Integers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that a plan is made from.
+
+    Args:
+        flow: What happens in a step.
+        profile: What was measured.
+        cluster: Where it can run.
+        constraints: The work of a step and the limits of the components.
+        costs: Cost models by component and index of the kind of device, where it can run.
+        most_sizes: Sizes of a component that are looked at, at most, spread evenly over their
+            magnitudes; None: all of them.
+    """
+
+    flow: Flow
+    profile: Profile
+    cluster: ClusterShape
+    constraints: Constraints
+    costs: Mapping[tuple[str, int], CostModel]
+    most_sizes: int | None = None
+    _by_size: dict[tuple[object, ...], Floats] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def by_size(
+        self, key: tuple[object, ...], sizes: Integers, evaluate: Callable[[Integers], Floats]
+    ) -> Floats:
+        """Values for numbers of devices; each number is evaluated once.
+
+        Args:
+            key: What the values are, and what they depend on besides the number.
+            sizes: [N] numbers of devices.
+            evaluate: Gives the values of numbers that were not asked for before.
+        """
+        known = self._by_size.get(key, np.zeros(0))
+        beyond = int(sizes.max(initial=0)) + 1 - len(known)
+        if beyond > 0:
+            self._by_size[key] = known = np.append(known, np.full(beyond, np.nan))
+        found = known[sizes]
+        unknown = np.isnan(found)
+        if not unknown.any():
+            return found
+        new = np.unique(sizes[unknown])
+        known[new] = evaluate(new)
+        return known[sizes]
+
+    def cost(self, component: str, kind: int) -> CostModel:
+        """Cost model of a component on a kind of device.
+
+        Raises:
+            ConfigError: It was not measured there.
+        """
+        if (component, kind) not in self.costs:
+            there = named_kinds([self.cluster.groups[kind].kind])
+            known = named_kinds(self.profile.components[component].kinds)
+            raise ConfigError(f"'{component}' was not measured on {there}; measured on {known}")
+        return self.costs[component, kind]
+
+    def limits(self, component: str) -> ComponentConstraint:
+        """What a component can do."""
+        return self.constraints.of(component)
+
+    @property
+    def overlap(self) -> float:
+        """Factor on the time of a flow whose parts work on different steps."""
+        return self.profile.overlap_factor if self.constraints.staleness else 1.0
+
+    def memory(self) -> Floats:
+        """[K] memory of a device of each kind [bytes], infinite where it is not limited."""
+        return np.array([g.memory_bytes or math.inf for g in self.cluster.groups], float)
+
+    def capacity(self) -> Integers:
+        """[K] devices of each kind."""
+        return np.array([g.devices for g in self.cluster.groups])
+
+    def kinds(self, component: str) -> tuple[int, ...]:
+        """Indices of the kinds of devices that a component can run on."""
+        return tuple(k for k in range(len(self.cluster.groups)) if (component, k) in self.costs)
+
+    def kind_of(self, device: int) -> int:
+        """Index of the kind of a device, numbered over the whole cluster."""
+        groups = range(len(self.cluster.groups))
+        return max(group for group in groups if self.cluster.offset(group) <= device)
+
+    def alignment(self, components: Sequence[str]) -> int:
+        """Multiple at which devices must begin, so that no replica crosses two nodes."""
+        return math.lcm(*(self.limits(name).devices_per_replica for name in components))
+
+
+def legal_sizes(
+    problem: Problem, component: str, kind: int, *, items: int, stages: int
+) -> Integers:
+    """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
+
+    Every replica gets whole groups, and at least one: of each chunk, or, where it serves all items
+    at once, of the step.
+    """
+    limits, constraints = problem.limits(component), problem.constraints
+    concurrent = problem.cost(component, kind).profile.concurrent
+    at_once = constraints.items if concurrent else items
+    groups, odd = divmod(at_once, constraints.group_size * stages)
+    if odd:
+        return np.zeros(0, np.int64)
+    most = problem.cluster.groups[kind].devices // limits.devices_per_replica
+    replicas = np.arange(1, min(most, groups) + 1)
+    processes = replicas * limits.processes_per_replica
+    legal = np.ones(len(replicas), bool)
+    if limits.processes:
+        legal &= np.isin(processes, limits.processes)
+    if limits.even:
+        legal &= groups % replicas == 0
+    for number in limits.also_divide:
+        legal &= number % (processes * stages) == 0
+    sizes = replicas[legal] * limits.devices_per_replica
+    low, high = problem.cost(component, kind).bounds()
+    sizes = sizes[(sizes >= low) & (sizes <= high)]
+    if problem.most_sizes is None or len(sizes) <= problem.most_sizes:
+        return sizes
+    spread = np.geomspace(1, len(sizes), problem.most_sizes)
+    return np.asarray(sizes[np.unique(np.round(spread).astype(int)) - 1])
+
+
+def component_seconds(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+) -> Floats:
+    """Time in which a component processes ``items`` of a step, of which it gets a chunk at once.
+
+    The replica with most items sets the time. A component that serves all items at once is
+    measured on all items of the step; a chunk is its part of the time in which results come.
+    """
+    cost = problem.cost(component, kind)
+    seen = problem.constraints.items if cost.profile.concurrent else items
+
+    def evaluate(sizes: Integers) -> Floats:
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, seen, stages)
+        seconds = cost.seconds(fullest * replicas, sizes, stages)
+        seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
+        return seconds * (items / seen) * (1 - _lead_share(problem, component))
+
+    return problem.by_size(("seconds", component, kind, items, stages), sizes, evaluate)
+
+
+def component_closing(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+) -> Floats:
+    """Part of the time of a component that the last pass of its loop takes."""
+
+    def evaluate(sizes: Integers) -> Floats:
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, items, stages)
+        return problem.cost(component, kind).closing_share(fullest * replicas, sizes, stages)
+
+    return problem.by_size(("closing", component, kind, items, stages), sizes, evaluate)
+
+
+def component_lead(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
+) -> Floats:
+    """Time before the first result of a component that serves all items at once; else 0."""
+    share = _lead_share(problem, component)
+    if not share:
+        return np.zeros(sizes.shape)  # also where a size is not possible, whose time is infinite
+    items = problem.constraints.items
+    rest = component_seconds(problem, component, kind, sizes, items=items, stages=stages)
+    return rest * share / (1 - share)
+
+
+def _lead_share(problem: Problem, component: str) -> float:
+    profile = problem.profile.components[component]
+    return profile.first_result_share if profile.concurrent else 0.0
+
+
+def component_bytes(
+    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
+) -> Floats:
+    """Most memory of a device, which does not depend on the chunks that items arrive in."""
+
+    def evaluate(sizes: Integers) -> Floats:
+        replicas = sizes // problem.limits(component).devices_per_replica
+        fullest = _fullest(problem, replicas, problem.constraints.items, stages)
+        return problem.cost(component, kind).peak_bytes(fullest * replicas, sizes, stages)
+
+    return problem.by_size(("bytes", component, kind, stages), sizes, evaluate)
+
+
+def _fullest(problem: Problem, replicas: Integers, items: int, stages: int) -> Integers:
+    """Items of the replica that has most, in whole groups of each sub-batch."""
+    unit = problem.constraints.group_size * stages
+    return -(-(items // unit) // replicas) * unit

@@ -1,0 +1,97 @@
+"""When sequences of different lengths leave an engine that batches continuously.
+
+An engine has a number of slots. In each decoding step every running sequence gets one token; a
+sequence that ends leaves its slot to the next one that waits. A step with ``r`` running sequences
+takes ``fixed + r · per_sequence`` seconds: reading the weights does not depend on the batch,
+reading the caches does.
+
+Counted in steps, the schedule does not depend on these times: a sequence ends as many steps after
+it was admitted as it has tokens. And between two ends the number of running sequences is constant:
+all slots while sequences wait, then what is left. One event per sequence is therefore enough, and
+exact; nothing is simulated token by token.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rlinf.config.base import StrictModel
+from rlinf.planner.simulation.lengths import LengthDistribution
+
+Floats = NDArray[np.float64]
+
+
+class GenerationModel(StrictModel):
+    """How long generation takes, for a component whose time depends on lengths."""
+
+    lengths: LengthDistribution
+    """Tokens of the responses."""
+    slots: int = Field(ge=1)
+    """Sequences that run in one engine at the same time."""
+    seconds_fixed: float = Field(ge=0)
+    """Time of a decoding step that does not depend on the batch [s]."""
+    seconds_per_sequence: float = Field(default=0.0, ge=0)
+    """Time that each running sequence adds to a decoding step [s]."""
+
+    def serve(self, lengths: NDArray[np.int64]) -> Floats:
+        """Times at which sequences end in one engine, all of which wait from 0 on [s].
+
+        Args:
+            lengths: [N] tokens, in the order of admission.
+        """
+        ends: Floats = self._serve(lengths[None])[0]
+        return ends
+
+    def _serve(self, lengths: NDArray[np.int64]) -> Floats:
+        """[E, N] the same for engines that have equally many sequences [s]."""
+        if lengths.shape[1] <= self.slots:
+            steps = lengths.astype(np.int64)
+        else:
+            steps = np.stack([last_steps(each, self.slots) for each in lengths])
+        order = np.argsort(steps, axis=1, kind="stable")
+        between = np.diff(np.take_along_axis(steps, order, axis=1), prepend=0)
+        running = np.minimum(self.slots, lengths.shape[1] - np.arange(lengths.shape[1]))
+        step_seconds = self.seconds_fixed + self.seconds_per_sequence * running
+        ends = np.empty(lengths.shape)
+        np.put_along_axis(ends, order, np.cumsum(between * step_seconds, axis=1), axis=1)
+        return ends
+
+    def groups(
+        self, rng: np.random.Generator, groups: int, group_size: int, engines: int
+    ) -> tuple[Floats, Floats, int]:
+        """Generate the responses of one step.
+
+        Groups are shared out over the engines in blocks, as the executor does it.
+
+        Returns:
+            Time at which each group is complete [groups], time at which each engine is done
+            [engines], and the tokens of all.
+        """
+        lengths = self.lengths.draw(rng, groups, group_size)
+        first = -(-np.arange(engines + 1) * groups // engines)
+        counts = np.diff(first)
+        ready, done = np.zeros(groups), np.zeros(engines)
+        for count in np.unique(counts[counts > 0]).tolist():
+            alike = np.flatnonzero(counts == count)
+            own = first[alike][:, None] + np.arange(count)
+            ends = self._serve(lengths[own].reshape(len(alike), -1))
+            ready[own] = ends.reshape(*own.shape, group_size).max(axis=2)
+            done[alike] = ends.max(axis=1)
+        return ready, done, int(lengths.sum())
+
+
+def last_steps(lengths: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+    """[N] decoding step in which each sequence ends; admission is in order, at once."""
+    steps = lengths.astype(np.int64).copy()
+    if len(lengths) <= slots:
+        return steps
+    running = steps[:slots].tolist()
+    heapq.heapify(running)
+    for index in range(slots, len(lengths)):
+        steps[index] += running[0]
+        heapq.heapreplace(running, int(steps[index]))
+    return steps

@@ -1,0 +1,182 @@
+"""What one node does in one simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf.flow.graph import Node, Stage
+from rlinf.flow.plan import Plan
+from rlinf.planner.search.problem import (
+    Problem,
+    component_closing,
+    component_lead,
+    component_seconds,
+)
+from rlinf.planner.simulation.generation import GenerationModel
+from rlinf.planner.simulation.stations import Floats, chunk_by_chunk, pass_through, play_loop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a node did with the units of a step; times from the start of the simulation [s].
+
+    Args:
+        ready: [U] when each unit can be taken by the next node, ascending.
+        end: When the node is done.
+        busy: Time that each component worked.
+        engines: Time at which each engine of a generating component was done, by component.
+        tokens: Tokens that were generated.
+    """
+
+    ready: Floats
+    end: float
+    busy: Mapping[str, float]
+    engines: Mapping[str, Floats]
+    tokens: int = 0
+
+
+class NodeModel:
+    """Times of one node under one plan.
+
+    Args:
+        problem: Flow, measured costs and the work of a step.
+        plan: Where and in what pieces components run.
+        node: The node.
+        generation: Models of the components whose time depends on lengths.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        node: Node,
+        generation: Mapping[str, GenerationModel],
+    ) -> None:
+        self._problem = problem
+        self._plan = plan
+        self._node = node
+        self._generation = generation
+        constraints = problem.constraints
+        self._units = constraints.items // constraints.group_size
+        granularity = plan.components[node.stages[0].component].granularity
+        self._granularity = granularity or constraints.handed_over
+        self._sampled = next((n for n in node.components if n in generation), None)
+        self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
+        self._homes = [plan.components[name].devices for name in node.components]
+        # A component that generates takes as long as its sequences, not as was measured.
+        times = {
+            name: (0.0, 0.0) if name in generation else self._component(name)
+            for name in node.components
+        }
+        self._seconds = {name: seconds for name, (seconds, _) in times.items()}
+        self._closing = [
+            0.0 if name in generation else self._closing_share(name) for name in node.components
+        ]
+        self._leads = {name: lead for name, (_, lead) in times.items()}
+
+    def _component(self, name: str) -> tuple[float, float]:
+        """Measured time of a component per chunk, and before its first result [s]."""
+        plan, problem = self._plan.components[name], self._problem
+        kind = problem.kind_of(plan.devices[0])
+        size = np.array([len(plan.devices)])
+        items, stages = self._granularity, plan.pipeline_stages
+        found = component_seconds(problem, name, kind, size, items=items, stages=stages)
+        if not np.isfinite(found[0]):
+            # Says which sizes are legal.
+            problem.cost(name, kind).estimate(items, len(plan.devices), stages)
+        lead = component_lead(problem, name, kind, size, stages=stages)
+        return float(found[0]), float(lead[0])
+
+    def _closing_share(self, name: str) -> float:
+        plan, problem = self._plan.components[name], self._problem
+        kind, size = problem.kind_of(plan.devices[0]), np.array([len(plan.devices)])
+        items, stages = self._granularity, plan.pipeline_stages
+        found = component_closing(problem, name, kind, size, items=items, stages=stages)
+        return float(found[0])
+
+    def run(
+        self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
+    ) -> Outcome:
+        """Process the units of a step.
+
+        Args:
+            rng: Random numbers of this node and step.
+            arrivals: [U] ascending times at which units arrive [s].
+            begin: When the node can begin [s].
+            factor: How much longer than its median the node takes.
+        """
+        if self._sampled is not None:
+            return self._generate(self._sampled, rng, arrivals, begin, factor)
+        busy = {
+            name: factor * (self._leads[name] + seconds * self._chunks)
+            for name, seconds in self._seconds.items()
+        }
+        lead = factor * max(self._leads.values())
+        ready = self._measured(arrivals + lead, begin + lead, factor)
+        return Outcome(ready, float(ready[-1]), busy, {})
+
+    @property
+    def _chunks(self) -> int:
+        return self._problem.constraints.items // self._granularity
+
+    def _measured(self, arrivals: Floats, begin: float, factor: float) -> Floats:
+        """When units leave a node whose times were measured."""
+        seconds = [factor * s for s in self._seconds.values()]
+        units = self._units // self._chunks
+        if not self._node.is_loop:
+            if self._concurrent:
+                # The results of all items come one after the other.
+                return chunk_by_chunk(arrivals, begin, 1, seconds[0] / units)
+            return chunk_by_chunk(arrivals, begin, units, seconds[0])
+        exchanges = self._problem.constraints.exchanges.get(self._node.name, 1)
+        if self._concurrent:
+            passes = np.zeros(exchanges * self._stages)
+            total = float(pass_through(passes, seconds, self._homes)[-1])
+        else:
+            total = play_loop(
+                seconds,
+                self._homes,
+                exchanges=exchanges,
+                stages=self._stages,
+                closing=[t * share for t, share in zip(seconds, self._closing, strict=True)],
+                between=self._between(),
+            )
+        return chunk_by_chunk(arrivals, begin, units, total)
+
+    def _between(self) -> float:
+        devices = len(self._plan.devices(self._node.components))
+        profile, apart = self._problem.profile, len(set(self._homes)) > 1
+        return profile.exchange_seconds(self._node.name, devices, apart=apart)
+
+    @property
+    def _stages(self) -> int:
+        return self._plan.components[self._node.stages[0].component].pipeline_stages
+
+    def _generate(
+        self,
+        name: str,
+        rng: np.random.Generator,
+        arrivals: Floats,
+        begin: float,
+        factor: float,
+    ) -> Outcome:
+        """When units leave a node in which sequences are generated, then passed on in a loop."""
+        model, size = self._generation[name], self._problem.constraints.group_size
+        engines = self._plan.components[name].processes
+        begin = max(begin, float(arrivals[-1]))
+        ready, done, tokens = model.groups(rng, self._units, size, engines)
+        ready, done = begin + factor * np.sort(ready), begin + factor * done
+        others = [n for n in self._node.components if n != name]
+        seconds = [factor * self._seconds[n] * self._chunks for n in others]
+        homes = [self._plan.components[n].devices for n in others]
+        left = pass_through(ready, seconds, homes) if others else ready
+        busy = {name: float(done.mean() - begin), **dict(zip(others, seconds, strict=True))}
+        return Outcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
+
+
+def stage_of(node: Node, component: str) -> Stage:
+    """The stage that a component runs."""
+    return next(stage for stage in node.stages if stage.component == component)

@@ -1,0 +1,112 @@
+"""Recorded episodes: what is kept of each, on disk and as chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.recording import expert_of, record_episodes
+from rlinf.errors import ConfigError
+
+
+def _env(**options: object) -> EnvConfig:
+    return EnvConfig.model_validate(
+        {
+            "type": "metaworld",
+            "options": {"task": "drawer-close-v3", **options},
+            "max_episode_steps": 20,
+        }
+    )
+
+
+def _episode(length: int, seed: int) -> Demonstration:
+    steps = np.arange(length, dtype=np.float32)
+    return Demonstration(
+        observations={"states": steps[:, None] + np.zeros(3, np.float32)},
+        actions=steps[:, None] + 10 * seed,
+        rewards=np.ones(length, np.float32),
+        seed=seed,
+        success=seed % 2 == 0,
+    )
+
+
+def test_an_expert_plays_the_given_episodes_and_every_step_is_kept() -> None:
+    config = _env()
+    seen: list[int] = []
+    expert = expert_of(config)
+
+    def act(observations: dict[str, np.ndarray]) -> np.ndarray:
+        seen.append(len(observations["states"]))
+        return expert(observations)
+
+    episodes = record_episodes(config, act, [(7, 70), (3, 30), (5, 50)], num_envs=2)
+    assert [episode.seed for episode in episodes] == [70, 30, 50]
+    assert all(len(episode) == 20 for episode in episodes)
+    assert all(episode.observations["states"].shape == (20, 39) for episode in episodes)
+    alone = record_episodes(config, expert, [(3, 30)], num_envs=1)[0]
+    np.testing.assert_array_equal(alone.actions, episodes[1].actions)
+    np.testing.assert_array_equal(alone.observations["states"], episodes[1].observations["states"])
+    # What is kept is what the expert does where it is, not what follows it.
+    again = expert({"states": alone.observations["states"]})[:, 0]
+    np.testing.assert_array_equal(again, alone.actions)
+
+
+def test_noise_is_executed_and_not_recorded() -> None:
+    config = _env()
+    expert = expert_of(config)
+    plain, noisy = (
+        record_episodes(config, expert, [(0, 1)], num_envs=1, noise=noise)[0]
+        for noise in (0.0, 0.3)
+    )
+    assert np.abs(plain.observations["states"] - noisy.observations["states"]).max() > 1e-3
+    np.testing.assert_array_equal(
+        expert({"states": noisy.observations["states"]})[:, 0], noisy.actions
+    )
+
+
+def test_without_an_expert_the_message_says_what_to_record_instead() -> None:
+    with pytest.raises(ConfigError, match="rlinf record RUN"):
+        expert_of(_env(partially_observable=True))
+
+
+def test_a_set_is_the_same_after_writing_and_reading(tmp_path: Path) -> None:
+    whole = Demonstrations.of([_episode(4, 1), _episode(2, 2)], {"who": "test"})
+    whole.save(tmp_path / "set")
+    found = Demonstrations.load(tmp_path / "set")
+    assert found.episodes == whole.episodes
+    assert found.source == {"who": "test"}
+    np.testing.assert_array_equal(found.actions, whole.actions)
+    np.testing.assert_array_equal(found.observations["states"], whole.observations["states"])
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    with pytest.raises(FileExistsError):
+        whole.save(tmp_path / "set")
+
+
+def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rlinf record"):
+        Demonstrations.load(tmp_path)
+    Demonstrations.of([_episode(4, 1)], {}).save(tmp_path / "set")
+    info = tmp_path / "set" / "info.json"
+    info.write_text(info.read_text().replace('"length": 4', '"length": 3'))
+    with pytest.raises(ConfigError, match="not as long"):
+        Demonstrations.load(tmp_path / "set")
+
+
+def test_chunks_end_with_their_episode() -> None:
+    whole = Demonstrations.of([_episode(3, 0), _episode(2, 1)], {})
+    actions, acted = whole.chunks(2)
+    assert actions[:, :, 0].tolist() == [[0, 1], [1, 2], [2, 2], [10, 11], [11, 11]]
+    assert acted.tolist() == [[1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]
+
+
+def test_held_out_episodes_are_the_last() -> None:
+    whole = Demonstrations.of([_episode(3, 0), _episode(2, 1), _episode(1, 2)], {})
+    kept, held_out = whole.split(1)
+    assert [e.seed for e in kept.episodes] == [0, 1]
+    assert [(e.seed, e.first) for e in held_out.episodes] == [(2, 0)]
+    with pytest.raises(ValueError, match="from 1 to 2"):
+        whole.split(3)

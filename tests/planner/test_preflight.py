@@ -1,0 +1,276 @@
+"""Memory: what processes and devices held, what would fit, and that a real run holds the same."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rlinf.cli.main import main
+from rlinf.cli.tasks import TASKS
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.flow.planning_traits import Knob
+from rlinf.flow.running_step import StepReport
+from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
+from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
+from rlinf.planner import memory_report, preflight
+from rlinf.planner.worst_step import measure_worst_step
+from tests.runners import reasoning_support, support
+
+MIB = 2**20
+
+
+def allocate(count: int) -> ctypes.Array[Any]:
+    """So many bytes, written to, so that they are there."""
+    block = ctypes.create_string_buffer(count)
+    for place in range(0, count, 4096):
+        block[place] = b"x"
+    return block
+
+
+def test_a_peak_that_is_over_is_remembered() -> None:
+    reset_peaks()
+    before = process_memory(os.getpid())
+    block = allocate(96 * MIB)
+    del block
+    after = process_memory(os.getpid())
+    assert after.peak - before.peak > 80 * MIB
+    assert after.now - before.now < 40 * MIB
+    reset_peaks()
+    assert process_memory(os.getpid()).peak < after.peak - 60 * MIB
+
+
+def test_growth_of_a_shared_process_is_sampled() -> None:
+    with MemoryWatch(own_process=False) as watch:
+        block = allocate(96 * MIB)
+        time.sleep(0.1)
+        del block
+        held = watch.held()
+    assert held.peak > 80 * MIB
+    assert held.resident < 60 * MIB
+
+
+def test_processes_that_ended_count() -> None:
+    words = "import time; block = b'x' * (96 * 2**20); time.sleep(0.7)"
+    with TreeWatch(interval=0.05) as watch:
+        child = subprocess.Popen([sys.executable, "-c", words])
+        child.wait()
+    [found] = [process for process in watch.processes if process.pid == child.pid]
+    assert found.peak > 90 * MIB
+    assert watch.together > 90 * MIB
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected", "most_tries"),
+    [(0.91, "k=14", 2), (0.9, "k=12", 2), (0.55, "k=4", 2), (0.31, "k=1", 1), (0.2, None, 1)],
+)
+def test_the_largest_value_that_fits_is_found_in_few_measurements(
+    limit: float, expected: str | None, most_tries: int
+) -> None:
+    """Memory is 0.25 of what 16 items take, and the rest in proportion."""
+    tried = []
+
+    def measured(value: int) -> memory_report.MemoryReport:
+        tried.append(value)
+        total = round(1000 * (0.25 + 0.75 * value / 16))
+        return memory_report.MemoryReport((), total, round(1000 * limit))
+
+    knob = Knob("k", 16)
+    report = memory_report.MemoryReport((), 1000, round(1000 * limit))
+    values = [value for value in range(15, 0, -1) if value in {14, 12, 8, 7, 4, 2, 1}]
+    found = preflight._largest_fitting(values, knob, report, measured)
+    assert (found and found.change) == expected
+    assert len(tried) <= most_tries
+
+
+def test_smaller_values_are_divisors_and_halves() -> None:
+    assert Knob("a", 12).smaller() == (6, 4, 3, 2, 1)
+    assert Knob("a", 50).smaller() == (25, 12, 10, 6, 5, 3, 2, 1)
+    assert Knob("a", 1).smaller() == ()
+
+
+def stage(peak: int, resident: int) -> list[StageReport]:
+    cost = StageCost(peak_bytes=peak, resident_bytes=resident)
+    return [StageReport(None, 1.0, 0.0, 0, 0, [], cost)]
+
+
+class _Found:
+    """One step on two devices of 100 bytes."""
+
+    def __init__(self) -> None:
+        self.reports = [
+            StepReport({"env": stage(5, 4), "rollout": stage(40, 30), "actor": stage(70, 50)}, [])
+        ]
+        self.places = [
+            WorkerPlace("actor:0", 1, (0,), {0: 100}),
+            WorkerPlace("env:0", 2, (1,), {1: 100}),
+        ]
+
+
+def test_a_device_holds_what_works_and_what_rests_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    config = support.small_config(
+        tmp_path, "cluster.cpu_devices_per_node=2",
+        "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
+    )  # fmt: skip
+    flow = TASKS["embodied"].flow(config)
+    first, second = memory_report.device_peaks(config, flow, _Found())
+    assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
+    assert (second.device, second.peak) == (1, 5)
+    report = memory_report.MemoryReport((), 10, 100, (first, second))
+    assert report.fits
+    assert report.excess == pytest.approx(1.0)
+
+
+def test_processes_belong_to_the_workers_that_started_them() -> None:
+    def process(pid: int, parent: int, peak: int, *command: str) -> ProcessMemory:
+        return ProcessMemory(pid, parent, command, peak, peak)
+
+    me = os.getpid()
+    found = memory_report.Processes(
+        [
+            process(me, 1, 10, "python"),
+            process(-2, me, 40, "ray::EnvWorker.run"),
+            process(-3, -2, 30, "python", "-c", "", "rlinf.envs.process", "7"),
+            process(-4, me, 50, "ray::ActorWorker"),
+            process(-5, me, 5, "/usr/bin/raylet", "--x"),
+        ],
+        [
+            WorkerPlace("env:0", -2, (0,), {}),
+            WorkerPlace("actor:0", -4, (0, 1), {}),
+            WorkerPlace("thread:0", me, (0,), {}),
+        ],
+        driver=me,
+    )
+    assert [(p.role, p.peak) for p in found.peaks()] == [
+        ("actor:0", 50), ("env:0", 40), ("rlinf.envs.process of env:0", 30), ("driver", 10),
+        ("raylet, process -5", 5),
+    ]  # fmt: skip
+    assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]
+
+
+class Greedy:
+    """A runner that takes more and more of the host."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def run_worst_case(self) -> Any:
+        blocks = []
+        while True:
+            blocks.append(allocate(16 * MIB))
+            time.sleep(0.02)
+
+
+class Full(Greedy):
+    """A runner whose device is full."""
+
+    def run_worst_case(self) -> Any:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+
+class Wrong(Greedy):
+    """A runner with a mistake of its user's."""
+
+    def run_worst_case(self) -> Any:
+        raise ConfigError("is wrong", key="a.key")
+
+
+class Broken(Greedy):
+    """A runner with a mistake of ours."""
+
+    def run_worst_case(self) -> Any:
+        raise IndexError("a mistake")
+
+
+class Gone(Greedy):
+    """A runner whose process ends."""
+
+    def run_worst_case(self) -> Any:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("runner", "why"), [(Greedy, "memory of the host"), (Full, "of a device was full")]
+)
+def test_a_step_that_runs_out_of_memory_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: type[Greedy], why: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    config = support.small_config(tmp_path)
+    found = measure_worst_step(config, runner, TASKS["embodied"].flow, 900 * MIB)
+    assert found.ended is not None
+    assert why in found.ended
+    report = memory_report.MemoryReport((), found.together, 2**60, (), found.ended)
+    assert not report.fits
+    assert report.share == "more than 101 %"
+    if runner is Greedy:
+        assert found.together > 900 * MIB
+        assert not psutil.pid_exists(found.driver)
+    assert not list(tmp_path.glob("rlinf-preflight-*"))
+
+
+@pytest.mark.parametrize(
+    ("runner", "error", "words"),
+    [
+        (Wrong, ConfigError, "a.key"),
+        (Broken, RunFailure, "IndexError: a mistake"),
+        (Gone, RunFailure, "status 3"),
+    ],
+)
+def test_a_step_that_fails_otherwise_says_so(
+    tmp_path: Path, runner: type[Greedy], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        measure_worst_step(support.small_config(tmp_path), runner, TASKS["embodied"].flow, 2**40)
+
+
+def watched(*words: str) -> int:
+    """Most memory of a program and all that it starts [bytes]."""
+    command = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
+    process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL)
+    with TreeWatch(process.pid) as watch:
+        assert process.wait() == 0
+    return watch.together
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_the_preflight_holds_what_the_run_holds(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    support_of: Any = {"embodied": support, "reasoning": reasoning_support}[task]
+    recipe = str(support_of.write_recipe(tmp_path))
+    assert main(["plan", recipe, "--memory"]) == 0
+    [told] = re.findall(r"all at the same time: ([\d,]+) MiB", capsys.readouterr().out)
+    before = int(told.replace(",", "")) * MIB
+    run = watched("train", recipe, "--run-dir", str(tmp_path / "run"))
+    assert 1 / 1.15 <= before / run <= 1.15
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(support.write_recipe(tmp_path))
+    assert main(["plan", recipe, "--memory", "--limit", "1M"]) == 2
+    captured = capsys.readouterr()
+    assert "it does not fit" in captured.out
+    assert "env.num_envs=" in captured.out
+    assert "nothing" not in captured.err
+    assert "no smaller" in captured.err
+    assert main(["plan", recipe, "--memory", "--limit", "64G"]) == 0
+    assert "it fits" in capsys.readouterr().out

@@ -1,0 +1,53 @@
+import pytest
+
+from rlinf.errors import ConfigError
+from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
+
+PROFILE = Profile(
+    hardware="8x H100",
+    model="1.5B",
+    config="abc",
+    components={
+        "rollout": ComponentProfile(
+            measurements=(
+                Measurement(items=512, devices=8, seconds=266.08, peak_bytes=7, origin="table"),
+            ),
+            onload_seconds=1.5,
+            concurrent=True,
+            scaling=ScalingLaw(lowest=1, highest=1024, origin="assumed"),
+        )
+    },
+)
+
+
+def test_a_profile_survives_being_saved_and_loaded(tmp_path):
+    PROFILE.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == PROFILE
+
+
+def test_a_profile_of_something_else_says_what_differs():
+    assert PROFILE.differences(hardware="8x H100", model="1.5B", config="abc") == ()
+    assert PROFILE.differences(hardware="8x A100", model="1.5B", config="xyz") == (
+        "hardware is '8x A100', the profile was measured with '8x H100'",
+        "config is 'xyz', the profile was measured with 'abc'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "profile '.*': file: Invalid JSON"),
+        (b"\xff\xfe\x00", "profile '.*': file: Invalid JSON"),
+        (b'{"hardware": "x\xff"}', "profile '.*': file: Invalid JSON"),
+        (b'{"hardware": "x", "model": "x", "config": "x"}', "components: Field required"),
+    ],
+)
+def test_what_is_not_a_profile_is_refused(tmp_path, content, message):
+    (tmp_path / "profile.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        Profile.load(tmp_path / "profile.json")
+
+
+def test_a_missing_profile_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        Profile.load(tmp_path / "none.json")

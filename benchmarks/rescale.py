@@ -78,7 +78,8 @@ def _trainer(hidden: int, layers: int) -> Any:
 
 def _rank(rank: int, port: int, arguments: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
-    company = Company(rank, 2, rendezvous=f"tcp://127.0.0.1:{port}", timeout_s=120)
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0)
+    company = Company(rank, 2, store=store, timeout_s=120)
     trainer, parameters = _trainer(arguments.hidden, arguments.layers)
     trainer.make_movable(keep=rank == 0)
     reports = []

@@ -142,6 +142,7 @@ def _launch(  # noqa: PLR0917 - private
         accelerator_model=node.accelerator_model,
         master=master,
         namespace=runtime.namespace,
+        one_machine=not runtime.network_ips,
     )
     process = require_process()
     return Launch(

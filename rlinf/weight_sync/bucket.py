@@ -82,9 +82,7 @@ class BucketSender(WeightSender[BucketConfig]):
     ) -> None:
         members = 1 + len(self._link.receivers)
         if self._collective is None:
-            self._collective = Collective(
-                Meeting.at(self._worker, self._config.transport), 0, members
-            )
+            self._collective = Collective(Meeting.at(self._config.transport), 0, members)
         collective = self._collective
         self._link.header(
             version, Buckets(layout=layout, ranges=ranges, meeting=collective.meeting)

@@ -6,20 +6,17 @@ written without an accelerator at hand; its test carries the marker ``gpu``.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.rendezvous import meet, open_place
 from rlinf.weight_sync.errors import WeightSyncError
-
-if TYPE_CHECKING:
-    from rlinf.scheduler.worker import Worker
 
 Backend = Literal["gloo", "nccl"]
 
@@ -29,21 +26,17 @@ class Meeting:
     """Where the members of a collective find each other.
 
     Args:
-        host: Address of the sender's node.
-        port: A port there.
+        place: At the sender, see :func:`~rlinf.scheduler.rendezvous.open_place`.
         backend: Library.
         seconds: How long an operation may take.
-        name: Tells this meeting from an earlier one on the same port.
     """
 
-    host: str
-    port: int
+    place: str
     backend: Backend
     seconds: float
-    name: str
 
     @classmethod
-    def at(cls, worker: Worker, backend: Any) -> Meeting:
+    def at(cls, backend: Any) -> Meeting:
         """A meeting at the sender.
 
         Raises:
@@ -55,11 +48,7 @@ class Meeting:
                 f"transport {backend} needs every worker in an own process, and the runtime is "
                 "local; use transport scheduler, or cluster.runtime ray"
             )
-        host = worker.worker_info.node_ip
-        port = worker.acquire_free_port()
-        name = secrets.token_hex(4)
-        seconds = process.deadline_seconds
-        return cls(host=host, port=port, backend=backend, seconds=seconds, name=name)
+        return cls(place=open_place(), backend=backend, seconds=process.deadline_seconds)
 
 
 class Collective:
@@ -90,10 +79,7 @@ class Collective:
         meeting = self.meeting
         timeout = timedelta(seconds=meeting.seconds)
         try:
-            store = library.TCPStore(
-                meeting.host, meeting.port, self._size, self._rank == 0, timeout, False
-            )
-            store = library.PrefixStore(meeting.name, store)
+            store = meet(meeting.place, meeting.seconds)
             kind = library.ProcessGroupGloo if meeting.backend == "gloo" else _nccl
             self._group = kind(store, self._rank, self._size, timeout)
         except RuntimeError as error:

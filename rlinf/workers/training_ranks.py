@@ -17,6 +17,7 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.accelerators import process_device
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.rendezvous import meet, open_place
 from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.parallel import Ranks
 
@@ -30,8 +31,8 @@ class TrainingWorker(StageWorker):
         self._company: Company | None = None
 
     def meeting(self) -> str:
-        """URL at which the ranks of the group can meet, on the node of this one."""
-        return f"tcp://{self.worker_info.node_ip}:{self.acquire_free_port()}"
+        """Place at which the ranks of the group can meet: this one listens there."""
+        return open_place()
 
     def _meet(self, rendezvous: str | None) -> Ranks:
         """Join the other ranks.
@@ -39,12 +40,13 @@ class TrainingWorker(StageWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
+        seconds = require_process().deadline_seconds
         self._ranks = Ranks(
             self._rank,
             self._world_size,
             device=self._device(),
-            init_method=rendezvous,
-            timeout_s=require_process().deadline_seconds,
+            store=None if rendezvous is None else meet(rendezvous, seconds),
+            timeout_s=seconds,
         )
         return self._ranks
 
@@ -56,12 +58,13 @@ class TrainingWorker(StageWorker):
         """
         if rendezvous is None:
             raise ValueError("one rank has no others to change with")
+        seconds = require_process().deadline_seconds
         self._company = Company(
             self._rank,
             self._world_size,
-            rendezvous=rendezvous,
+            store=meet(rendezvous, seconds),
             device=self._device(),
-            timeout_s=require_process().deadline_seconds,
+            timeout_s=seconds,
         )
         return Ranks(device=self._device())
 

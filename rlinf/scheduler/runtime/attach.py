@@ -18,6 +18,7 @@ from rlinf.scheduler.process import (
     set_current_worker,
     set_process,
 )
+from rlinf.scheduler.rendezvous import listen_at
 from rlinf.scheduler.tracer import Tracer
 from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool
 from rlinf.scheduler.transport.payload import Codec
@@ -44,6 +45,7 @@ def enter_cluster(
         deadline_seconds=deadline_seconds,
     )
     set_process(process)
+    listen_at(network_ip)
     # What a child process needs, should this one start children that become workers.
     os.environ[ATTACH_VARIABLE] = json.dumps(
         {

@@ -17,6 +17,7 @@ from rlinf.scheduler.accelerators import AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerValueError
 from rlinf.scheduler.options import CollectiveGroupOptions
+from rlinf.scheduler.rendezvous import meet, open_place
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Mode = Literal["shared", "library", "host"]
 
 _STORAGE_DEVICE = 6  # position of the device number in torch's arguments of rebuild_cuda_tensor
+_MEETING_SECONDS = 300.0
 _DEVICE_HANDLES = ("cuda",)
 
 
@@ -73,11 +75,8 @@ class PairTransfer:
     def _communicator(self) -> Communicator:
         names = (self._own.address.get_name(), self._peer.address.get_name())
         if names not in _communicators:
-            from rlinf.scheduler.cluster import Cluster
-
-            place = (self._own.node_ip, Cluster.find_free_port())
             kind = self._own.accelerator_type
-            _communicators[names] = Communicator(place, 0, kind, self._options)
+            _communicators[names] = Communicator(open_place(), 0, kind, self._options)
         return _communicators[names]
 
 
@@ -139,21 +138,21 @@ class Communicator:
     """A process group of two, one direction each.
 
     Args:
-        place: Where the two meet: address and port of the sender.
+        place: Where the two meet: see :func:`~rlinf.scheduler.rendezvous.open_place`.
         rank: 0 for the sender, 1 for the receiver.
         kind: Accelerator type.
         options: Settings of the library.
     """
 
     def __init__(
-        self, place: tuple[str, int], rank: int, kind: Any, options: CollectiveGroupOptions | None
+        self, place: str, rank: int, kind: Any, options: CollectiveGroupOptions | None
     ) -> None:
         import torch.distributed
 
         library: Any = torch.distributed
         self.place = place
         self._rank = rank
-        store = library.TCPStore(*place, 2, rank == 0, wait_for_workers=False)
+        store = meet(place, _MEETING_SECONDS)
         settings = (
             AcceleratorUtil.get_accel_pg_options(kind, options)
             or library.ProcessGroupNCCL.Options()
@@ -173,9 +172,7 @@ _communicators: dict[Any, Communicator] = {}
 """Communicators of this process, by pair for sending and by meeting place for receiving."""
 
 
-def _receive(
-    place: tuple[str, int], kind: Any, options: Any, dtype: Any, shape: tuple[int, ...]
-) -> Any:
+def _receive(place: str, kind: Any, options: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     import torch
 
     tensor = torch.empty(shape, dtype=dtype, device=AcceleratorUtil.get_device_type(kind))

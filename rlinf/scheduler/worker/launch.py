@@ -12,6 +12,7 @@ from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
 from rlinf.scheduler.placement import Placement
+from rlinf.scheduler.rendezvous import loopback_interface
 from rlinf.scheduler.worker.extensions import VARIABLE as EXTENSION
 
 PATH_VARIABLES = (
@@ -90,8 +91,12 @@ def worker_environment(
     accelerator_model: str,
     master: tuple[str, int],
     namespace: str,
+    one_machine: bool,
 ) -> dict[str, str]:
-    """Variables that tell a worker's process, and the libraries in it, its place in the group."""
+    """Variables that tell a worker's process, and the libraries in it, its place in the group.
+
+    Where the run is on one machine, libraries that exchange tensors listen on loopback alone.
+    """
     isolated = placement.isolate_accelerator
     environment = {
         "GROUP_NAME": group_name,
@@ -118,6 +123,8 @@ def worker_environment(
     if extension := os.environ.get(EXTENSION):
         environment[EXTENSION] = extension
     interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
+    if not interfaces and one_machine:
+        interfaces = loopback_interface()
     if interfaces:
         library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)
         environment.update({"GLOO_SOCKET_IFNAME": interfaces, library: interfaces})

@@ -8,17 +8,18 @@ it waits. What ranks exchange in training and in a move goes through process gro
 
 from __future__ import annotations
 
-import pickle
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous as meet
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlinf.errors import RLinfError
 from rlinf.scheduler.accelerators import collective_backend
@@ -48,9 +49,12 @@ class Command:
     """
 
     kind: Kind
-    size: int
-    before: int
-    done: int = 0
+    size: PositiveInt
+    before: PositiveInt
+    done: NonNegativeInt = 0
+
+
+_COMMAND = TypeAdapter(Command)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class Company:
     Args:
         rank: Of this process.
         world_size: Processes.
-        rendezvous: URL at which they meet, such as ``tcp://host:port``.
+        store: torch's key-value store at which they meet; keys of it are plain data, whoever wrote
+            them.
         device: Where this process computes.
         timeout_s: Seconds after which a lost process is given up.
 
@@ -89,7 +94,7 @@ class Company:
         rank: int,
         world_size: int,
         *,
-        rendezvous: str,
+        store: Store,
         device: torch.device | str = "cpu",
         timeout_s: float = 600.0,
     ) -> None:
@@ -99,10 +104,10 @@ class Company:
         self._timeout = timedelta(seconds=timeout_s)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        self._store, _, _ = next(meet(rendezvous, rank, world_size, timeout=self._timeout))
+        self._store = store
         dist.init_process_group(
             collective_backend(str(self.device)),
-            store=torch.distributed.distributed_c10d.PrefixStore("company", self._store),
+            store=PrefixStore("company", self._store),
             rank=rank,
             world_size=world_size,
             timeout=self._timeout,
@@ -116,7 +121,7 @@ class Company:
 
     def say(self, command: Command) -> None:
         """Tell all ranks, of which rank 0 is the one that may."""
-        self._store.set(f"say/{self._read}", pickle.dumps(command))
+        self._store.set(f"say/{self._read}", json.dumps(asdict(command)))
         # Otherwise all would stay in memory for the whole run.
         if self._read >= _KEPT:
             self._delete(f"say/{self._read - _KEPT}")
@@ -139,14 +144,28 @@ class Company:
         while not self._store.check([key]):
             while_waiting()
         self._read += 1
-        command: Command = pickle.loads(self._store.get(key))
+        command = self._parsed(self._store.get(key))
         self.size = command.before
+        return command
+
+    def _parsed(self, data: bytes) -> Command:
+        """A command that was read.
+
+        Raises:
+            RLinfError: It is none: something else writes into the store.
+        """
+        try:
+            command = _COMMAND.validate_json(data)
+        except ValidationError as error:
+            raise RLinfError(f"the store holds no command, but {data[:80]!r}") from error
+        if max(command.size, command.before) > self.world_size:
+            raise RLinfError(f"{command} is for more than {self.world_size} ranks")
         return command
 
     def offer(self, phase: int) -> None:
         """Say that this rank has its device, and may be made to train in a phase."""
         key = f"offer/{phase}/{self.rank}"
-        self._store.set(key, b"1")
+        self._store.set(key, "1")
         former, self._offer = self._offer, key
         if former not in (None, key):
             self._delete(former)
@@ -197,7 +216,7 @@ class Company:
         self._transfer(trial, prepared)
         moved = time.perf_counter()
         joins = before <= self.rank < after
-        numbers = pickle.loads(self._store.get(f"numbers/{number}")) if joins else None
+        numbers = json.loads(self._store.get(f"numbers/{number}")) if joins else None
         trainer.finish_move(prepared, numbers)
         former, self._group, self.size = self._group, trial.own, after
         for group in (former, union):
@@ -215,7 +234,7 @@ class Company:
                 ranks = Grid.over(trial.own, rank=self.rank, size=after, device=self.device)
             prepared = trainer.prepare_move(before=before, after=after, rank=self.rank, ranks=ranks)
             if self.rank == 0:
-                numbers = pickle.dumps(trainer.moving_numbers())
+                numbers = json.dumps(trainer.moving_numbers())
                 self._store.set(f"numbers/{trial.number}", numbers)
         except Exception as caught:  # noqa: BLE001 - told to all ranks, whatever it is
             error = caught

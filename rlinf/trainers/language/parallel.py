@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
-from rlinf.scheduler.accelerators import collective_backend, process_device
+from rlinf.scheduler.accelerators import collective_backend
 
 
 class Ranks:
@@ -21,9 +22,8 @@ class Ranks:
         rank: Of this process.
         world_size: Processes.
         device: Where this process computes.
-        init_method: URL at which the processes meet, such as ``tcp://host:port`` or
-            ``file:///path``.
-        store: torch's key-value store at which they meet instead.
+        store: torch's key-value store at which several processes meet, for example that of
+            :func:`rlinf.scheduler.rendezvous.meet`.
         timeout_s: Seconds after which a lost process is given up.
     """
 
@@ -33,44 +33,21 @@ class Ranks:
         world_size: int = 1,
         *,
         device: torch.device | str = "cpu",
-        init_method: str | None = None,
-        store: Any = None,
+        store: Store | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
         self._owns_group = False
         if world_size > 1:
-            self._meet(init_method, store, timeout_s)
+            self._meet(store, timeout_s)
 
-    @classmethod
-    def join(
-        cls,
-        rank: int,
-        world_size: int,
-        rendezvous: str | None,
-        *,
-        device: torch.device | str | None = None,
-    ) -> Ranks:
-        """Meet the other processes at a URL.
-
-        Args:
-            rank: Of this process.
-            world_size: Processes.
-            rendezvous: See ``init_method``; None for one process.
-            device: Where this process computes; None: on its accelerator if it has one.
-        """
-        if device is None:
-            device = process_device()
-        return cls(rank, world_size, device=device, init_method=rendezvous)
-
-    def _meet(self, init_method: str | None, store: Any, timeout_s: float) -> None:
+    def _meet(self, store: Store | None, timeout_s: float) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if not dist.is_initialized():
             dist.init_process_group(
                 collective_backend(str(self.device)),
-                init_method=init_method if store is None else None,
                 store=store,
                 rank=self.rank,
                 world_size=self.world_size,

@@ -62,7 +62,7 @@ if __name__ == "__main__":
     # M_MMAP_THRESHOLD: what is given back goes back to the system, and does not count any more.
     ctypes.CDLL(None).mallopt(-3, 1 << 16)
     rank, folder = sys.argv[1:]
-    world = Ranks.join(int(rank), 2, f"file://{folder}/meet", device="cpu")
+    world = Ranks(int(rank), 2, store=torch.distributed.FileStore(f"{folder}/meet", 2))
     outcome = measure(world)
     world.close()
     sys.stdout.buffer.write(pickle.dumps(outcome))

@@ -190,8 +190,8 @@ def run(function: str, directory: Path, count: int = 2) -> list[Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     name, number, count, port, folder = sys.argv[1:]
-    meeting = f"tcp://127.0.0.1:{port}"
-    together = Company(int(number), int(count), rendezvous=meeting, timeout_s=20)
+    store = torch.distributed.TCPStore("127.0.0.1", int(port), is_master=number == "0")
+    together = Company(int(number), int(count), store=store, timeout_s=20)
     result = globals()[name](together, Path(folder))
     together.close()
     sys.stdout.buffer.write(pickle.dumps(result))

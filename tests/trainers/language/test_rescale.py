@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf.errors import RLinfError
 from rlinf.trainers.language import transfer
 from rlinf.trainers.language.company import Company, MoveFailed, _Trial
 from rlinf.trainers.language.transfer import Transfer, pieces, rows_of
@@ -109,6 +111,40 @@ def test_an_offer_is_forgotten_with_the_next() -> None:
         company.offer(phase)
         assert company.offered(phase) == 2
     assert company.offered(3) == 1
+
+
+class Malicious:
+    """Pickled, it makes a file of whoever unpickles it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b'{"kind": "run", "size": 1, "before": 1, "done": 0}',
+        b'{"kind": "move", "size": 0, "before": 1, "done": 0}',
+        b'{"kind": "move", "size": 3, "before": 1, "done": 0}',
+        None,
+    ],
+)
+def test_what_somebody_else_wrote_into_the_store_is_refused_and_never_run(
+    tmp_path: Path, written: bytes | None
+) -> None:
+    company: Any = object.__new__(Company)
+    company.rank, company.world_size, company._read = 1, 2, 0
+    company._store = torch.distributed.HashStore()
+    file = tmp_path / "run"
+    company._store.set("say/0", pickle.dumps(Malicious(file)) if written is None else written)
+    with pytest.raises(RLinfError):
+        company.listen(lambda: None)
+    assert not file.exists()
+    assert written or pickle.loads(pickle.dumps(Malicious(file))) is None
+    assert file.exists() == (written is None)
 
 
 @pytest.fixture(scope="module", params=[("moves", 2), ("many_moves", 4)], ids=["two", "four"])

@@ -144,12 +144,8 @@ def resume(ranks: Ranks, directory: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     name, rank, count, folder = sys.argv[1:]
-    meeting = f"{folder}/meet-{name}"
-    if name == "resume":
-        store = torch.distributed.FileStore(meeting, int(count))
-        world = Ranks(int(rank), int(count), store=store, timeout_s=120)
-    else:
-        world = Ranks.join(int(rank), int(count), f"file://{meeting}", device="cpu")
+    store = torch.distributed.FileStore(f"{folder}/meet-{name}", int(count))
+    world = Ranks(int(rank), int(count), store=store, timeout_s=120)
     outcome = globals()[name](world, Path(folder))
     world.close()
     sys.stdout.buffer.write(pickle.dumps(outcome))

@@ -7,17 +7,23 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # One thread per process: the processes share the cores, and OpenMP threads that spin on them
 # make everything slower.
 export OMP_NUM_THREADS ?= 1
+# So many processes run tests beside each other; who has run out takes over what waits elsewhere.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: quickstart test test-slow check lock clean
+.PHONY: quickstart test test-slow coverage check lock clean
 
 quickstart: $(VENV)/.run  ## Install, then train the quickstart recipe to its level
 	$(BIN)/rlinf train quickstart
 
 test: check  ## Install, then check types, style and layers and run the tests
-	$(BIN)/pytest --cov=rlinf --cov-report=term
+	$(PYTEST)
 
 test-slow: $(VENV)/.dev  ## The tests that take longer: kill and resume, fault storms
 	$(BIN)/pytest -m slow --timeout 1800
+
+coverage: $(VENV)/.dev  ## What the tests run through; watching every line makes them half as slow again
+	$(PYTEST) --cov=rlinf --cov-report=term
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

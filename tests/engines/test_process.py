@@ -105,11 +105,29 @@ def changed(model: Any, factor: float) -> dict[str, torch.Tensor]:
     return {name: factor * value for name, value in model.state_dict().items()}
 
 
+def kill_the_first() -> None:
+    """Kill the first engine process that is seen."""
+    while True:
+        for child in psutil.Process().children():
+            if "rlinf.engines.process.server" in child.cmdline():
+                child.kill()
+                return
+        time.sleep(0.005)
+
+
 def test_a_kill_changes_no_bit(
     supervised: Supervised, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Neither while the process starts nor between steps; the replacement goes on as told."""
+    killer = threading.Thread(target=kill_the_first, daemon=True)
+    killer.start()
+    with caplog.at_level(logging.WARNING):
+        engine = supervised(max_running_requests=5, dtype="bfloat16")
+    killer.join(1)
+    assert engine.restarts == 1
+    assert "signal SIGKILL" in caplog.text
+    caplog.clear()
     own = HFEngineConfig(max_running_requests=5, dtype="bfloat16", **EXACT)
-    engine = supervised(max_running_requests=5, dtype="bfloat16")
     with own.build(ModelSource(module=model)) as within:
         for each in (within, engine):
             each.update_weights(changed(model, 1.1).items(), 4)
@@ -117,9 +135,15 @@ def test_a_kill_changes_no_bit(
         expected = run(within, asked)
         with caplog.at_level(logging.WARNING):
             assert_same_bits(expected, run(engine, asked, kill_before=(9,)))
-    assert engine.restarts == 1
+    assert engine.restarts == 2
     assert "signal SIGKILL" in caplog.text
-    assert "replaced (1 of at most 3)" in caplog.text
+    assert "replaced (2 of at most 3)" in caplog.text
+    for request in requests(9):
+        engine.submit(request)
+    ended = [item.request_id for _ in range(5) for item in engine.step()]
+    told = dict(engine.progress())
+    assert told.keys() == set(range(9)) - set(ended)
+    assert told == {item.request_id: len(item.completion) for item in engine.abort()}
     child = engine.pid
     engine.close()
     assert gone(child)
@@ -197,31 +221,6 @@ def test_an_error_of_a_step_is_a_loss_and_keeps_its_stack(directory: Path) -> No
             engine.step()
         with pytest.raises(RuntimeError, match="closed"):
             engine.step()
-
-
-def test_a_process_that_is_lost_while_it_starts_is_replaced(
-    supervised: Supervised, caplog: pytest.LogCaptureFixture
-) -> None:
-    def kill_the_first() -> None:
-        while True:
-            for child in psutil.Process().children():
-                if "rlinf.engines.process.server" in child.cmdline():
-                    child.kill()
-                    return
-            time.sleep(0.005)
-
-    killer = threading.Thread(target=kill_the_first, daemon=True)
-    killer.start()
-    engine = supervised()
-    killer.join(1)
-    assert engine.restarts == 1
-    assert "signal SIGKILL" in caplog.text
-    for request in requests(9):
-        engine.submit(request)
-    ended = [item.request_id for _ in range(5) for item in engine.step()]
-    told = dict(engine.progress())
-    assert told.keys() == set(range(9)) - set(ended)
-    assert told == {item.request_id: len(item.completion) for item in engine.abort()}
 
 
 def test_a_process_that_cannot_be_started_is_lost(

@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 
 from tests.runners.reasoning_support import train, untimed, weights
 
-pytestmark = pytest.mark.timeout(600)
+# That a kill changes no bit of what one engine answers is tested in test_process.py.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 PROCESS = ("rollout.engine.process={max_restarts: 5}", "runner.total_steps=16")

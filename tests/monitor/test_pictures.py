@@ -10,6 +10,13 @@ from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.curve import Curve, overlay_curves, write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.video import tile, write_video
+from tests.conftest import drawing
+
+
+@pytest.fixture(autouse=True)
+def _drawn():
+    with drawing():
+        yield
 
 
 def a_run(run_dir, seed=0, steps=10, evaluated=True):

@@ -14,6 +14,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import reasoning
 from rlinf.runners.evaluate_reasoning import evaluate
 from rlinf.scheduler.cpu_slots import available_cores
+from tests.conftest import drawing
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed
 
@@ -31,7 +32,8 @@ needs_two_cores = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("reference"))
+    with drawing():
+        return train(tmp_path_factory.mktemp("reference"))
 
 
 def test_what_a_run_leaves_behind(reference: Path) -> None:
@@ -42,7 +44,7 @@ def test_what_a_run_leaves_behind(reference: Path) -> None:
     assert {"eval/success", "eval/success_low", "eval/pass@1"} <= lines[0].keys()
     assert (reference / "initial_model" / "config.json").is_file()
     assert (reference / "model" / "tokenizer.json").is_file()
-    assert (reference / "learning_curve.png").is_file()
+    assert (reference / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((reference / "evaluations/validation_step_00000004.json").read_text())
     assert result["samples"] == 1
 

@@ -64,8 +64,8 @@ def test_a_short_run_that_rescales_computes_what_a_static_one_does(tmp_path: Pat
         "runner.total_steps=1",
         # A few answers of both workers run on for so long that one mostly gives its device up.
         "seed=2",
-        "rollout.sampling={max_new_tokens: 360, temperature: 0.1}",
-        "model.architecture={max_position_embeddings: 400, layers: 6}",
+        "rollout.sampling={max_new_tokens: 120, temperature: 0.1}",
+        "model.architecture={max_position_embeddings: 160, layers: 2}",
     )
     static = train(tmp_path / "static", *short)
     run = train(tmp_path / "run", *short, *SHARED)

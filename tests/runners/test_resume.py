@@ -47,7 +47,7 @@ REASONING = Task(
 
 
 def test_killed_driver_local(tmp_path: Path) -> None:
-    kill_and_resume(EMBODIED, tmp_path, "local", kills=2, steps=8, victim="driver")
+    kill_and_resume(EMBODIED, tmp_path, "local", kills=1, steps=6, victim="driver")
 
 
 def test_killed_driver_of_a_reasoning_run(tmp_path: Path) -> None:

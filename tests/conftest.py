@@ -1,0 +1,33 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+_save = Figure.savefig
+
+
+def _leave_empty(figure: Figure, path: Path, **_: Any) -> None:
+    path.touch()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_pictures() -> None:
+    """Runs leave an empty learning curve: to draw one takes as long as to train a few steps."""
+    Figure.savefig = _leave_empty
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Pictures are drawn."""
+    Figure.savefig = _save
+    try:
+        yield
+    finally:
+        Figure.savefig = _leave_empty

@@ -125,7 +125,7 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
     def _step(self) -> tuple[StepReport, float]:
         """One training step: train, write down, evaluate, commit; returns its report and time."""
         begin = time.perf_counter()
-        self._start_steps()
+        self._start_steps(self._training_steps)
         report = self._under_way.popleft().wait()
         if self._at_its_worst:
             self._worst.reports.append(report)
@@ -167,11 +167,10 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
         planner.begin(self._state.step)
         return planner
 
-    def _start_steps(self) -> None:
-        """Let all rollouts begin that may; the first of them takes the newest weights."""
+    def _start_steps(self, end: int) -> None:
+        """Let all rollouts before ``end`` begin that may; the first takes the newest weights."""
         done = self._state.step
-        last = min(done + self._max_staleness, self._training_steps - 1)
-        for step in range(done + len(self._under_way), last + 1):
+        for step in range(done + len(self._under_way), min(done + self._max_staleness + 1, end)):
             self._system.watch_memory(self._watches_memory(step))
             fresh = self._weights_of == done and self._system.keeps_weights
             self._under_way.append(self._start_step(step, synchronise=not fresh))
@@ -213,13 +212,13 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
     def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
         """Train some steps of which nothing is kept; what they reported, and their metrics.
 
-        The reports of the first say how much memory was held; those of the others do not, as to
-        watch it takes time.
+        As many as are asked for, also where the run has fewer. The reports of the first say how
+        much memory was held; those of the others do not, as to watch it takes time.
         """
         self._warm_up()
         with self._new_system() as self._system:
             for _ in range(steps):
-                self._start_steps()
+                self._start_steps(max(steps, self._training_steps))
                 report = self._under_way.popleft().wait()
                 metrics = self._metrics(report)
                 self._state.step += 1

@@ -72,6 +72,16 @@ def test_newest_and_best_are_kept(tmp_path):
     }  # fmt: skip
 
 
+def test_checkpoints_beyond_the_saved_one_do_not_take_its_place(tmp_path):
+    """A run may go on from an older one; what lies beyond it is of another history."""
+    with open_store(tmp_path) as store:
+        for step in (1, 2, 3, 8, 9):
+            store.save(step, small_state(step), metric=step)
+    with open_store(tmp_path, keep_last=2, keep_best=1) as store:
+        store.save(4, small_state(4), metric=0.0)
+    assert store.steps() == [3, 4, 8, 9]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     store = filled(tmp_path)
     store.save(20, {"other": 1}, blocking=True)

@@ -55,6 +55,33 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     assert tokens.tolist() == [1, 3, 3]
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("by", ["top_k", "top_p"])
+def test_filtered_rows_are_drawn_at_their_temperature(by: str, temperature: float) -> None:
+    logits = torch.log(torch.tensor([0.4, 0.05, 0.25, 0.2, 0.1]))
+    scaled = (logits.double() / temperature).softmax(-1)
+    kept = {"top_k": 3, "top_p": 3 if temperature < 1 else 4}[by]
+    # The sum to draw from is between that of so many tokens and that of one fewer.
+    ordered = scaled.sort(descending=True)
+    bound = float(ordered.values.cumsum(-1)[kept - 2 : kept].mean())
+    filters = Filters(
+        rows=torch.arange(ROWS),
+        seen=None,
+        penalty=torch.ones(ROWS, 1),
+        banned=None,
+        top_k=torch.full((ROWS, 1), kept if by == "top_k" else 5),
+        top_p=torch.full((ROWS, 1), bound if by == "top_p" else 1.0),
+    )
+    scale = torch.full((ROWS, 1), temperature)
+    draw = Draw(uniforms=_uniforms(ROWS), temperature=scale, filters=filters)
+    tokens, log_probs = draw_tokens(logits.expand(ROWS, 5), draw)
+    counts = torch.bincount(tokens, minlength=5)[ordered.indices].numpy()
+    assert not counts[kept:].any()
+    expected = ordered.values[:kept] / ordered.values[:kept].sum()
+    assert stats.chisquare(counts[:kept], ROWS * expected.numpy()).pvalue > 1e-3
+    assert torch.allclose(log_probs.double(), scaled.log()[tokens], atol=1e-5)
+
+
 def _drawn_under(
     logits: torch.Tensor, **change: torch.Tensor | None
 ) -> tuple[set[int], np.ndarray]:

@@ -120,6 +120,14 @@ def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepR
         yield from (report for report, _ in runner.rehearse(steps))
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_more_steps_can_be_measured_than_a_run_has(tmp_path: Path, ahead: int) -> None:
+    one_step = ("runner.total_env_steps=128", f"rollout.max_staleness={ahead}")
+    reports = list(_rehearsed(support.small_config(tmp_path, *one_step), tmp_path, 3))
+    assert len(reports) == 3
+    assert all(report.stages.keys() == reports[0].stages.keys() for report in reports)
+
+
 def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
     here = kept_profiles.fingerprints(config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlinf.algorithms.tokens.config import GRPOConfig
+from rlinf.algorithms.config import GRPOConfig
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.text_answers import AnswerKind
@@ -95,7 +95,7 @@ class BenchmarkSystem(AnsweringSystem):
             model=config.model,
             engine=config.rollout.engine,
             sampling=config.rollout.sampling,
-            algorithm=GRPOConfig(),
+            algorithm=GRPOConfig().of_family("tokens"),
             group_size=config.rollout.samples,
             seed=config.seed,
             weight_sync=AutoConfig(),

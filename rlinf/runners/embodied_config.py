@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms import registry as algorithms
-from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.algorithms.registry import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
@@ -28,7 +27,6 @@ from rlinf.trainers.config import ActorConfig
 COMPONENTS = ("env", "rollout", "actor")
 
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
-AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -101,7 +99,7 @@ class EmbodiedConfig(PlacedConfig):
     env: TrainingEnvironments
     rollout: RolloutConfig
     model: ModelSection
-    algorithm: AlgorithmSection
+    algorithm: ActionAlgorithm
     actor: ActorConfig
     evaluation: EvaluationConfig = EvaluationConfig()
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.records import EpisodeRecord
 from rlinf.envs.resharding import reshard
@@ -108,7 +107,7 @@ class EmbodiedSystem(WorkerSystem):
         if component == "rollout":
             return RolloutSetup(
                 model=config.model,
-                value_dim=build_algorithm(config.algorithm, group_size=config.group_size).value_dim(
+                value_dim=config.algorithm.build(group_size=config.group_size).value_dim(
                     config.model.num_action_chunks
                 ),
                 seed=config.seed,

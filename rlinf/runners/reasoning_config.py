@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.agents.config import AgentConfig
-from rlinf.algorithms.tokens import registry as algorithms
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.registry import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
@@ -42,7 +41,6 @@ from rlinf.workers.partial_config import PartialRolloutConfig
 
 COMPONENTS = ("rollout", "reward", "actor")
 
-AlgorithmSection = Annotated[TokenAlgorithmConfig, Component(algorithms.REGISTRY)]
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
 WeightSyncSection = Annotated[WeightSyncConfig, Component(weight_syncers.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
@@ -106,7 +104,7 @@ class ReasoningConfig(PlacedConfig):
     model: LanguageModelConfig
     rollout: ReasoningRolloutConfig
     reward: RewardConfig
-    algorithm: AlgorithmSection
+    algorithm: TokenAlgorithm
     actor: TrainerSection
     critic: CriticTrainerConfig | None = None
     """Trainer of the value network; only for an algorithm that needs one."""

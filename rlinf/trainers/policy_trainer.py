@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.metrics import staleness_metrics
 from rlinf.algorithms.protocol import Algorithm, Evaluation
-from rlinf.algorithms.staleness import staleness_metrics
 from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import RunFailure

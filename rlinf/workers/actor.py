@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlinf.algorithms.registry import AlgorithmConfig, build_algorithm
+from rlinf.algorithms.base_config import AlgorithmConfig
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
@@ -54,7 +54,7 @@ class ActorWorker(StageWorker):
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
         """Build policy and trainer; returns the number of parameters."""
         setup = self._setup
-        algorithm = build_algorithm(setup.algorithm, group_size=setup.group_size)
+        algorithm = setup.algorithm.build(group_size=setup.group_size)
         policy = build_policy(
             setup.model,
             env_spec,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
@@ -33,7 +33,7 @@ class CriticSetup:
     """
 
     model: LanguageModelConfig
-    algorithm: TokenAlgorithmConfig
+    algorithm: PolicyConfig
     critic: CriticTrainerConfig
     total_steps: int
     seed: int

@@ -12,7 +12,7 @@ import numpy as np
 from rlinf.agents.config import AgentConfig
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool_use import ToolUse
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
@@ -59,7 +59,7 @@ class GenerationSetup:
     model: LanguageModelConfig
     engine: EngineConfig
     sampling: SamplingConfig
-    algorithm: TokenAlgorithmConfig
+    algorithm: PolicyConfig
     group_size: int
     seed: int
     weight_sync: WeightSyncConfig

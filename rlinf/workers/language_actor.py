@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
@@ -60,7 +60,7 @@ class LanguageActorSetup:
     """
 
     model: LanguageModelConfig
-    algorithm: TokenAlgorithmConfig
+    algorithm: PolicyConfig
     actor: LanguageTrainerConfig
     temperature: float
     total_steps: int
@@ -177,7 +177,7 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _trains_parts(self) -> bool:
         """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._setup.actor.trains_in_order and self._algorithm.config.prepares_parts
+        return self._setup.actor.trains_in_order and self._setup.algorithm.prepares_parts
 
     def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
         """Train on each global batch as soon as its slots are full; the same wherever it runs."""

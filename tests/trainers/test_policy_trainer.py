@@ -225,7 +225,7 @@ def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
     policy = make_policy()
     with torch.no_grad():
         next(policy.parameters()).add_(0.01)
-    algorithm = DecoupledPPOConfig(proximal=proximal).build()
+    algorithm = DecoupledPPOConfig(proximal=proximal).build(family="actions")
     before = weights(policy)
     metrics = trainer_of(policy, algorithm).train(acted, 1, version=1)
     assert not torch.equal(weights(policy), before)

@@ -119,6 +119,164 @@ def test_value_parameters_do_not_move_the_actions(policy: Policy) -> None:
 
 
 def test_weights_depend_on_the_seed_alone(policy: Policy) -> None:
+    config = next(c for c in CONFIGS.values() if type(c) is type_of(policy) and same(c, policy))
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    again = build_policy(config, env_spec(), seed=1).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, again[name]) for name, value in policy.state_dict().items())
+    other = build_policy(config, env_spec(), seed=2).state_dict()
+    assert any(not torch.equal(value, again[name]) for name, value in other.items())
+
+
+def type_of(policy: Policy) -> type[ModelConfig]:
+    return MLPConfig if isinstance(policy, MLPPolicy) else CNNConfig
+
+
+def same(config: ModelConfig, policy: Policy) -> bool:
+    shapes = {n: p.shape for n, p in build_policy(config, env_spec()).named_parameters()}
+    return shapes == {n: p.shape for n, p in policy.named_parameters()}
+
+
+def test_gaussian_formulas_against_torch_distributions() -> None:
+    mean, action = torch.randn(6, 2, 3), torch.randn(6, 2, 3)
+    log_std = torch.randn(2, 3)
+    normal = Normal(mean, log_std.exp().expand_as(mean))
+    log_prob = gaussian_log_prob(deviation=(action - mean) / log_std.exp(), log_std=log_std)
+    torch.testing.assert_close(log_prob, normal.log_prob(action), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gaussian_entropy(log_std=log_std).expand_as(mean), normal.entropy())
+
+
+@pytest.mark.parametrize("state_dependent", [False, True])
+def test_policy_density_is_that_of_its_gaussian(state_dependent: bool) -> None:
+    config = MLPConfig(initial_log_std=-0.7, policy_gain=1.0, state_dependent_std=state_dependent)
+    policy = config.build(env_spec(), seed=0)
+    seen = observations(200)
+    draw = noise(200)
+    mode = policy.sample(seen, None).forward_inputs[RAW_ACTIONS]
+    sample = policy.sample(seen, draw)
+    raw = sample.forward_inputs[RAW_ACTIONS]
+    std = (raw - mode) / draw
+    if not state_dependent:
+        torch.testing.assert_close(std, torch.full_like(std, 0.4965853), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        sample.log_probs, Normal(mode, std).log_prob(raw), rtol=1e-3, atol=1e-3
+    )
+    entropy = policy.evaluate_actions(seen | sample.forward_inputs).entropy
+    torch.testing.assert_close(entropy, Normal(mode, std).entropy(), rtol=1e-3, atol=1e-3)
+
+
+def test_first_actions_are_near_zero_and_layers_orthogonal() -> None:
+    policy = MLPConfig(hidden_sizes=(8, 8)).build(env_spec(), seed=0)
+    assert policy.sample(observations(50), None).actions.abs().max() < 0.1
+    weight = policy.actor.layers[1].weight
+    assert isinstance(weight, torch.Tensor)
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(8), rtol=1e-4, atol=1e-4)
+
+
+def test_normalizer_statistics_equal_those_of_all_data() -> None:
+    rng = np.random.default_rng(0)
+    normalizer = ObservationNormalizer(3, clip=2.0)
+    pieces = [torch.from_numpy(rng.normal(2.0, 5.0, (n, 3)).astype(np.float32)) for n in (5, 1, 90)]
+    for piece in pieces:
+        normalizer.update(piece)
+    normalizer.update(torch.zeros(0, 3))
+    data = torch.cat(pieces).double().numpy()
+    assert normalizer.count.item() == 96
+    np.testing.assert_allclose(normalizer.running_mean.numpy(), data.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(normalizer.running_variance.numpy(), data.var(0), rtol=1e-9)
+    expected = ((data - data.mean(0)) / np.sqrt(data.var(0) + 1e-8)).clip(-2, 2)
+    np.testing.assert_allclose(
+        normalizer(torch.cat(pieces)).numpy(), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_constant_observation_is_normalised_to_zero() -> None:
+    normalizer = ObservationNormalizer(1)
+    constant = torch.full((100, 1), 0.6123)
+    normalizer.update(constant)
+    assert not bool(normalizer(constant).any())
+
+
+def test_normalizer_travels_with_the_weights() -> None:
+    trained = MLPConfig(policy_gain=1.0).build(env_spec(), seed=0)
+    trained.update_normalizer(observations(100, seed=8))
+    received = MLPConfig(policy_gain=1.0).build(env_spec(), seed=5)
+    received.load_state_dict(trained.state_dict())
+    seen, draw = observations(7), noise(7)
+    assert torch.equal(received.sample(seen, draw).actions, trained.sample(seen, draw).actions)
+    more = observations(30, seed=9)
+    trained.update_normalizer(more)
+    received.update_normalizer(more)
+    ours, theirs = trained.state_dict(), received.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_without_a_critic_there_are_no_values() -> None:
+    policy = build_policy(MLPConfig(), env_spec(), value_dim=0)
+    assert policy.value(observations(4)).shape == (4, 0)
+    assert list(policy.value_parameters()) == []
+    chunked = build_policy(MLPConfig(num_action_chunks=4), env_spec(), value_dim=4)
+    assert chunked.value(observations(4)).shape == (4, 4)
+    with pytest.raises(ConfigError, match="legal: 0, 1, 4"):
+        build_policy(MLPConfig(num_action_chunks=4), env_spec(), value_dim=2)
+
+
+def test_several_cameras_and_views() -> None:
+    spec = env_spec(
+        observation_shapes={"main_images": (36, 40, 3), "extra_view_images": (2, 36, 40, 3)}
+    )
+    config = CNNConfig(image_keys=("main_images", "extra_view_images"), image_features=8)
+    policy = build_policy(config, spec)
+    main = observations(3)["main_images"]
+    views = torch.stack([main, main.flip(1)], dim=1)
+    seen = {"main_images": main, "extra_view_images": views}
+    assert policy.value(seen).shape == (3, 1)
+    swapped = seen | {"extra_view_images": views.flip(1)}
+    assert not torch.equal(policy.value(seen), policy.value(swapped))
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "message"),
+    [
+        (MLPConfig(), {"observation_shapes": {"main_images": (36, 40, 3)}}, "use cnn for images"),
+        (CNNConfig(), {"observation_shapes": {"states": (5,)}}, "use mlp for states"),
+        (CNNConfig(), {"observation_shapes": {"main_images": (16, 16, 3)}}, "use larger images"),
+        (MLPConfig(), {"action_kind": "discrete"}, "use an environment with a Box action space"),
+    ],
+)
+def test_environments_that_do_not_fit_are_refused(
+    config: ModelConfig, spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_policy(config, env_spec(**spec))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("mlp", {"hidden_sizes": []}, "at least 1 item"),
+        ("mlp", {"activation": "sigmoid"}, "'tanh', 'relu'"),
+        ("mlp", {"hiden_sizes": [64]}, "Extra inputs"),
+        ("cnn", {"strides": [4, 2]}, "channels has 3 entries"),
+        ("cnn", {"kernel_sizes": [8, 4, 0]}, "nearest: 1"),
+    ],
+)
+def test_illegal_configs_say_what_and_why(kind: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        REGISTRY.load(kind)(type=kind, **options)
+
+
+def test_registry() -> None:
+    assert {"mlp", "cnn"} <= set(REGISTRY.names())
+    with pytest.raises(ConfigError, match="did you mean `mlp`"):
+        REGISTRY.load("mpl")
+
+
+def test_a_policy_begins_with_the_weights_of_a_file(
+    config: ModelConfig, policy: Policy, tmp_path: Path
+) -> None:
+    """Its critic too, where the file has one; what is of another shape is refused."""
     path = export_weights(tmp_path / "policy.safetensors", policy.state_dict())
     begun = config.model_copy(update={"path": path})
     begun.check()
@@ -126,10 +284,9 @@ def test_weights_depend_on_the_seed_alone(policy: Policy) -> None:
     assert all(torch.equal(again[name], each) for name, each in policy.state_dict().items())
     imitating = build_policy(config, env_spec(), value_dim=0, seed=3).state_dict()
     export_weights(path, imitating)
-    fresh = build_policy(config, env_spec(), seed=2).state_dict()
-    with_critic = build_policy(begun, env_spec(), seed=2).state_dict()
-    expected = fresh | imitating
-    assert all(torch.equal(with_critic[name], each) for name, each in expected.items())
+    expected = build_policy(config, env_spec(), seed=2).state_dict() | imitating
+    again = build_policy(begun, env_spec(), seed=2).state_dict()
+    assert all(torch.equal(again[name], each) for name, each in expected.items())
     with pytest.raises(ConfigError, match=r"^model\.path: .*is of another model"):
         build_policy(begun, env_spec(action_dim=2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2))
     path.write_bytes(b"")

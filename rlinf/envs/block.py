@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
-
 import numpy as np
 
 from rlinf.envs.records import RECORD_DTYPE
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import ConfigError
-
-_ALIGNMENT = 64
-_SHARED_DIRECTORY = "/dev/shm"
-
-Fields = dict[str, tuple[tuple[int, ...], np.dtype]]
+from rlinf.processes.shared_block import ALIGNMENT, Fields
 
 
 class Status:
@@ -61,7 +52,7 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
         "actions": ((max_chunk, spec.action_dim), "<f4"),
         "log": ((spec.max_episode_steps, spec.action_dim), "<f4"),
     }
-    fields: Fields = {
+    fields: dict[str, tuple[tuple[int, ...], np.dtype]] = {
         name: ((num_envs, *shape), np.dtype(kind)) for name, (shape, kind) in per_env.items()
     }
     fields["records"] = ((num_envs,), RECORD_DTYPE)
@@ -70,81 +61,5 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
         fields[f"observation/{key}"] = ((num_envs, *shape), dtype)
         fields[f"final/{key}"] = ((num_envs, *shape), dtype)
     # Per process: the row being stepped (-1: none) and a count that grows with every step.
-    fields["progress"] = ((processes, _ALIGNMENT // 8), np.dtype("<i8"))
+    fields["progress"] = ((processes, ALIGNMENT // 8), np.dtype("<i8"))
     return fields
-
-
-def block_size(fields: Fields) -> int:
-    """Return the bytes that the fields take."""
-    return sum(_padded(shape, dtype) for shape, dtype in fields.values())
-
-
-def _padded(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def open_descriptor() -> int:
-    """Return a descriptor of nameless shared memory: nothing is left behind by ``kill -9``."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("rlinf-envs")
-    directory = _SHARED_DIRECTORY if os.path.isdir(_SHARED_DIRECTORY) else None
-    descriptor, path = tempfile.mkstemp(prefix="rlinf-envs-", dir=directory)
-    os.unlink(path)
-    return descriptor
-
-
-def size_descriptor(descriptor: int, size: int) -> None:
-    """Give the shared memory its size.
-
-    Raises:
-        ConfigError: The machine does not have that much.
-    """
-    available = _available_bytes(descriptor)
-    if available is not None and size > available:
-        raise ConfigError(
-            f"the envs need {size / 2**20:.0f} MiB of shared memory and {available / 2**20:.0f} "
-            "MiB are available; use fewer envs, smaller images, or allow more "
-            "(docker run --shm-size=...)"
-        )
-    os.ftruncate(descriptor, size)
-
-
-def _available_bytes(descriptor: int) -> int | None:
-    if not hasattr(os, "memfd_create"):
-        state = os.fstatvfs(descriptor)
-        return state.f_bavail * state.f_frsize
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None
-
-
-class SharedBlock:
-    """The arrays of the block, by name, over one mapping."""
-
-    def __init__(self, descriptor: int, fields: Fields) -> None:
-        self._memory = mmap.mmap(descriptor, block_size(fields))
-        self.arrays: dict[str, np.ndarray] = {}
-        offset = 0
-        for name, (shape, dtype) in fields.items():
-            count = int(np.prod(shape, dtype=np.int64))
-            flat = np.frombuffer(self._memory, dtype, count, offset)
-            self.arrays[name] = flat.reshape(shape)
-            offset += _padded(shape, dtype)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def group(self, prefix: str) -> dict[str, np.ndarray]:
-        """Return the arrays named ``prefix/key``, by key."""
-        start = f"{prefix}/"
-        return {
-            name.removeprefix(start): array
-            for name, array in self.arrays.items()
-            if name.startswith(start)
-        }

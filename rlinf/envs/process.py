@@ -8,36 +8,28 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import socket
-import traceback
 from typing import Any
 
-from rlinf.child_process import watch_parent
 from rlinf.envs.base import SimulatorEnv
-from rlinf.envs.block import SharedBlock, block_fields
+from rlinf.envs.block import block_fields
 from rlinf.envs.host import EnvHost, EpisodeRules
 from rlinf.envs.registry import REGISTRY
 from rlinf.envs.schedule import EpisodeSchedule
 from rlinf.envs.spec import spec_of
-from rlinf.envs.wire import Message, Op, decode_tree, encode_tree, receive, send
-from rlinf.errors import ConfigError, MissingPackageError, UserError
+from rlinf.processes.shared_block import SharedBlock
+from rlinf.processes.supervised import CLOSE, serve
 
 
 def main(lifeline: int, commands: int, memory: int) -> None:
-    """Serve one vector env until it says CLOSE or goes away.
+    """Serve one vector env until it says ``close`` or goes away.
 
     Args:
-        lifeline: See :func:`~rlinf.child_process.watch_parent`.
+        lifeline: See :func:`~rlinf.processes.supervised.serve`, like ``commands``.
         commands: Descriptor of the socket to the vector env.
         memory: Descriptor of the shared memory.
     """
-    watch_parent(lifeline)
     _yield_to_the_sender()
-    with socket.socket(fileno=commands) as connection:
-        try:
-            _serve(connection, memory)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return  # the parent is gone
+    serve(lifeline, commands, _Server(memory).answer)
 
 
 def _yield_to_the_sender() -> None:
@@ -51,33 +43,6 @@ def _yield_to_the_sender() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _serve(connection: socket.socket, memory: int) -> None:
-    server = _Server(memory)
-    while True:
-        message = receive(connection)
-        try:
-            payload = server.answer(message)
-        except Exception as error:  # noqa: BLE001 - the parent decides; this process only reports
-            send(connection, Message(Op.ERROR, message.stage, 0, message.sequence, _report(error)))
-            continue
-        send(connection, Message(Op.DONE, message.stage, 0, message.sequence, payload))
-        if message.op == Op.CLOSE:
-            return
-
-
-def _report(error: Exception) -> bytes:
-    report: dict[str, Any] = {"kind": "failure"}
-    if isinstance(error, MissingPackageError):
-        package = [error.package, error.extra, error.needed_for]
-        report = {"kind": "missing", "package": package}
-    elif isinstance(error, ConfigError):
-        report = {"kind": "user", "message": error.reason, "key": error.key}
-    elif isinstance(error, UserError):
-        report = {"kind": "user", "message": str(error), "key": ""}
-    report["stack"] = "".join(traceback.format_exception(error))
-    return encode_tree(report)
-
-
 class _Server:
     """What the process knows between two commands."""
 
@@ -87,34 +52,43 @@ class _Server:
         self._envs: dict[int, SimulatorEnv] = {}
         self._host: EnvHost | None = None
 
-    def answer(self, message: Message) -> bytes:
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Execute one command and return the content of its answer."""
-        if message.op == Op.START:
-            return encode_tree(self._start(decode_tree(message.payload)))
-        if message.op == Op.ATTACH:
+        operation = message["operation"]
+        if operation == "start":
+            return self._start(message)
+        if operation == "attach":
             return self._attach()
         host = self._host
         if host is None:
-            if message.op == Op.CLOSE:
-                return b""
-            raise RuntimeError("a command came before ATTACH")
-        rows = self._settings["rows"][message.stage] if message.stage >= 0 else list(self._envs)
-        if message.op == Op.STEP:
-            host.step(rows, message.sequence, message.chunk)
-        elif message.op == Op.RESET:
-            host.reset(rows, message.sequence)
-        elif message.op == Op.RESTORE:
-            host.restore(decode_tree(message.payload))
-        elif message.op == Op.SCHEDULE:
-            host.schedule = EpisodeSchedule(**decode_tree(message.payload))
-        elif message.op == Op.STATE:
-            return encode_tree(host.states(rows))
-        elif message.op == Op.RENDER:
-            return encode_tree({"frame": host.render(message.chunk)})
-        elif message.op == Op.CLOSE:
-            host.close()
+            if operation == CLOSE:
+                return {}
+            raise RuntimeError("a command came before `attach`")
+        found = self._executed(host, operation, message)
         faults = host.take_faults()
-        return encode_tree({"faults": faults}) if faults else b""
+        return {
+            **found,
+            "stage": message.get("stage", -1),
+            **({"faults": faults} if faults else {}),
+        }
+
+    def _executed(self, host: EnvHost, operation: str, message: dict[str, Any]) -> dict[str, Any]:
+        if operation == "step":
+            rows = self._settings["rows"][message["stage"]]
+            host.step(rows, message["sequence"], message["chunk"])
+        elif operation == "reset":
+            host.reset(self._settings["rows"][message["stage"]], message["sequence"])
+        elif operation == "restore":
+            host.restore(message["rows"])
+        elif operation == "schedule":
+            host.schedule = EpisodeSchedule(**message["schedule"])
+        elif operation == "state":
+            return {"states": host.states(list(self._envs))}
+        elif operation == "render":
+            return {"frame": host.render(message["row"])}
+        elif operation == CLOSE:
+            host.close()
+        return {}
 
     def _start(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Build the envs and say what they look like."""
@@ -128,7 +102,7 @@ class _Server:
         self._envs = {row: self._make() if position else first for position, row in enumerate(rows)}
         gc.collect()
         gc.freeze()
-        return {"spec": self._spec.to_json(), "pid": os.getpid()}
+        return {"spec": self._spec.to_json()}
 
     def _make(self) -> SimulatorEnv:
         kind, steps = self._settings["type"], self._settings["rules"]["max_episode_steps"]
@@ -137,7 +111,7 @@ class _Server:
         adapter.check(options, steps)
         return adapter(options)
 
-    def _attach(self) -> bytes:
+    def _attach(self) -> dict[str, Any]:
         settings = self._settings
         fields = block_fields(
             self._spec, settings["num_envs"], settings["max_chunk"], settings["processes"]
@@ -153,4 +127,4 @@ class _Server:
             first_env=settings["first_env"],
             progress=block["progress"][settings["process"]],
         )
-        return b""
+        return {}

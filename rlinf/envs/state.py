@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.block import EPISODE_FIELDS, SharedBlock
+from rlinf.envs.block import EPISODE_FIELDS
 from rlinf.errors import CheckpointError
+from rlinf.processes.shared_block import SharedBlock
 
 
 def read_state(block: SharedBlock, simulator: Mapping[int, np.ndarray]) -> dict[str, Any]:

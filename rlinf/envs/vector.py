@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.envs.block import Status
 from rlinf.envs.config import EnvConfig, usable_cores
 from rlinf.envs.faults import FaultWatch
-from rlinf.envs.pool import EnvPool
+from rlinf.envs.pool import Command, EnvPool
 from rlinf.envs.process_settings import (
     check_division,
     in_a_round_from,
@@ -23,7 +23,6 @@ from rlinf.envs.records import EnvFault, EpisodeRecord, FaultReason, read_record
 from rlinf.envs.results import Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.state import read_state, write_state
-from rlinf.envs.wire import Message, Op
 
 
 class SupervisedVectorEnv:
@@ -144,7 +143,7 @@ class SupervisedVectorEnv:
         for name in ("index", "attempt", "steps"):
             self._block[name][part] = 0
         self._block["status"][part] = Status.IDLE
-        self._command(stage, Op.RESET, 1)
+        self._command(stage, "reset", 1)
         self._pool.wait(stage)
         self._note_faults()
         del self._in_flight[stage]
@@ -171,7 +170,7 @@ class SupervisedVectorEnv:
         if not 1 <= chunk <= self._max_chunk:
             raise ValueError(f"a chunk of {chunk} actions; from 1 to max_chunk={self._max_chunk}")
         self._block["actions"][part, :chunk] = given
-        self._command(stage, Op.STEP, chunk)
+        self._command(stage, "step", chunk)
 
     def receive(self, stage: int = 0) -> VectorStep:
         """Wait for the chunk in flight in ``stage`` and return what followed.
@@ -274,10 +273,10 @@ class SupervisedVectorEnv:
         if busy:
             raise ValueError(f"stage {busy[0]} is in flight: call receive first")
 
-    def _command(self, stage: int, op: Op, chunk: int) -> None:
+    def _command(self, stage: int, operation: str, chunk: int) -> None:
         self._sequence += 1
         self._in_flight[stage] = chunk
-        self._pool.send(Message(op, stage, chunk, self._sequence))
+        self._pool.send(Command(operation, stage, chunk, self._sequence))
 
     def _note_faults(self) -> None:
         for fault in self._pool.take_faults():

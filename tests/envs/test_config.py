@@ -10,8 +10,8 @@ import pytest
 from rlinf.envs import metaworld
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.registry import REGISTRY
-from rlinf.envs.wire import decode_tree, encode_tree
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.wire import decode_tree, encode_tree
 
 GOOD = {"type": "metaworld", "options": {"task": "reach-v3"}, "max_episode_steps": 150}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlinf.envs.metaworld import MetaWorldEnv, MetaWorldOptions, task_names
-from rlinf.envs.wire import decode_tree, encode_tree
+from rlinf.processes.wire import decode_tree, encode_tree
 
 mujoco = pytest.importorskip("mujoco")
 env_dict = pytest.importorskip("metaworld.env_dict")

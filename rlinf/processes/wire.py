@@ -58,11 +58,11 @@ def decode_tree(data: bytes) -> dict[str, Any]:
         ValueError: It is not such.
     """
     try:
-        header, arrays = _LENGTHS.unpack_from(data)
+        header, _ = _LENGTHS.unpack_from(data)
         begin = _LENGTHS.size + header
-        tree: dict[str, Any] = json.loads(data[_LENGTHS.size : begin])
-        # Without arrays nothing in the tree stands for one, whatever its keys are.
-        return _with_arrays(tree, memoryview(data), [begin]) if arrays else tree
+        tree = json.loads(data[_LENGTHS.size : begin])
+        found: dict[str, Any] = _with_arrays(tree, memoryview(data), [begin])
+        return found
     except (KeyError, TypeError, struct.error) as error:
         raise ValueError(f"no message: {error}") from error
 
@@ -87,10 +87,19 @@ def _without_arrays(value: Any, buffers: list[bytes]) -> Any:
     if np is not None and isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _without_arrays(item, buffers) for key, item in value.items()}
+        return {_escaped(key): _without_arrays(item, buffers) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_without_arrays(item, buffers) for item in value]
     return value
+
+
+def _escaped(key: Any) -> Any:
+    """A key that is not taken for the sign of an array: one more character where it begins so."""
+    return f"{key}_" if isinstance(key, str) and key.startswith(_ARRAY) else key
+
+
+def _unescaped(key: str) -> str:
+    return key[:-1] if key.startswith(_ARRAY) else key
 
 
 def _with_arrays(value: Any, data: memoryview, position: list[int]) -> Any:
@@ -99,7 +108,7 @@ def _with_arrays(value: Any, data: memoryview, position: list[int]) -> Any:
     if not isinstance(value, dict):
         return value
     if _ARRAY not in value:
-        return {key: _with_arrays(item, data, position) for key, item in value.items()}
+        return {_unescaped(k): _with_arrays(item, data, position) for k, item in value.items()}
     import numpy as np
 
     descr, shape = value[_ARRAY]

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -17,17 +17,19 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=30, deadline=None)
 @given(plain, arrays.arrays(np.float32, arrays.array_shapes(min_dims=0)))
 def test_what_is_read_is_what_was_written(value, array):
     found = decode_tree(encode_tree({"plain": value, "nested": [{"array": array}]}))
-    assert found["plain"] == value or "__array__" in str(value)
+    assert found["plain"] == value
     assert found["nested"][0]["array"].dtype == np.float32
     np.testing.assert_array_equal(found["nested"][0]["array"], array)
 
 
-def test_a_key_of_the_user_stands_for_no_array_where_there_is_none():
-    message = {"answer": {"__array__": ["<f8", [2]]}}
-    assert decode_tree(encode_tree(message)) == message
+def test_a_key_of_the_user_never_stands_for_an_array():
+    answer = {"__array__": ["<f8", [2]], "__array___": 1}
+    found = decode_tree(encode_tree({"answer": answer, "array": np.zeros(2)}))
+    assert found["answer"] == answer
 
 
 def test_arrays_of_records_come_back_and_are_writable():
@@ -46,7 +48,7 @@ def test_objects_are_refused():
 
 @pytest.mark.parametrize("spoilt", [b"", b"\x05\0\0\0\0\0\0\0\0\0\0\0{nope", b"\xff" * 40])
 def test_what_is_no_message_is_a_value_error(spoilt):
-    with pytest.raises(ValueError, match="no message|Expecting|codec|column|property name"):
+    with pytest.raises(ValueError, match=r"no message|Expecting|codec|column|property name"):
         decode_tree(spoilt)
 
 

@@ -11,11 +11,11 @@ import os
 from typing import Any
 
 from rlinf.envs.base import SimulatorEnv
-from rlinf.envs.block import block_fields
-from rlinf.envs.host import EnvHost, EpisodeRules
 from rlinf.envs.registry import REGISTRY
-from rlinf.envs.schedule import EpisodeSchedule
 from rlinf.envs.spec import spec_of
+from rlinf.envs.supervised.block import block_fields
+from rlinf.envs.supervised.host import EnvHost, EpisodeRules
+from rlinf.envs.supervised.schedule import EpisodeSchedule
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.supervised import CLOSE, serve
 

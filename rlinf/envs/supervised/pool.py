@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.block import block_fields
 from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.block import block_fields
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.processes.shared_block import (
     MemoryShortageError,
@@ -69,7 +69,7 @@ class EnvProcess:
         self.progress: np.ndarray | None = None
         self.pending: dict[int, Command] = {}
         self._process = SupervisedProcess(
-            "rlinf.envs.process", settings, descriptors=[memory], python=python
+            "rlinf.envs.supervised.process", settings, descriptors=[memory], python=python
         )
 
     def started(self) -> EnvSpec:

@@ -12,7 +12,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.registry import REGISTRY
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 Act = Callable[[Observations], np.ndarray]

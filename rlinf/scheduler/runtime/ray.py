@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _NAMESPACE = "RLinf"
 _KV_SPACE = b"RLinf"
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
-_FLUSH_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 _MOST_NAMESPACES = 1000
 
 
@@ -62,6 +62,7 @@ class RayRuntime(RayRuntimeBase):
         self._owns_ray = _connect(config)
         self._owned: OwnedSession | None = None
         self._watch: DeathWatch | None = None
+        self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         try:
             nodes = _find_nodes(config, deadline_seconds, all_nodes)
@@ -101,6 +102,7 @@ class RayRuntime(RayRuntimeBase):
 
     def watch_deaths(self, registry: RegistryService) -> None:
         """Tell the registry when a worker's process ends."""
+        self._registry = registry
         owned = self._owned
         if owned is not None:
             self._watch = DeathWatch(self.process, owned.session, registry, self.find)
@@ -141,12 +143,20 @@ class RayRuntime(RayRuntimeBase):
 
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""
-        endpoint = self.process.endpoint
+        self._ask_all(registry.endpoints(), "trace.flush")
+
+    def _leave_other_nodes(self, registry: RegistryService) -> None:
+        """Let one worker of each other node remove the cluster's files there."""
+        by_node = {address.partition("|")[0]: address for address in registry.endpoints()}
+        by_node.pop(str(self.process.node_rank), None)
+        self._ask_all(by_node.values(), "session.end")
+
+    def _ask_all(self, addresses: Iterable[str], kind: str) -> None:
         answers = []
-        for address in registry.endpoints():
+        for address in addresses:
             with suppress(WorkerDiedError):
-                answers.append(endpoint.request(address, "trace.flush"))
-        limit = time.monotonic() + _FLUSH_SECONDS
+                answers.append(self.process.endpoint.request(address, kind))
+        limit = time.monotonic() + _ANSWER_SECONDS
         while any(not answer.done() for answer in answers) and time.monotonic() < limit:
             time.sleep(0.01)
 
@@ -155,6 +165,8 @@ class RayRuntime(RayRuntimeBase):
         if self._watch is not None:
             self._watch.close()
         if ray.is_initialized():
+            if self._registry is not None:
+                self._leave_other_nodes(self._registry)
             for worker in self._started.values():
                 worker.kill()
             if hasattr(self, "namespace"):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private import ray_constants
 from ray.experimental import internal_kv
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,7 +31,7 @@ from rlinf.scheduler.runtime.attach import ATTACH_VARIABLE, enter_cluster, enter
 from rlinf.scheduler.runtime.deaths import DeathWatch
 from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
 from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
-from rlinf.scheduler.transport.session import OwnedSession
+from rlinf.scheduler.transport.session import OwnedSession, socket_root
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
@@ -244,14 +247,46 @@ def _connect(config: ClusterConfig) -> bool:
         )
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        **common,
-    )
+    with _on_loopback():
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(_private_directory() / "ray"),
+            **common,
+        )
     _end_idle_services()
     return True
+
+
+def _private_directory() -> Path:
+    """For Ray's logs and sockets: it lets every user of the machine into its own directory."""
+    place = socket_root() / f"rlinf-{os.getuid()}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return place
+    return Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that starts now, and is of this machine alone, listen on loopback.
+
+    Its switch for that is named after the systems where it is the default. Ray reads the variable
+    when it is imported, so this process, which may have, is told as well.
+    """
+    switch = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(switch), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[switch], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        os.environ.pop(switch)
+        if before[0] is not None:
+            os.environ[switch] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
 def _end_idle_services() -> None:

@@ -27,7 +27,8 @@ def shared_memory_directory() -> Path:
     return directory if directory.is_dir() else Path(tempfile.gettempdir())
 
 
-def _socket_root() -> Path:
+def socket_root() -> Path:
+    """Where directories of Unix sockets can be: their paths must be short."""
     root = tempfile.gettempdir()
     return Path(root) if len(root) <= _LONGEST_SOCKET_DIRECTORY else Path("/tmp")
 
@@ -56,7 +57,7 @@ class Session:
     @property
     def socket_directory(self) -> Path:
         """Private directory of the cluster's Unix sockets."""
-        return _socket_root() / f"{_PREFIX}{self.name}"
+        return socket_root() / f"{_PREFIX}{self.name}"
 
     @property
     def lock_path(self) -> Path:

@@ -339,8 +339,8 @@ def _check_numbers(found: Demonstrations) -> str:
 def _check_bounds(found: Demonstrations) -> str:
     spec = found.source.get("spec") or {"action_low": -np.inf, "action_high": np.inf}
     low, high = (np.asarray(spec[f"action_{side}"], np.float32) for side in ("low", "high"))
-    outside = int(((found.actions < low) | (found.actions > high)).any(axis=1).sum())
-    require(not outside, f"{outside} of {len(found)} actions are out of bounds")
+    outside = np.any((found.actions < low) | (found.actions > high), axis=1)
+    require(not outside.any(), f"{outside.sum()} of {len(outside)} actions are out of bounds")
     return f"actions from {found.actions.min():.3g} to {found.actions.max():.3g}"
 
 

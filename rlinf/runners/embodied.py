@@ -25,6 +25,8 @@ from rlinf.runners.evaluate import (
 )
 from rlinf.runners.resumable_run import RunState
 from rlinf.runners.training_runner import TrainingRunner
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.trainer import saved_weights
 from rlinf.workers.env import RolloutReport
 
 FIGURES = (
@@ -151,7 +153,7 @@ class EmbodiedRunner(TrainingRunner[EmbodiedConfig, EmbodiedState, EmbodiedSyste
     def _conclude(self) -> None:
         """Final evaluation on held-out episodes, learning curve, policy weights and video."""
         result = self._evaluate("held_out")
-        weights = self._system.state()["actor"]["trainer"]["policy"]
+        weights = saved_weights(self._system.state()["actor"]["trainer"], POLICY)
         export_weights(self._directory.path / POLICY_FILE, weights)
         seconds = self._state.training_seconds
         print(f"training: {self._state.env_steps} env steps in {seconds:.1f} s")

@@ -20,6 +20,8 @@ from rlinf.monitor.video import tile, write_video
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_system import EmbodiedSystem
 from rlinf.runners.evaluated_runs import evaluate_and_compare, keep_result, name_of, run_of
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.trainer import saved_weights
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +137,8 @@ def _evaluate_checkpoint(
     config: EmbodiedConfig, checkpoint: Checkpoint, spec: EvaluationSpec, *, video: bool
 ) -> EvaluationResult:
     with EmbodiedSystem(config, training=False) as system:
-        system.load_policy(checkpoint.tree["system"]["actor"]["trainer"]["policy"], checkpoint.step)
+        weights = saved_weights(checkpoint.tree["system"]["actor"]["trainer"], POLICY)
+        system.load_policy(weights, checkpoint.step)
         result = evaluate_policy(system, spec, name_of(checkpoint))
         stem = keep_result(result, spec, checkpoint)
         if video:

@@ -15,8 +15,9 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.registry import ModelConfig, build_policy
 from rlinf.trainers.config import ActorConfig
-from rlinf.trainers.policy_trainer import PolicyTrainer
-from rlinf.trainers.reduction import sum_ranks
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.ranks import Replicas, sum_ranks
+from rlinf.trainers.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class ActorWorker(StageWorker):
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__()
         self._setup = setup
-        self._version = 0
-        self._trainer: PolicyTrainer
+        self._trainer: Trainer
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
         """Build policy and trainer; returns the number of parameters."""
@@ -61,17 +61,19 @@ class ActorWorker(StageWorker):
             value_dim=algorithm.value_dim(setup.model.num_action_chunks),
             seed=setup.seed,
         )
-        policy.to(self.compute_device)
-        self._trainer = PolicyTrainer(
-            policy,
+        self._trainer = Trainer(
+            {POLICY: policy},
             algorithm,
             setup.actor,
-            samples=setup.samples,
+            ranks=Replicas(
+                self._rank,
+                self._world_size,
+                device=self.compute_device,
+                all_reduce=self._all_reduce if self._world_size > 1 else None,
+            ),
+            rows=setup.samples,
             total_steps=setup.total_steps,
             seed=setup.seed,
-            rank=self._rank,
-            world_size=self._world_size,
-            all_reduce=self._all_reduce if self._world_size > 1 else None,
         )
         return {"parameters": sum(p.numel() for p in policy.parameters())}
 
@@ -85,23 +87,20 @@ class ActorWorker(StageWorker):
             step: Number of the training phase.
         """
         parts: list[Trajectory] = [item.payload for item in trajectories]
-        metrics = self._trainer.train(concatenate(parts), step, version=self._version)
-        self._version = step + 1
         yield from ()  # a stage is a generator, also one that yields nothing
-        return metrics
+        return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
 
     def send_weights(self, receiver: str, receivers: int) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
+        weights = {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._trainer.weights()
+        }
         if self._rank == 0:
-            weights = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self._trainer.policy.state_dict().items()
-            }
             self.broadcast(
-                (weights, self._version),
+                (weights, self._trainer.version),
                 groups=[(self._group_name, 0), (receiver, list(range(receivers)))],
             )
-        return self._version
+        return self._trainer.version
 
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks in rank order: gathered and summed on rank 0, then broadcast."""
@@ -116,12 +115,10 @@ class ActorWorker(StageWorker):
         return total
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; the ranks are equal, so rank 0 gives it."""
-        if self._rank > 0:
-            return None
-        return {"version": self._version, "trainer": self._trainer.state_dict()}
+        """Everything that training needs to continue; rank 0 gives it."""
+        state = self._trainer.state_dict()
+        return {"trainer": state} if self._rank == 0 else None
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._version = state["version"]
         self._trainer.load_state_dict(state["trainer"])

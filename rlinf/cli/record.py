@@ -48,7 +48,7 @@ def record(
 
     if is_recipe(source):
         task, loaded, config = read_config(source, overrides or [])
-        _require_simulator(task.config_class(), source)
+        _require_simulator(task.config_class, source)
         check(config, loaded)
         from rlinf.runners.record import record as play
 
@@ -57,11 +57,12 @@ def record(
         if overrides:
             raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
         path = _find_run(source)
-        _require_simulator(task_of_run(path).config_class(), source)
+        task = task_of_run(path)
+        _require_simulator(task.config_class, source)
         from rlinf.runners.record import policy_of
         from rlinf.runners.record import record as play
 
-        config, actor, name = policy_of(path)
+        config, actor, name = policy_of(task, path)
     found = play(
         config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
         noise=noise,

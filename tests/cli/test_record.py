@@ -34,11 +34,12 @@ def test_an_expert_is_recorded_and_its_set_checked(tmp_path, capsys):
 
 def test_recorded_episodes_are_none_that_are_evaluated():
     _, _, config = read_config("quickstart", ["evaluation.episodes=3000"])
-    from rlinf.runners.evaluate import evaluation_spec
+    from rlinf.runners.embodied_evaluation import EpisodeEvaluator
 
+    evaluator = EpisodeEvaluator(config)
     evaluated = {
         seed for purpose in ("periodic", "held_out")
-        for _, seed in evaluation_spec(config, purpose).episodes
+        for _, seed in evaluator.spec(purpose).episodes
     }  # fmt: skip
     seeds = recorded_seeds(config, 2000, seed=0)
     assert len(set(seeds)) == 2000

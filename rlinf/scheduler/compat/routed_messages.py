@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rlinf.scheduler.compat.decoupled_routing import (
+    decoupled_build_recv_plan,
+    decoupled_build_send_plan,
+    split_channel_message,
+)
+from rlinf.scheduler.compat.routing import (
+    DecoupledRouteEntry,
+    RoutePlan,
+    build_recv_plan,
+    build_send_plan,
+    get_group_world_size,
+)
 from rlinf.scheduler.errors import SchedulerUsageError
-from rlinf.scheduler.work import AsyncWork, finished_work
+from rlinf.scheduler.runtime.async_work import AsyncWork, finished_work
 
 if TYPE_CHECKING:
     from rlinf.scheduler.channel import Channel
-    from rlinf.scheduler.routing import RoutePlan
 
 _Split = Callable[[Any, list[int]], list[Any]]
 _Merge = Callable[[list[Any]], Any]
@@ -68,12 +79,7 @@ class RoutedMessaging:
         Raises:
             RoutingError: The batch is not divisible by both group sizes.
         """
-        from rlinf.scheduler.batches import get_batch_size, split_batch
-        from rlinf.scheduler.routing import (
-            build_send_plan,
-            decoupled_build_send_plan,
-            get_group_world_size,
-        )
+        from rlinf.scheduler.compat.batches import get_batch_size, split_batch
 
         if batch_size is None:
             batch_size = get_batch_size(data, infer_batch_size_fn) * self._world_size
@@ -144,12 +150,7 @@ class RoutedMessaging:
             The merged batch. In decoupled mode ``(batch, labels)``; hand the labels to `send_to`
             with the answer. With ``own_shards`` the batch alone.
         """
-        from rlinf.scheduler.batches import merge_batches
-        from rlinf.scheduler.routing import (
-            build_recv_plan,
-            decoupled_build_recv_plan,
-            get_group_world_size,
-        )
+        from rlinf.scheduler.compat.batches import merge_batches
 
         peers = get_group_world_size(self.manager_proxy, group_name)
         if decoupled_mode:
@@ -186,8 +187,6 @@ class RoutedMessaging:
     def _send_shard(
         self, group_name: str, channel: Channel | None, entry: Any, shard: Any, direct: bool
     ) -> AsyncWork:
-        from rlinf.scheduler.routing import DecoupledRouteEntry
-
         labelled = isinstance(entry, DecoupledRouteEntry)
         if direct:
             if labelled:
@@ -223,15 +222,13 @@ def _together(works: list[AsyncWork], finish: Callable[[list[Any]], Any], async_
 
 
 def _check_sizes(plan: RoutePlan, received: list[Any], infer: Callable[[Any], int] | None) -> None:
-    from rlinf.scheduler.batches import validate_batch_size
+    from rlinf.scheduler.compat.batches import validate_batch_size
 
     for entry, shard in zip(plan.entries, received, strict=True):
         validate_batch_size(shard, entry.batch_size, infer)
 
 
 def _merge_labelled(received: list[Any], merge: _Merge, own_shards: bool) -> Any:
-    from rlinf.scheduler.routing import split_channel_message
-
     if own_shards:
         received = sorted(received, key=lambda pair: split_channel_message(pair[0])[1])
         return merge([shard for _, shard in received])

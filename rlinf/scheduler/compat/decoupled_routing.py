@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlinf.scheduler.comm_mapper import CommMapper
-from rlinf.scheduler.errors import RoutingError, SchedulerValueError
-from rlinf.scheduler.routes import (
+from rlinf.scheduler.compat.routing import (
     ROUTING_DEFAULT_TAG,
+    CommMapper,
     DecoupledRouteEntry,
     RoutePlan,
     build_route_channel_key,
 )
+from rlinf.scheduler.errors import RoutingError, SchedulerValueError
 
 
 def decoupled_build_send_plan(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.errors import SchedulerValueError, WaitTimeout
 from rlinf.scheduler.process import current_worker_name, require_process
-from rlinf.scheduler.tracer import Tracer
-from rlinf.scheduler.worker.execution import Outcome, result_of
+from rlinf.scheduler.runtime.execution import Outcome, result_of
+from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
     from rlinf.scheduler.runtime.base import PendingCall, Runtime

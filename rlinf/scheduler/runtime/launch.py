@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,14 +13,20 @@ from typing import Literal
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
+from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.placement import Placement
 from rlinf.scheduler.rendezvous import loopback_interface
-from rlinf.scheduler.worker.extensions import VARIABLE as EXTENSION
 
 PATH_VARIABLES = (
     "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH",
     "PKG_CONFIG_PATH", "CPATH",
 )  # fmt: skip
+
+
+EXTENSION_VARIABLE = "RLINF_EXT_MODULE"
+
+_lock = threading.Lock()
+_registered: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -120,8 +128,8 @@ def worker_environment(
         "NODE_GROUP_LABEL": placement.node_group_label,
         "CLUSTER_NAMESPACE": namespace,
     }
-    if extension := os.environ.get(EXTENSION):
-        environment[EXTENSION] = extension
+    if extension := os.environ.get(EXTENSION_VARIABLE):
+        environment[EXTENSION_VARIABLE] = extension
     interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
     if not interfaces and one_machine:
         interfaces = loopback_interface()
@@ -168,3 +176,41 @@ def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
             parts = [*environment[name].split(os.pathsep), *os.environ[name].split(os.pathsep)]
             merged[name] = os.pathsep.join(dict.fromkeys(part for part in parts if part))
     return merged
+
+
+def register_extensions() -> None:
+    """Import the module that ``RLINF_EXT_MODULE`` names, if any, and call its ``register()``.
+
+    Raises:
+        SchedulerError: There is no such module, or it has no ``register``.
+    """
+    name = os.environ.get(EXTENSION_VARIABLE)
+    if not name:
+        return
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise SchedulerError(
+            f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be imported. "
+            "Install it, or put its folder on PYTHONPATH, on every node."
+        ) from error
+    register = getattr(module, "register", None)
+    if register is None:
+        raise SchedulerError(
+            f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add one "
+            "that registers your models and environments."
+        )
+    register()
+
+
+def register_extensions_once() -> None:
+    """The same, but once for a module in this process: on ``local`` it has many workers.
+
+    Raises:
+        SchedulerError: As :func:`register_extensions`.
+    """
+    name = os.environ.get(EXTENSION_VARIABLE)
+    with _lock:
+        if name and name not in _registered:
+            register_extensions()
+            _registered.add(name)

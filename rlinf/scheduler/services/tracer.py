@@ -17,6 +17,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from rlinf.scheduler.process import current_worker_name
+
 _FLUSH_EVENTS = 512
 
 Event = dict[str, Any]
@@ -137,8 +139,6 @@ class Tracer:
     def _add(cls, phase: str, name: str, cat: str, args: dict[str, Any] | None) -> None:
         if cls._sink is None:
             return
-        from rlinf.scheduler.process import current_worker_name
-
         owner = current_worker_name()
         place = {"pid": os.getpid(), "tid": threading.get_native_id()}
         event: Event = {"ph": phase, "name": name, "ts": time.time_ns() / 1000, **place}

@@ -12,6 +12,8 @@ from rlinf.config.component import illegal
 from rlinf.config.registry import load_attribute
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.policy import Policy
 
@@ -28,6 +30,9 @@ class ModelConfig(StrictModel):
 
     implementation: ClassVar[str]
     """``module:Class`` of the policy, imported when it is built."""
+
+    q_implementation: ClassVar[str | None] = None
+    """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 
     type: str
     """Which policy this section configures."""
@@ -49,6 +54,18 @@ class ModelConfig(StrictModel):
             self, env_spec, value_dim=value_dim, seed=seed
         )
         return policy
+
+    def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
+        """Q functions of observations and action chunks, with fresh weights.
+
+        Args:
+            env_spec: Observations and actions to be dealt with.
+            seed: Seed of the initial weights.
+        """
+        if self.q_implementation is None:
+            raise ValueError(f"the model {self.type} has no Q functions")
+        functions: Module = load_attribute(self.q_implementation)(self, env_spec, seed=seed)
+        return functions
 
 
 class GaussianPolicyConfig(ModelConfig):
@@ -79,6 +96,26 @@ class MLPConfig(GaussianPolicyConfig):
     implementation = "rlinf.models.mlp:MLPPolicy"
     type: Literal["mlp"] = "mlp"
     """Which policy this section configures."""
+
+
+class SquashedMLPConfig(GaussianPolicyConfig):
+    """Gaussian policy on ``states`` whose actions are squashed into their box by tanh, and Q
+    functions: perceptrons all."""
+
+    implementation = "rlinf.models.soft_actor_critic:SquashedMLPPolicy"
+    q_implementation = "rlinf.models.soft_actor_critic:QFunctions"
+    type: Literal["squashed_mlp"] = "squashed_mlp"
+    """Which policy this section configures."""
+    hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
+    """Widths of the hidden layers of the policy."""
+    activation: ActivationName = "relu"
+    """Non-linearity of policy and Q functions."""
+    state_dependent_std: Literal[True] = True
+    """The network gives the standard deviation."""
+    q_hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
+    """Widths of the hidden layers of each Q function."""
+    q_functions: int = Field(default=2, ge=1)
+    """How many Q functions there are; the smallest value counts."""
 
 
 class CNNConfig(GaussianPolicyConfig):

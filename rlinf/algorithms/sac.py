@@ -7,43 +7,26 @@ the bootstrap, and a transition at the limit leads to the last observation of it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+import torch
+from torch import Tensor, nn
 
-from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.algorithms.advantages import idle_rows
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.config import SACConfig
+from rlinf.algorithms.protocol import Algorithm, Loss, Modules
+from rlinf.data.trajectory import Trajectory
+from rlinf.models.policy import RAW_ACTIONS
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from rlinf.data.trajectory import Trajectory
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import ModelConfig
 
 NEXT = "next."
 """Prefix in ``Batch.inputs`` of the observations that followed."""
-NOISE, NEXT_NOISE = "noise", "next_noise"
-REWARDS, DISCOUNTS, VERSIONS, EPISODES = "rewards", "discounts", "versions", "episodes"
-
-
-class SACConfig(AlgorithmConfig):
-    """Soft actor-critic."""
-
-    implementation = "rlinf.algorithms.sac:SAC"
-    type: Literal["sac"] = "sac"
-    """Which algorithm this section configures."""
-    gamma: float = Field(default=0.99, gt=0, le=1)
-    """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the Q functions that their targets take over at each update."""
-    update_to_data: float = Field(default=1.0, gt=0)
-    """Optimizer steps per transition that was collected."""
-    initial_temperature: float = Field(default=1.0, gt=0)
-    """α that the run begins with: how much reward a nat of entropy is worth."""
-    learn_temperature: bool = True
-    """Adapt α so that the policy keeps `target_entropy`; otherwise it stays as it is."""
-    target_entropy: float | None = None
-    """Entropy of an action chunk in nats, over actions scaled to [−1, 1]; null: −A·C, minus one per
-    action dimension of the chunk."""
+NOISE, NEXT_NOISE, DISCOUNTS = "noise", "next_noise", "discounts"
 
 
 def soft_targets(
@@ -99,37 +82,144 @@ def chunk_returns(rewards: Tensor, gamma: float) -> Tensor:
     return (rewards * powers).sum(dim=-1)
 
 
-def polyak_update(targets: torch.nn.Module, sources: torch.nn.Module, tau: float) -> None:
+def polyak_update(targets: nn.Module, sources: nn.Module, tau: float) -> None:
     """Target parameters ← (1 − τ) target + τ source; buffers are copied."""
     for target, source in zip(targets.parameters(), sources.parameters(), strict=True):
         target.data.lerp_(source.data, tau)
-    for target, source in zip(targets.buffers(), sources.buffers(), strict=True):
-        target.copy_(source)
+    for kept, present in zip(targets.buffers(), sources.buffers(), strict=True):
+        kept.copy_(present)
 
 
-def transitions(trajectory: Trajectory, *, gamma: float) -> dict[str, Tensor]:
-    """Rows of a replay store, in the order of time and, within it, of environments.
+class SAC(Algorithm):
+    """Critic, policy and temperature, each with a loss and an optimizer step of its own."""
 
-    Left out are rows that a fault spoilt, and those of environments that had ended and rested.
+    needs_replay = True
 
-    Args:
-        trajectory: With what followed each row.
-        gamma: Discount of one primitive action.
+    def __init__(self, config: SACConfig, *, group_size: int = 1) -> None:
+        del group_size  # environments are not compared with each other
+        self.config = config
 
-    Returns:
-        Each [N, ...]: the observations; those that followed, under ``next.`` and their names; raw
-        actions [N, C, A]; rewards and discounts [N]; versions and episode numbers [N].
-    """
-    from rlinf.algorithms.advantages import idle_rows
+    def value_dim(self, chunk: int) -> int:
+        """The policy has no values of its own."""
+        del chunk
+        return 0
 
-    kept = (trajectory.valid & ~idle_rows(trajectory)).flatten()
-    terminated = trajectory.terminations.any(dim=-1)
-    columns = {
-        **trajectory.forward_inputs,
-        **{NEXT + name: column for name, column in trajectory.next_observations.items()},
-        REWARDS: chunk_returns(trajectory.rewards, gamma),
-        DISCOUNTS: gamma**trajectory.chunk * (~terminated).to(trajectory.rewards.dtype),
-        VERSIONS: trajectory.versions,
-        EPISODES: trajectory.episode_ids,
+    def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
+        """What is trained, and the targets, with fresh weights."""
+        from rlinf.models.registry import build_policy
+        from rlinf.models.soft_actor_critic import Temperature
+
+        return {
+            "policy": build_policy(model, env_spec, value_dim=0, seed=seed),
+            "critic": model.build_q_functions(env_spec, seed=seed + 1),
+            "target_critic": model.build_q_functions(env_spec, seed=seed + 1),
+            "temperature": Temperature(self.config.initial_temperature),
+        }
+
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
+        """A rollout as transitions for a replay, in the order of time and then of environments.
+
+        Left out are rows that a fault spoilt, and those of environments that had ended and rested.
+
+        Returns:
+            Rows whose ``inputs`` are the observations, the raw actions [N, C, A], ``discounts`` [N]
+            and, under ``next.`` and their names, the observations that followed.
+        """
+        if isinstance(rollout, Batch):
+            return rollout, {}
+        gamma, rewards = self.config.gamma, rollout.rewards
+        kept = (rollout.valid & ~idle_rows(rollout)).flatten()
+        bootstraps = ~rollout.terminations.any(dim=-1)
+        discounts = gamma**rollout.chunk * bootstraps.to(rewards.dtype)
+        following = {NEXT + name: column for name, column in rollout.next_observations.items()}
+        inputs = {**rollout.forward_inputs, **following, DISCOUNTS: discounts}
+        batch = Batch(
+            inputs={name: column.flatten(0, 1) for name, column in inputs.items()},
+            mask=kept.unsqueeze(1).to(rewards.dtype),
+            log_probs=rollout.log_probs.flatten(0, 1).flatten(1).sum(dim=1, keepdim=True),
+            rewards=chunk_returns(rewards, gamma).flatten(),
+            versions=rollout.versions.flatten().unsqueeze(1),
+            groups=rollout.episode_ids.flatten(),
+            truncated=rollout.truncations.any(dim=-1).flatten(),
+            valid=rollout.valid.flatten(),
+        ).select(kept)
+        return batch, {"rollout/rewards": rewards.sum(dim=-1)[rollout.valid].mean().item()}
+
+    def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch with the noise [N, C, A] of the actions that its losses sample.
+
+        Drawn for whole batches, so that losses do not depend on how ranks divide them.
+        """
+        actions = batch.inputs[RAW_ACTIONS]
+        noise = {name: actions.new_empty(actions.shape) for name in (NOISE, NEXT_NOISE)}
+        for tensor in noise.values():
+            tensor.normal_(generator=generator)
+        return replace(batch, inputs={**batch.inputs, **noise})
+
+    def normalizer(self, batch: Batch) -> float:
+        """Rows of the global batch."""
+        return float(len(batch))
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Critic, policy, temperature, in this order."""
+        losses = (
+            Loss("critic", ("critic",), self._critic_loss),
+            Loss("policy", ("policy",), self._policy_loss),
+            Loss("temperature", ("temperature",), self._temperature_loss),
+        )
+        return losses if self.config.learn_temperature else losses[:2]
+
+    def _critic_loss(
+        self, modules: Modules, batch: Batch, normalizer: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            seen = _next_observations(batch)
+            actions, log_probs = modules["policy"](seen, batch.inputs[NEXT_NOISE])
+            targets = soft_targets(
+                rewards=batch.rewards,
+                discounts=batch.inputs[DISCOUNTS],
+                next_values=modules["target_critic"](seen, actions),
+                next_log_probs=log_probs,
+                alpha=modules["temperature"](),
+            )
+        values = modules["critic"](batch.inputs, batch.inputs[RAW_ACTIONS])
+        loss = critic_terms(values=values, targets=targets).sum() / normalizer
+        mean = values.detach().mean(dim=0).sum() / normalizer
+        return loss, {"critic/values": mean, "critic/targets": targets.sum() / normalizer}
+
+    def _policy_loss(
+        self, modules: Modules, batch: Batch, normalizer: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        actions, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
+        values = modules["critic"](batch.inputs, actions)
+        alpha = modules["temperature"]().detach()
+        loss = policy_terms(values=values, log_probs=log_probs, alpha=alpha).sum() / normalizer
+        return loss, {
+            "actor/entropy": -log_probs.detach().sum() / normalizer,
+            "actor/temperature": alpha * (len(batch) / normalizer),
+        }
+
+    def _temperature_loss(
+        self, modules: Modules, batch: Batch, normalizer: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            _, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
+        wanted = self.config.target_entropy
+        if wanted is None:
+            wanted = -float(batch.inputs[RAW_ACTIONS][0].numel())
+        terms = temperature_terms(
+            alpha=modules["temperature"](), log_probs=log_probs, target_entropy=wanted
+        )
+        return terms.sum() / normalizer, {}
+
+    def after_update(self, modules: Modules) -> None:
+        """The targets follow the Q functions."""
+        polyak_update(modules["target_critic"], modules["critic"], self.config.tau)
+
+
+def _next_observations(batch: Batch) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(NEXT): column
+        for name, column in batch.inputs.items()
+        if name.startswith(NEXT)
     }
-    return {name: column.flatten(0, 1)[kept] for name, column in columns.items()}

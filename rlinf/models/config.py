@@ -84,13 +84,18 @@ class GaussianPolicyConfig(ModelConfig):
     """Gain of the orthogonal initialisation of hidden layers."""
     policy_gain: float = Field(default=0.01, gt=0)
     """Gain of the last layer of the actor; small values start near zero actions."""
+
+
+class NormalizingPolicyConfig(GaussianPolicyConfig):
+    """A Gaussian policy that scales the states it is trained on by what it has seen of them."""
+
     normalize_observations: bool = True
     """Normalise states by their running mean and variance."""
     observation_clip: float = Field(default=10.0, gt=0)
     """Bound of normalised states, in standard deviations."""
 
 
-class MLPConfig(GaussianPolicyConfig):
+class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
     implementation = "rlinf.models.mlp:MLPPolicy"
@@ -118,7 +123,7 @@ class SquashedMLPConfig(GaussianPolicyConfig):
     """How many Q functions there are; the smallest value counts."""
 
 
-class CNNConfig(GaussianPolicyConfig):
+class CNNConfig(NormalizingPolicyConfig):
     """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
     of the perceptron policy behind it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,9 @@ from torch.nn import functional
 from rlinf.errors import ConfigError
 from rlinf.models.activations import ACTIVATIONS
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
-from rlinf.models.gaussian import gaussian_log_prob
-from rlinf.models.mlp import MLPPolicy, states_dim
-from rlinf.models.policy import (
-    RAW_ACTIONS,
-    ActionEvaluation,
-    ActionSample,
-    ObservationNormalizer,
-)
+from rlinf.models.gaussian import GaussianPolicy, gaussian_log_prob
+from rlinf.models.mlp import states_dim
+from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -31,7 +26,7 @@ _NEAR_BOUND = 1.0 - 1e-6
 """How near to a bound of the box the density is evaluated: atanh of the bound is infinite."""
 
 
-class SquashedMLPPolicy(MLPPolicy):
+class SquashedMLPPolicy(GaussianPolicy):
     """a = centre + radius · tanh(u), u Gaussian (Haarnoja et al. 2018, appendix C).
 
     Log-probs are densities over the box scaled to [−1, 1], whatever the units of the actions:
@@ -45,8 +40,21 @@ class SquashedMLPPolicy(MLPPolicy):
     def __init__(
         self, config: SquashedMLPConfig, env_spec: EnvSpec, *, value_dim: int = 0, seed: int = 0
     ) -> None:
-        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        super().__init__(
+            config,
+            env_spec,
+            feature_dim=states_dim(env_spec, needed_by=config.type),
+            value_dim=value_dim,
+            generator=torch.Generator().manual_seed(seed),
+        )
         register_box(self, config, env_spec)
+
+    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """[B, D] states as they are: statistics that move would change what was learnt of them."""
+        return observations["states"], observations["states"]
+
+    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
+        """Nothing is normalised."""
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-std [B, C, A] of u; the second bounded smoothly, so that it never sticks."""
@@ -72,16 +80,21 @@ class SquashedMLPPolicy(MLPPolicy):
             forward_inputs={RAW_ACTIONS: actions},
         )
 
-    def act(self, observations: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions that gradients flow through.
+    def forward(self, given: Any, noise: Tensor | None = None) -> Any:
+        """Stored actions of a batch, or, with noise, new actions that gradients flow through.
 
         Args:
-            observations: Each [N, ...].
+            given: Without noise a batch, as :meth:`Policy.forward` says; else observations, each
+                [N, ...].
             noise: [N, C, A] standard normal.
 
         Returns:
-            Actions [N, C, A] and their log-probs [N], summed over the chunk.
+            With noise, actions [N, C, A] and their log-probs [N], summed over the chunk.
         """
+        return super().forward(given) if noise is None else self.act(given, noise)
+
+    def act(self, observations: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [N, C, A] that gradients flow through, and log-probs [N]; see forward."""
         mean, log_std = self._distribution(self.encode(observations)[0])
         inner = torch.addcmul(mean, log_std.exp(), noise)
         log_probs = gaussian_log_prob(deviation=noise, log_std=log_std) - squash_correction(inner)
@@ -143,11 +156,6 @@ class QFunctions(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         state_dim = states_dim(env_spec, needed_by=config.type)
         register_box(self, config, env_spec)
-        self.normalizer = (
-            ObservationNormalizer(state_dim, clip=config.observation_clip)
-            if config.normalize_observations
-            else None
-        )
         self._activation = ACTIVATIONS[config.activation]
         inputs = state_dim + config.num_action_chunks * env_spec.action_dim
         widths = [inputs, *config.q_hidden_sizes, 1]
@@ -166,10 +174,9 @@ class QFunctions(nn.Module):
             observations: Each [N, ...].
             actions: [N, C, A] in the units of the environment.
         """
-        states = observations["states"]
-        if self.normalizer is not None:
-            states = self.normalizer(states)
-        features = torch.cat([states, ((actions - self.centre) / self.radius).flatten(1)], dim=1)
+        features = torch.cat(
+            [observations["states"], ((actions - self.centre) / self.radius).flatten(1)], dim=1
+        )
         layers = len(self.weights)
         outputs = features.expand(len(self.weights[0]), *features.shape)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -177,11 +184,6 @@ class QFunctions(nn.Module):
             if number < layers - 1:
                 outputs = self._activation(outputs)
         return outputs.squeeze(-1)
-
-    def update_normalizer(self, observations: Mapping[str, Tensor]) -> None:
-        """Take states [N, D] into the running statistics."""
-        if self.normalizer is not None:
-            self.normalizer.update(observations["states"])
 
 
 class Temperature(nn.Module):

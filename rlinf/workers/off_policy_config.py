@@ -7,7 +7,6 @@ batch* (one optimizer step of each loss) → *micro batch* (one forward and back
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -59,3 +58,131 @@ class LearnerConfig(TrainerConfig):
         """Settings of the modules that have their own."""
         own = {"critic": self.critic_optim, "temperature": self.temperature_optim}
         return {name: optim for name, optim in own.items() if optim is not None}
+
+
+class OffPolicyConfig(ActingConfig):
+    """A run that learns from transitions of all its rollouts."""
+
+    task: Literal["off_policy"]
+    """Which runner executes the recipe."""
+    runner: ActingRunnerConfig
+    algorithm: AlgorithmSection
+    replay: ReplayConfig = ReplayConfig()
+    actor: LearnerConfig = LearnerConfig()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+        return COMPONENTS
+
+    @property
+    def value_dim(self) -> int:
+        """The policy has no values of its own."""
+        return 0
+
+    @property
+    def keeps_next_observations(self) -> bool:
+        """A transition holds what followed."""
+        return True
+
+    # -- derived sizes --------------------------------------------------------------------------
+
+    def acts_at_random(self, step: int) -> bool:
+        """Whether the rollout of a step is taken with uniformly random actions."""
+        return step * self.env_steps_per_rollout < self.replay.start_steps
+
+    def updates(self, step: int) -> int:
+        """Global batches of a step: what is due after its rollout, without what was due before.
+
+        None is due while actions are random.
+        """
+        if self.acts_at_random(step):
+            return 0
+        return self._due(step + 1) - self._due(step)
+
+    def _due(self, rollouts: int) -> int:
+        assert isinstance(self.algorithm, SACConfig)
+        return int(rollouts * self.samples * self.algorithm.update_to_data)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Transitions of one forward and backward pass."""
+        actor = self.actor
+        return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show how environments become transitions, batches and updates."""
+        batch, micro, steps = self.actor.global_batch_size, self.micro_batch_size, self.env.num_envs
+        first = next(s for s in range(self.training_steps + 1) if not self.acts_at_random(s))
+        return [
+            ("environments", f"{self.env.num_envs}"),
+            ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
+            ("transitions per rollout", f"{steps} × {self.chunk_steps} = {self.samples}"),
+            ("random rollouts", f"{first}, {first * self.env_steps_per_rollout} env steps"),
+            ("replay", f"the newest {self.replay.capacity} transitions"),
+            ("updates per step", f"{self.updates(first)}, then as many on average"),
+            ("global batch", f"{batch} transitions"),
+            ("micro batch", f"{micro} transitions, {batch // micro} per global batch"),
+            ("training steps", f"{self.training_steps} ({self.runner.total_env_steps} env steps)"),
+        ]
+
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe."""
+        return acting_traits(self)
+
+    # -- rules between sections -----------------------------------------------------------------
+
+    @model_validator(mode="after")
+    def _rules(self) -> OffPolicyConfig:
+        self.check_cluster()
+        for problem in (*self.acting_problems(), *self._replay_problems(), *self._part_problems()):
+            raise problem
+        return self
+
+    def _part_problems(self) -> Iterator[PydanticCustomError]:
+        if not self.algorithm.needs_replay:
+            yield illegal(
+                "algorithm.type",
+                f"{self.algorithm.type} learns from the newest rollout, not from a replay",
+                hint="nearest: sac, or task: embodied",
+            )
+        if self.model.q_implementation is None:
+            yield illegal(
+                "model.type", f"{self.model.type} has no Q functions", hint="nearest: squashed_mlp"
+            )
+        if self.world_size("replay") > 1:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('replay')} replay workers, but there is one memory",
+                hint="nearest: replay on one device",
+            )
+        batch, ranks = self.actor.global_batch_size, self.world_size("actor")
+        if batch % ranks:
+            yield illegal(
+                "actor.global_batch_size",
+                f"does not divide over {ranks} actor ranks",
+                hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
+            )
+        micro = self.actor.micro_batch_size
+        if micro is not None and (batch // ranks) % micro:
+            yield illegal(
+                "actor.micro_batch_size",
+                f"does not divide the {batch // ranks} transitions of a rank",
+                hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
+            )
+
+    def _replay_problems(self) -> Iterator[PydanticCustomError]:
+        if self.replay.capacity < self.samples:
+            yield illegal(
+                "replay.capacity",
+                f"is less than the {self.samples} transitions of one rollout",
+                hint=f"nearest: {self.samples}",
+            )
+        total = self.training_steps * self.env_steps_per_rollout
+        if self.replay.start_steps >= total:
+            yield illegal(
+                "replay.start_steps",
+                f"leaves nothing of {total} environment steps for training",
+                hint=f"nearest: {total - self.env_steps_per_rollout}",
+            )

@@ -16,8 +16,10 @@ from rlinf.algorithms.config import SACConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
-from rlinf.workers.acting_config import ActingConfig, AlgorithmSection
+from rlinf.workers.acting_config import CollectingConfig
+from rlinf.workers.acting_traits import acting_traits
 
 COMPONENTS = ("env", "rollout", "replay", "actor")
 
@@ -60,13 +62,11 @@ class LearnerConfig(TrainerConfig):
         return {name: optim for name, optim in own.items() if optim is not None}
 
 
-class OffPolicyConfig(ActingConfig):
+class OffPolicyConfig(CollectingConfig):
     """A run that learns from transitions of all its rollouts."""
 
     task: Literal["off_policy"]
     """Which runner executes the recipe."""
-    runner: ActingRunnerConfig
-    algorithm: AlgorithmSection
     replay: ReplayConfig = ReplayConfig()
     actor: LearnerConfig = LearnerConfig()
 
@@ -112,12 +112,12 @@ class OffPolicyConfig(ActingConfig):
 
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show how environments become transitions, batches and updates."""
-        batch, micro, steps = self.actor.global_batch_size, self.micro_batch_size, self.env.num_envs
+        batch, micro, envs = self.actor.global_batch_size, self.micro_batch_size, self.env.num_envs
         first = next(s for s in range(self.training_steps + 1) if not self.acts_at_random(s))
         return [
-            ("environments", f"{self.env.num_envs}"),
+            ("environments", f"{envs}"),
             ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
-            ("transitions per rollout", f"{steps} × {self.chunk_steps} = {self.samples}"),
+            ("transitions per rollout", f"{envs} × {self.chunk_steps} = {self.samples}"),
             ("random rollouts", f"{first}, {first * self.env_steps_per_rollout} env steps"),
             ("replay", f"the newest {self.replay.capacity} transitions"),
             ("updates per step", f"{self.updates(first)}, then as many on average"),
@@ -129,7 +129,10 @@ class OffPolicyConfig(ActingConfig):
     @property
     def planning(self) -> PlanningTraits:
         """What planning and profiling must know of the recipe."""
-        return acting_traits(self)
+        # A rank's share of the global batch is trained on in whole micro batches.
+        pieces = self.actor.global_batch_size // (self.actor.micro_batch_size or 1)
+        ranks = [n for n in range(1, pieces + 1) if pieces % n == 0]
+        return acting_traits(self, ranks=ranks, micro_batch=self.micro_batch_size)
 
     # -- rules between sections -----------------------------------------------------------------
 

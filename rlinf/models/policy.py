@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ class Policy(torch.nn.Module, ABC):
             forward_inputs: The observations and what :meth:`sample` returned as such, each
                 [B, ...].
         """
+
+    def forward(self, batch: Any) -> ActionEvaluation:
+        """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights."""
+        return self.evaluate_actions(batch.inputs)
 
     @abstractmethod
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
-from rlinf.workers.acting_config import CollectingConfig
+from rlinf.workers.acting_config import LearningConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.reading import Checkpoint
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POLICY_FILE = "policy.safetensors"
 
 
-CollectingT = TypeVar("CollectingT", bound=CollectingConfig)
+LearningT = TypeVar("LearningT", bound=LearningConfig)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class EpisodeCounts(Counts):
     """Whether an evaluation reached the success rate that is enough."""
 
 
-class Acting(Task[CollectingT]):
+class Acting(Task[LearningT]):
     """What tasks share in which a policy acts in simulators and is trained: until steps are used
     up, or it succeeds often enough."""
 
@@ -56,7 +56,7 @@ class Acting(Task[CollectingT]):
         ("return", "env/return", ".2f"),
     )
 
-    def __init__(self, config: CollectingT, directory: Path) -> None:
+    def __init__(self, config: LearningT, directory: Path) -> None:
         super().__init__(config, directory)
         self.counts = EpisodeCounts()
         self.evaluator = EpisodeEvaluator(config)
@@ -72,7 +72,7 @@ class Acting(Task[CollectingT]):
         )
 
     @classmethod
-    def evaluation(cls, flow: Flow, config: CollectingT) -> None:
+    def evaluation(cls, flow: Flow, config: LearningT) -> None:
         """Environments and policy answer each other until every episode has ended."""
         flow.loop(
             "evaluation",
@@ -124,15 +124,20 @@ class Acting(Task[CollectingT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        weights = checkpoint.tree["workers"]["actor"]["trainer"]["policy"]
+        from rlinf.trainers.modules import POLICY
+        from rlinf.trainers.trainer import saved_weights
+
+        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
         groups["rollout"].load_weights(weights, checkpoint.step).wait()
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
         from rlinf.checkpoint.export import export_weights
+        from rlinf.trainers.modules import POLICY
+        from rlinf.trainers.trainer import saved_weights
 
         run.evaluate("held_out")
-        weights = run.groups.state()["actor"]["trainer"]["policy"]
+        weights = saved_weights(run.groups.state()["actor"]["trainer"], POLICY)
         export_weights(self.directory / POLICY_FILE, weights)
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")

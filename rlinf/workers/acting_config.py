@@ -18,7 +18,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
-from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
 
 AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
@@ -182,11 +182,17 @@ class ActingConfig(PlacedConfig):
             )
 
 
-class CollectingConfig(ActingConfig):
+class LearningConfig(ActingConfig):
     """A run that collects what its policy is trained on."""
 
     runner: ActingRunnerConfig
     algorithm: AlgorithmSection
+    actor: TrainerConfig
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        return {}
 
     @property
     def training_steps(self) -> int:
@@ -194,7 +200,7 @@ class CollectingConfig(ActingConfig):
         return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
 
 
-class OnPolicyConfig(CollectingConfig):
+class OnPolicyConfig(LearningConfig):
     """A run in which a policy is trained on what it has just done."""
 
     actor: ActorConfig

@@ -14,13 +14,13 @@ from rlinf.flow.planning_traits import (
     first_devices,
     timed_sections,
 )
-from rlinf.workers.acting_config import CollectingConfig
+from rlinf.workers.acting_config import LearningConfig
 
 _TIMED = ("algorithm", "env", "rollout")
 
 
 def acting_traits(
-    config: CollectingConfig, *, ranks: Iterable[int], micro_batch: int
+    config: LearningConfig, *, ranks: Iterable[int], micro_batch: int
 ) -> PlanningTraits:
     """Of a run in simulators: the items are environments.
 
@@ -79,7 +79,7 @@ def acting_traits(
     )
 
 
-def _trials(config: CollectingConfig, first: int, devices: int) -> Iterator[Trial]:
+def _trials(config: LearningConfig, first: int, devices: int) -> Iterator[Trial]:
     envs, one_stage = config.env.num_envs, "rollout.pipeline_stage_num=1"
 
     def trial(label: str, places: dict[str, str], *overrides: str) -> Trial:
@@ -116,6 +116,6 @@ def _trials(config: CollectingConfig, first: int, devices: int) -> Iterator[Tria
         yield trial(label, apart, one_stage)
 
 
-def _from_the_first_step(config: CollectingConfig) -> tuple[str, ...]:
+def _from_the_first_step(config: LearningConfig) -> tuple[str, ...]:
     """Overrides by which every step trains."""
     return ("replay.start_steps=0",) if "replay" in config.components else ()

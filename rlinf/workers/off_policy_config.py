@@ -18,7 +18,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
-from rlinf.workers.acting_config import CollectingConfig
+from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.acting_traits import acting_traits
 
 COMPONENTS = ("env", "rollout", "replay", "actor")
@@ -56,13 +56,8 @@ class LearnerConfig(TrainerConfig):
             )
         return self
 
-    def optimizers(self) -> dict[str, OptimizerConfig]:
-        """Settings of the modules that have their own."""
-        own = {"critic": self.critic_optim, "temperature": self.temperature_optim}
-        return {name: optim for name, optim in own.items() if optim is not None}
 
-
-class OffPolicyConfig(CollectingConfig):
+class OffPolicyConfig(LearningConfig):
     """A run that learns from transitions of all its rollouts."""
 
     task: Literal["off_policy"]
@@ -84,6 +79,12 @@ class OffPolicyConfig(CollectingConfig):
     def keeps_next_observations(self) -> bool:
         """A transition holds what followed."""
         return True
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        own = {"critic": self.actor.critic_optim, "temperature": self.actor.temperature_optim}
+        return {name: optim for name, optim in own.items() if optim is not None}
 
     # -- derived sizes --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlinf.algorithms.advantages import idle_rows
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import SACConfig
-from rlinf.algorithms.protocol import Algorithm, Loss, Modules
+from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 from rlinf.data.trajectory import Trajectory
 from rlinf.models.policy import RAW_ACTIONS
 
@@ -93,24 +93,16 @@ def polyak_update(targets: nn.Module, sources: nn.Module, tau: float) -> None:
 class SAC(Algorithm):
     """Critic, policy and temperature, each with a loss and an optimizer step of its own."""
 
-    needs_replay = True
-
     def __init__(self, config: SACConfig, *, group_size: int = 1) -> None:
         del group_size  # environments are not compared with each other
         self.config = config
 
-    def value_dim(self, chunk: int) -> int:
-        """The policy has no values of its own."""
-        del chunk
-        return 0
-
     def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
         """What is trained, and the targets, with fresh weights."""
-        from rlinf.models.registry import build_policy
         from rlinf.models.soft_actor_critic import Temperature
 
         return {
-            "policy": build_policy(model, env_spec, value_dim=0, seed=seed),
+            **super().modules(model, env_spec, seed=seed),
             "critic": model.build_q_functions(env_spec, seed=seed + 1),
             "target_critic": model.build_q_functions(env_spec, seed=seed + 1),
             "temperature": Temperature(self.config.initial_temperature),
@@ -146,10 +138,7 @@ class SAC(Algorithm):
         return batch, {"rollout/rewards": rewards.sum(dim=-1)[rollout.valid].mean().item()}
 
     def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A batch with the noise [N, C, A] of the actions that its losses sample.
-
-        Drawn for whole batches, so that losses do not depend on how ranks divide them.
-        """
+        """A batch with the noise [N, C, A] of the actions that its losses sample."""
         actions = batch.inputs[RAW_ACTIONS]
         noise = {name: actions.new_empty(actions.shape) for name in (NOISE, NEXT_NOISE)}
         for tensor in noise.values():
@@ -169,9 +158,7 @@ class SAC(Algorithm):
         )
         return losses if self.config.learn_temperature else losses[:2]
 
-    def _critic_loss(
-        self, modules: Modules, batch: Batch, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _critic_loss(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         with torch.no_grad():
             seen = _next_observations(batch)
             actions, log_probs = modules["policy"](seen, batch.inputs[NEXT_NOISE])
@@ -187,9 +174,7 @@ class SAC(Algorithm):
         mean = values.detach().mean(dim=0).sum() / normalizer
         return loss, {"critic/values": mean, "critic/targets": targets.sum() / normalizer}
 
-    def _policy_loss(
-        self, modules: Modules, batch: Batch, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _policy_loss(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         actions, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
         values = modules["critic"](batch.inputs, actions)
         alpha = modules["temperature"]().detach()
@@ -199,9 +184,7 @@ class SAC(Algorithm):
             "actor/temperature": alpha * (len(batch) / normalizer),
         }
 
-    def _temperature_loss(
-        self, modules: Modules, batch: Batch, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _temperature_loss(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         with torch.no_grad():
             _, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
         wanted = self.config.target_entropy

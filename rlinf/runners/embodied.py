@@ -48,7 +48,7 @@ class Acting(Task[LearningT]):
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
         "evaluation.video_episodes", "checkpoint", "logger",
     )  # fmt: skip
-    figures = (
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("env-steps", "env/steps", ",.0f"),
         ("env-steps/s", "env/steps_per_second", ",.0f"),
         ("success", "env/success_once", ".3f"),

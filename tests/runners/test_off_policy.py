@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
+from rlinf.runners.embodied_config import EmbodiedConfig
 
 from . import off_policy_support as support
 from .killing import Task, kill_and_resume
@@ -120,15 +123,21 @@ def test_a_run_is_evaluated_again(reference: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm={type: ppo}"], ["algorithm.type", "newest rollout", "nearest: sac"]),
-        (["model={type: mlp}"], ["model.type", "no Q functions", "nearest: squashed_mlp"]),
+        (
+            ["algorithm.type=ppo", "~algorithm.update_to_data"],
+            ["algorithm.type", "newest rollout", "nearest: sac"],
+        ),
+        (
+            ["model.type=mlp", "~model.q_hidden_sizes"],
+            ["model.type", "no Q functions", "nearest: squashed_mlp"],
+        ),
         (["replay.capacity=100"], ["replay.capacity", "128 transitions", "nearest: 128"]),
         (["replay.start_steps=1024"], ["replay.start_steps", "nearest: 896"]),
         (["replay.capcity=9"], ["replay.capcity", "did you mean `capacity`?"]),
-        (["algorithm.update_to_data=0"], ["algorithm.update_to_data", "greater than 0"]),
+        (["algorithm.update_to_data=0"], ["algorithm.update_to_data", "must be > 0"]),
         (["actor.update_epoch=2"], ["actor.update_epoch", "nearest: 1", "update_to_data"]),
-        (["actor.micro_batch_size=10"], ["actor.micro_batch_size", "nearest: 8 or 16"]),
-        (["algorithm.tau=2"], ["algorithm.tau", "less than or equal to 1"]),
+        (["actor.micro_batch_size=10"], ["actor.micro_batch_size", "nearest: 8, 16"]),
+        (["algorithm.tau=2"], ["algorithm.tau", "must be <= 1", "nearest: 1"]),
         (
             [TWO, "cluster.component_placement={'env,rollout,replay,actor': '0-1'}"],
             ["cluster.component_placement", "2 replay workers", "replay on one device"],
@@ -145,14 +154,7 @@ def test_bad_inputs_are_refused_with_the_way_out(
 
 
 def test_sac_has_no_place_in_the_embodied_task() -> None:
+    ppo = ("gae_lambda", "value_clip", "normalize_rewards")
+    recipe = load_recipe("quickstart", ["algorithm.type=sac", *(f"~algorithm.{k}" for k in ppo)])
     with pytest.raises(ConfigError, match="task: off_policy"):
-        _embodied("algorithm={type: sac}")
-
-
-def _embodied(*overrides: str) -> object:
-    from rlinf.config.load import load_recipe
-    from rlinf.config.validate import validate
-    from rlinf.runners.embodied_config import EmbodiedConfig
-
-    recipe = load_recipe("quickstart", list(overrides))
-    return validate(EmbodiedConfig, recipe.data, recipe)
+        validate(EmbodiedConfig, recipe.data, recipe)

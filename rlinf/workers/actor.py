@@ -3,77 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rlinf.algorithms.registry import AlgorithmConfig, build_algorithm
+from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.registry import ModelConfig, build_policy
-from rlinf.trainers.config import ActorConfig
+from rlinf.models.registry import build_policy
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class ActorSetup:
-    """What an actor worker needs to build its trainer.
-
-    Args:
-        model: Configuration of the policy.
-        algorithm: Configuration of the algorithm.
-        actor: Batch sizes and optimizer.
-        seed: Seed of the initial weights and of the order of samples.
-        samples: Valid samples that one rollout trains on.
-        total_steps: Training phases of the run.
-        group_size: Consecutive environments that share their reset states.
-    """
-
-    model: ModelConfig
-    algorithm: AlgorithmConfig
-    actor: ActorConfig
-    seed: int
-    samples: int
-    total_steps: int
-    group_size: int
+from rlinf.workers.acting_config import OnPolicyConfig
+from rlinf.workers.context import WorkerContext
 
 
 class ActorWorker(StageWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, setup: ActorSetup) -> None:
+    def __init__(self, config: OnPolicyConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
+        self._config, self._context = config, context
         self._trainer: Trainer
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
         """Build policy and trainer; returns the number of parameters."""
-        setup = self._setup
-        algorithm = build_algorithm(setup.algorithm, group_size=setup.group_size)
-        policy = build_policy(
-            setup.model,
-            env_spec,
-            value_dim=algorithm.value_dim(setup.model.num_action_chunks),
-            seed=setup.seed,
-        )
+        config = self._config
+        policy = build_policy(config.model, env_spec, value_dim=config.value_dim, seed=config.seed)
         self._trainer = Trainer(
             {POLICY: policy},
-            algorithm,
-            setup.actor,
+            build_algorithm(config.algorithm, group_size=config.group_size),
+            config.actor,
             ranks=Replicas(
                 self._rank,
                 self._world_size,
                 device=self.compute_device,
                 all_reduce=self._all_reduce if self._world_size > 1 else None,
             ),
-            rows=setup.samples,
-            total_steps=setup.total_steps,
-            seed=setup.seed,
+            rows=config.samples,
+            total_steps=config.training_steps,
+            seed=config.seed,
+            failure_directory=self._context.failures,
         )
         return {"parameters": sum(p.numel() for p in policy.parameters())}
 
@@ -90,15 +62,16 @@ class ActorWorker(StageWorker):
         yield from ()  # a stage is a generator, also one that yields nothing
         return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
 
-    def send_weights(self, receiver: str, receivers: int) -> int:
+    def send_weights(self) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
         weights = {
             name: tensor.detach().to("cpu", copy=True) for name, tensor in self._trainer.weights()
         }
         if self._rank == 0:
+            receivers = list(range(self._config.world_size("rollout")))
             self.broadcast(
                 (weights, self._trainer.version),
-                groups=[(self._group_name, 0), (receiver, list(range(receivers)))],
+                groups=[(self._group_name, 0), ("rollout", receivers)],
             )
         return self._trainer.version
 

@@ -23,7 +23,7 @@ class ActorWorker(StageWorker):
 
     def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._config = config
+        self._config, self._context = config, context
         self._trainer: Trainer
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
@@ -45,6 +45,7 @@ class ActorWorker(StageWorker):
             rows=config.samples,
             total_steps=config.training_steps,
             seed=config.seed,
+            failure_directory=self._context.failures,
         )
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
         return {"parameters": sum(parameter.numel() for parameter in trained)}

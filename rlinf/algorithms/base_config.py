@@ -88,6 +88,11 @@ class AlgorithmConfig(StrictModel):
         """Whether environments start, and prompts are answered, in groups that are compared."""
         return False
 
+    @property
+    def needs_replay(self) -> bool:
+        """Whether it learns from transitions of the whole run, and not from the newest rollout."""
+        return False
+
     def of_family(self, family: Family) -> Self:
         """The section with the defaults of a family.
 

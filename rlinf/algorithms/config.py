@@ -293,3 +293,29 @@ class ReinforcePPConfig(ClippedConfig):
     def needs_groups(self) -> bool:
         """Only for the baseline."""
         return bool(self.group_baseline)
+
+
+class SACConfig(AlgorithmConfig):
+    """Soft actor-critic."""
+
+    implementation = "rlinf.algorithms.sac:SAC"
+    type: Literal["sac"] = "sac"
+    """Which algorithm this section configures."""
+    gamma: float = Field(default=0.99, gt=0, le=1)
+    """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """Share of the Q functions that their targets take over at each update."""
+    update_to_data: float = Field(default=1.0, gt=0)
+    """Optimizer steps per transition that was collected."""
+    initial_temperature: float = Field(default=1.0, gt=0)
+    """α that the run begins with: how much reward a nat of entropy is worth."""
+    learn_temperature: bool = True
+    """Adapt α so that the policy keeps `target_entropy`; otherwise it stays as it is."""
+    target_entropy: float | None = None
+    """Entropy of an action chunk in nats, over actions scaled to [−1, 1]; null: −A·C, minus one per
+    action dimension of the chunk."""
+
+    @property
+    def needs_replay(self) -> bool:
+        """It learns from transitions of the whole run."""
+        return True

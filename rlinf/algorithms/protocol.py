@@ -5,13 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import ModelConfig
 
 
 class Evaluation(Protocol):
@@ -102,6 +107,17 @@ class Algorithm(ABC):
         del step
         return True
 
+    def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
+        """What is trained for actions, and what follows it, by name, with fresh weights.
+
+        Args:
+            model: Of the policy.
+            env_spec: Observations and actions to be dealt with.
+            seed: Of the weights.
+        """
+        values = self.value_dim(model.num_action_chunks)
+        return {"policy": model.build(env_spec, value_dim=values, seed=seed)}
+
     def value_dim(self, chunk: int) -> int:
         """V that a policy for chunks of ``chunk`` primitive actions must have; 0: no critic."""
         del chunk
@@ -133,6 +149,14 @@ class Algorithm(ABC):
         """
         del present
         return self.prepare(trajectory)
+
+    def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch drawn from a replay with the random numbers that its losses need.
+
+        They are drawn for whole batches, so that losses do not depend on how ranks divide them.
+        """
+        del generator
+        return batch
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> float:

@@ -24,6 +24,7 @@ ALGORITHMS = {
     "gspo": "rlinf.algorithms.config:GSPOConfig",
     "cispo": "rlinf.algorithms.config:CISPOConfig",
     "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
+    "sac": "rlinf.algorithms.config:SACConfig",
 }
 
 _FORMER_GROUP = "rlinf.token_algorithms"

@@ -24,7 +24,8 @@ def test_a_section_survives_being_written_and_read(name: str) -> None:
 
 
 def test_every_registered_algorithm_is_tested() -> None:
-    assert {kind for kind, _ in EVERY_ALGORITHM.values()} == set(REGISTRY.names())
+    for_tokens = {name for name in REGISTRY.names() if "tokens" in REGISTRY.load(name).families}
+    assert {kind for kind, _ in EVERY_ALGORITHM.values()} == for_tokens
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

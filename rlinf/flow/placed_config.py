@@ -154,6 +154,10 @@ class PlacedConfig(StrictModel):
         """Processes of a component."""
         return self.plan.components[component].processes
 
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show how items become batches and updates: what is counted, and how many."""
+        return []
+
     def placement_table(self) -> list[tuple[str, ...]]:
         """Column names, then a row of the plan per component."""
         return self.plan.table()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
@@ -123,7 +123,18 @@ class _Pumped:
 
 
 class StageWorker(Worker):
-    """A worker whose public generator methods can be stages of a flow."""
+    """A worker whose public generator methods can be stages of a flow.
+
+    A run makes it with the run's config and a context, and calls, where the class has them:
+    ``start``, which builds what the stages need; ``state`` and ``load_state``, for checkpoints;
+    ``close``, at the end.
+    """
+
+    records: ClassVar[tuple[type, ...]] = ()
+    """Classes of what its stages hand on and report; what is under way is kept in checkpoints."""
+    divides_state: ClassVar[bool] = False
+    """Whether each rank has a state of its own, so that ``load_state`` takes the list of all;
+    otherwise the ranks are equal, and it takes that of rank 0."""
 
     def place(self) -> WorkerPlace:
         """The process and the devices of this worker."""

@@ -10,8 +10,8 @@ import torch
 from rlinf.algorithms.config import DecoupledPPOConfig
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
-from rlinf.trainers.policy_trainer import PolicyTrainer
-from rlinf.trainers.reduction import sum_ranks
+from rlinf.trainers.ranks import Replicas, sum_ranks
+from rlinf.trainers.trainer import Trainer, row_order
 
 SAMPLES = 64
 
@@ -22,22 +22,25 @@ def train(
     trainer = trainer_of(
         policy, algorithm, rank=rank, world_size=world_size, all_reduce=all_reduce, **options
     )
-    return trainer, trainer.train(trajectory, step)
+    return trainer, trainer.learn(trajectory, step)
 
 
 def trainer_of(policy, algorithm, *, rank=0, world_size=1, all_reduce=None, **options):
     config = ActorConfig(**{"global_batch_size": 32, "update_epoch": 2, **options})
-    return PolicyTrainer(
-        policy,
+    return Trainer(
+        {"policy": policy},
         algorithm,
         config,
-        samples=SAMPLES,
+        ranks=Replicas(rank, world_size, all_reduce=all_reduce),
+        rows=SAMPLES,
         total_steps=10,
         seed=5,
-        rank=rank,
-        world_size=world_size,
-        all_reduce=all_reduce,
     )
+
+
+def stamped(trajectory, version):
+    """The rollout as that of other weights."""
+    return dataclasses.replace(trajectory, versions=torch.full_like(trajectory.versions, version))
 
 
 def weights(policy):
@@ -133,11 +136,11 @@ def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
         return trajectory
 
     first = trainer_of(policy, make_algorithm(), max_skipped_updates=1, **options)
-    assert first.train(spoilt(), 0)["actor/skipped_updates"] == 1
+    assert first.learn(spoilt(), 0)["actor/skipped_updates"] == 1
     second = trainer_of(make_policy(), make_algorithm(), max_skipped_updates=1, **options)
     second.load_state_dict(first.state_dict())
     with pytest.raises(RunFailure, match="2 updates in a row, up to training phase 1,"):
-        second.train(spoilt(), 1)
+        second.learn(stamped(spoilt(), 1), 1)
 
 
 def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):
@@ -165,8 +168,8 @@ def test_gradients_are_clipped_to_the_norm(make_policy, make_algorithm, rollout)
     )
     assert metrics["actor/grad_norm"] > 0.01
     # After one step the first moment is a tenth of the gradient that was applied.
-    moments = trainer.state_dict()["optimizer"].values()
-    applied = torch.cat([moment["exp_avg"] for moment in moments]) * 10
+    moments = trainer.state_dict()["modules"]["policy"]["exp_avg"].values()
+    applied = torch.cat([moment.flatten() for moment in moments]) * 10
     assert applied.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
@@ -177,13 +180,13 @@ def test_continuing_from_a_saved_state_gives_the_same_bits(make_policy, make_alg
     copy = torch.utils._pytree.tree_map(
         lambda x: x.clone() if torch.is_tensor(x) else x, trainer.state_dict()
     )
-    second = rollout(policy, seed=1)
-    trainer.train(second, 1)
+    second = stamped(rollout(policy, seed=1), 1)
+    trainer.learn(second, 1)
 
     other = make_policy()
     resumed, _ = train(other, make_algorithm(normalize_rewards=True), rollout(other, seed=9))
     resumed.load_state_dict(copy)
-    resumed.train(second, 1)
+    resumed.learn(second, 1)
     assert torch.equal(weights(other), weights(policy))
 
 
@@ -209,11 +212,15 @@ def test_stale_rows_are_not_compared_and_their_age_is_told(make_policy, make_alg
     policy = make_policy()
     with torch.no_grad():
         next(policy.parameters()).add_(0.5)  # no row is of these weights
-    metrics = trainer_of(policy, make_algorithm()).train(trajectory, 3, version=3)
+    late = trainer_of(policy, make_algorithm())
+    late.version = 3
+    metrics = late.learn(trajectory, 3)
     assert "actor/first_update_kl" not in metrics
     assert metrics["rollout/staleness"] == 3
     fresh = dataclasses.replace(rollout(make_policy()), versions=3 - ages)
-    metrics = trainer_of(make_policy(), make_algorithm()).train(fresh, 3, version=3)
+    late = trainer_of(make_policy(), make_algorithm())
+    late.version = 3
+    metrics = late.learn(fresh, 3)
     assert abs(metrics["actor/first_update_kl"]) < 1e-6
     assert metrics["rollout/staleness_share/0"] == metrics["rollout/staleness_share/2"] == 0.5
     assert metrics["rollout/staleness_max"] == 2
@@ -227,16 +234,19 @@ def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
         next(policy.parameters()).add_(0.01)
     algorithm = DecoupledPPOConfig(proximal=proximal).build()
     before = weights(policy)
-    metrics = trainer_of(policy, algorithm).train(acted, 1, version=1)
+    trainer = trainer_of(policy, algorithm)
+    trainer.version = 1
+    metrics = trainer.learn(acted, 1)
     assert not torch.equal(weights(policy), before)
     assert metrics["actor/proximal_ratio"] != 1
     assert metrics["actor/behave_approx_kl"] > 0
 
 
-def test_every_epoch_and_phase_has_its_own_order_of_samples(make_policy, make_algorithm):
-    trainer = trainer_of(make_policy(), make_algorithm())
+def test_every_epoch_and_phase_has_its_own_order_of_samples():
     orders = [
-        tuple(trainer._order(SAMPLES, step, epoch).tolist()) for step in (0, 1) for epoch in (0, 1)
+        tuple(row_order(SAMPLES, seed=5, step=step, epoch=epoch).tolist())
+        for step in (0, 1)
+        for epoch in (0, 1)
     ]
     assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
     assert len(set(orders)) == len(orders)

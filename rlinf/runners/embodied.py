@@ -124,18 +124,20 @@ class Acting(Task[LearningT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
+        from rlinf.trainers.modules import POLICY
         from rlinf.trainers.trainer import saved_weights
 
-        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], "policy")
+        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
         groups["rollout"].load_weights(weights, checkpoint.step).wait()
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
         from rlinf.checkpoint.export import export_weights
+        from rlinf.trainers.modules import POLICY
         from rlinf.trainers.trainer import saved_weights
 
         run.evaluate("held_out")
-        weights = saved_weights(run.groups.state()["actor"]["trainer"], "policy")
+        weights = saved_weights(run.groups.state()["actor"]["trainer"], POLICY)
         export_weights(self.directory / POLICY_FILE, weights)
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")

@@ -24,6 +24,7 @@ from rlinf.models.language import (
 )
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.scheduler.files import SharedDirectory
 from rlinf.trainers.language.supervised import SupervisedTrainer, target_batch
 
 
@@ -40,7 +41,8 @@ def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConf
     model = config.model
     if model.architecture is None and config.warm_start is None:
         return model
-    created = model.model_copy(update={"path": directory, "architecture": None})
+    path = SharedDirectory(directory)  # written on this machine alone
+    created = model.model_copy(update={"path": path, "architecture": None})
     if directory.is_dir():
         return created
     unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")

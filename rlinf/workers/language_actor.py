@@ -15,6 +15,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
+from rlinf.scheduler.files import WrittenFiles, place_for
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.answering_config import AnsweringConfig
@@ -207,13 +208,16 @@ class LanguageActorWorker(TrainingWorker):
             deque(weights, maxlen=0)
         return self._trainer.version
 
-    def save_model(self, directory: Path) -> None:
-        """Write model and tokenizer in the format of transformers."""
+    def save_model(self, directory: Path) -> WrittenFiles | None:
+        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
         if not self._has_model:
-            return
-        self._trainer.save_pretrained(directory)
-        if self._rank == 0:
-            self._tokenizer.save_pretrained(directory)
+            return None
+        place = place_for(directory)
+        self._trainer.save_pretrained(place)
+        if self._rank > 0:
+            return None
+        self._tokenizer.save_pretrained(place)
+        return WrittenFiles.at(place)
 
     def onload(self) -> None:
         """Bring to the device what :meth:`offload` took from it."""

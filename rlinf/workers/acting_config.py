@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms import registry as algorithms
-from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.algorithms.registry import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
@@ -20,7 +19,6 @@ from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
 
-AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 
 
@@ -186,7 +184,7 @@ class LearningConfig(ActingConfig):
     """A run that collects what its policy is trained on."""
 
     runner: ActingRunnerConfig
-    algorithm: AlgorithmSection
+    algorithm: ActionAlgorithm
     actor: TrainerConfig
 
     @property
@@ -208,7 +206,5 @@ class OnPolicyConfig(LearningConfig):
     @property
     def value_dim(self) -> int:
         """V, values per chunk that the algorithm needs."""
-        from rlinf.algorithms.registry import build_algorithm
-
-        algorithm = build_algorithm(self.algorithm, group_size=self.group_size)
+        algorithm = self.algorithm.build(group_size=self.group_size)
         return algorithm.value_dim(self.model.num_action_chunks)

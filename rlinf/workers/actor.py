@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
@@ -29,7 +28,7 @@ class ActorWorker(StageWorker):
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
         """Build what is trained, and the trainer; returns the number of parameters."""
         config = self._config
-        algorithm = build_algorithm(config.algorithm, group_size=config.group_size)
+        algorithm = config.algorithm.build(group_size=config.group_size)
         modules = algorithm.modules(config.model, env_spec, seed=config.seed)
         self._trainer = Trainer(
             modules,

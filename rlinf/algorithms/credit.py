@@ -1,4 +1,4 @@
-"""Advantages and returns: pure functions of tensors.
+"""Credit: advantages and returns of rollouts and of sequences, as pure functions of tensors.
 
 Bootstrap terms enter the temporal difference and not the reward, so that rewards stay those of the
 environment wherever they are logged; the sums are the same.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.config import BootstrapType, RewardType
+from rlinf.algorithms.base_config import BootstrapType, RewardType
 from rlinf.data.trajectory import Trajectory
 
 
@@ -100,6 +100,16 @@ def per_row(per_step: Tensor, rows: int) -> Tensor:
     return per_step.reshape(rows, -1, per_step.shape[1]).transpose(1, 2)
 
 
+def reverse_scan(terms: Tensor, decay: Tensor) -> Tensor:
+    """x_t = terms_t + decay_t · x_{t+1}, from the last step with x = 0 behind it; [S, B] each."""
+    result = torch.empty_like(terms)
+    running = terms.new_zeros(terms.shape[1:])
+    for step in reversed(range(len(terms))):
+        running = torch.addcmul(terms[step], decay[step], running)
+        result[step] = running
+    return result
+
+
 def generalized_advantages(
     *, steps: DecisionSteps, rewards: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
@@ -121,13 +131,56 @@ def generalized_advantages(
     next_values = torch.cat([steps.values[1:], steps.bootstrap_values.unsqueeze(0)])
     future = torch.where(steps.bootstrap, steps.final_values, continues * next_values)
     deltas = rewards + gamma * future - steps.values
-    decay = continues * (gamma * gae_lambda)
-    advantages = torch.empty_like(deltas)
-    running = torch.zeros_like(deltas[0])
-    for step in reversed(range(len(deltas))):
-        running = torch.addcmul(deltas[step], decay[step], running)
-        advantages[step] = running
+    advantages = reverse_scan(deltas, continues * (gamma * gae_lambda))
     return advantages, advantages + steps.values
+
+
+def at_last_token(*, rewards: Tensor, mask: Tensor) -> Tensor:
+    """Put the reward of each sequence on its own last valid token.
+
+    Args:
+        rewards: [N].
+        mask: [N, L], 1 for valid tokens; they need not be consecutive.
+
+    Returns:
+        [N, L], 0 elsewhere; all 0 for a sequence without valid tokens.
+    """
+    counted = mask > 0
+    if not mask.shape[1]:
+        return torch.zeros_like(mask, dtype=rewards.dtype)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(counted, positions, -1).amax(dim=1, keepdim=True)
+    return torch.where(counted & (positions == last), rewards.unsqueeze(1), 0.0)
+
+
+def token_advantages(
+    *, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over tokens (Schulman et al. 2016, eq. 16).
+
+    δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, where t + 1 is the next *valid* token
+    of the sequence, and V = A = 0 after the last one. With V = 0 and λ = 1 this is the discounted
+    sum of the rewards to come.
+
+    Args:
+        rewards: [N, L]; those of tokens that are not valid do not count.
+        values: [N, L].
+        mask: [N, L].
+        gamma: Discount per token.
+        gae_lambda: λ.
+
+    Returns:
+        Advantages and returns A_t + V_t, each [N, L], 0 where not valid.
+    """
+    counted = (mask > 0).T
+    here, passed = counted.to(rewards.dtype), (~counted).to(rewards.dtype)
+    own = torch.where(counted, values.T, 0.0)
+    following = reverse_scan(own, passed)  # the value of the first valid token from t on
+    following = torch.cat([following[1:], torch.zeros_like(following[:1])])
+    deltas = torch.where(counted, rewards.T + gamma * following - own, 0.0)
+    advantages = reverse_scan(deltas, gamma * gae_lambda * here + passed)
+    advantages = torch.where(counted, advantages, 0.0)
+    return advantages.T, (advantages + own).T
 
 
 def normalize(
@@ -145,6 +198,28 @@ def normalize(
         return advantages
     std, mean = torch.std_mean(counted)
     return (advantages - mean) / (std + epsilon)
+
+
+def whiten(*, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A − mean) / std over valid tokens (Hu et al. 2025, "REINFORCE++"), in float64.
+
+    The variance is that of the tokens themselves (ddof 0) and at least 1e-8.
+
+    Args:
+        advantages: [N, L].
+        mask: [N, L].
+
+    Returns:
+        [N, L] in the dtype of ``advantages``, 0 where not valid.
+    """
+    counted = mask > 0
+    picked = advantages[counted].double()
+    if not picked.numel():
+        return torch.zeros_like(advantages)
+    variance, mean = torch.var_mean(picked, correction=0)
+    result = torch.zeros_like(advantages)
+    result[counted] = ((picked - mean) * variance.clamp(min=1e-8).rsqrt()).to(advantages.dtype)
+    return result
 
 
 def group_advantages(
@@ -173,6 +248,37 @@ def group_advantages(
     squares = zeros.index_add(0, group, centred.square())
     std = (squares / (sizes - 1).clamp(min=1)).sqrt()[group]
     return centred / (std + epsilon), mean, sizes[group]
+
+
+def leave_one_out_advantages(*, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """R_i − mean of the other R_j of its group (Kool et al. 2019; Ahmadian et al. 2024).
+
+    Args:
+        scores: [M].
+        groups: [M] int64.
+
+    Returns:
+        [M] advantages (0 for the only member of a group), [M] size of each one's group.
+    """
+    _, group, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+    zeros = scores.new_zeros(len(sizes))
+    total, size = zeros.index_add(0, group, scores)[group], sizes[group]
+    baseline = (total - scores) / (size - 1).clamp(min=1)
+    return torch.where(size > 1, scores - baseline, 0.0), size
+
+
+def overlong_penalty(*, lengths: Tensor, safe_length: int, max_length: int) -> Tensor:
+    """Soft overlong punishment (Yu et al. 2025, "DAPO", eq. 13), in [−1, 0].
+
+    0 up to ``safe_length``, then linear down to −1 at ``max_length`` and beyond; in the paper's
+    letters ``max_length`` is L_max and ``safe_length`` L_max − L_cache.
+
+    Args:
+        lengths: [N] tokens of each response.
+        safe_length: Longest response without penalty.
+        max_length: Shortest one with the full penalty.
+    """
+    return ((safe_length - lengths) / (max_length - safe_length)).clamp(-1.0, 0.0)
 
 
 def idle_rows(trajectory: Trajectory) -> Tensor:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.objective import bounded_log_ratio
-from rlinf.algorithms.samples import advantages_of
-from rlinf.algorithms.tokens.config import CISPOConfig
-from rlinf.algorithms.tokens.grpo import GroupObjective
-from rlinf.algorithms.tokens.objective import PolicyTerms
+from rlinf.algorithms.config import CISPOConfig
+from rlinf.algorithms.grpo import GroupCredit
+from rlinf.algorithms.metrics import advantages_of
+from rlinf.algorithms.objective import PolicyObjective, PolicyTerms, bounded_log_ratio
+from rlinf.algorithms.samples import Credit
 
 
-class CISPO(GroupObjective):
-    """−sg[clip(ρ, 1 − low, 1 + high)] · A · log π (eq. 4 and 5): no token loses its gradient."""
+class CISPO(PolicyObjective):
+    """−sg[clip(ρ, 1 − low, 1 + high)] · A · log π (eq. 4 and 5): no term loses its gradient."""
 
     config: CISPOConfig
+
+    def _credit_of(self, group_size: int) -> Credit:
+        return GroupCredit(self.config, group_size=group_size)
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """See :meth:`PolicyObjective._terms`."""

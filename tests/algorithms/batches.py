@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.base_config import AlgorithmConfig
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
-from rlinf.algorithms.tokens.registry import REGISTRY
+from rlinf.algorithms.protocol import Algorithm
+from rlinf.algorithms.registry import REGISTRY
 
 VOCABULARY = 7
 PROMPT = 3
@@ -57,10 +57,10 @@ def random_batch(
     return Batch(**(tensors | replaced))
 
 
-def build(name: str, **keys: Any) -> TokenAlgorithm:
+def build(name: str, **keys: Any) -> Algorithm:
     """An algorithm by its name, with other keys at their defaults."""
-    config: TokenAlgorithmConfig = REGISTRY.load(name).model_validate({"type": name} | keys)
-    return config.build()
+    config: AlgorithmConfig = REGISTRY.load(name).model_validate({"type": name} | keys)
+    return config.build(family="tokens")
 
 
 EVERY_ALGORITHM: dict[str, tuple[str, dict[str, Any]]] = {

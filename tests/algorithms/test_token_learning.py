@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
-from tests.algorithms.tokens.batches import (
+from rlinf.algorithms.protocol import Algorithm, Scores
+from tests.algorithms.batches import (
     EVERY_ALGORITHM,
     PROMPT,
     VOCABULARY,
@@ -55,10 +55,10 @@ def sample(model: TinyModel, generator: torch.Generator, version: int) -> Batch:
     )
 
 
-def step(algorithm: TokenAlgorithm, model: TinyModel, batch: Batch) -> Tensor:
+def step(algorithm: Algorithm, model: TinyModel, batch: Batch) -> Tensor:
     normalizer = algorithm.normalizer(batch)
     log_probs, entropy, values = model(batch.inputs["input_ids"])
-    loss, _ = algorithm.loss(log_probs, entropy, batch, normalizer=normalizer)
+    loss, _ = algorithm.loss(Scores(log_probs, entropy), batch, normalizer=normalizer)
     if algorithm.needs_values:
         loss = loss + algorithm.value_loss(values, batch, normalizer=normalizer)[0]
     return loss

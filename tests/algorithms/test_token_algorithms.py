@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rlinf.algorithms.batch import Batch
-from tests.algorithms.tokens.batches import EVERY_ALGORITHM, build, random_batch
+from rlinf.algorithms.protocol import Scores
+from tests.algorithms.batches import EVERY_ALGORITHM, build, random_batch
 
 COMPARING = ("grpo", "dapo", "dr_grpo", "rloo", "gspo", "cispo", "decoupled_ppo")
 
@@ -221,7 +222,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     log_probs = (batch.log_probs + torch.tensor([[1.0], [0.0]])).requires_grad_()
     grpo, cispo = build("grpo"), build("cispo", clip_ratio_high=0.5)
     for algorithm, wanted in ((grpo, [0.0, -1.0]), (cispo, [-1.5, -1.0])):
-        loss, _ = algorithm.loss(log_probs, None, batch, normalizer=2.0)
+        loss, _ = algorithm.loss(Scores(log_probs, None), batch, normalizer=2.0)
         (gradient,) = torch.autograd.grad(loss, log_probs)
         assert gradient.flatten().tolist() == pytest.approx(wanted)
 
@@ -233,7 +234,7 @@ def test_gspo_clips_whole_sequences() -> None:
     shift = torch.tensor([[0.5, -0.5], [0.5, 0.1]])
     log_probs = (batch.log_probs + shift).requires_grad_()
     gspo = build("gspo", clip_ratio_low=0.1, clip_ratio_high=0.1)
-    loss, metrics = gspo.loss(log_probs, None, batch, normalizer=2.0)
+    loss, metrics = gspo.loss(Scores(log_probs, None), batch, normalizer=2.0)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     assert gradient.tolist() == [pytest.approx([-0.25, -0.25]), [0.0, 0.0]]
     assert loss.item() == pytest.approx(-(1.0 + 1.1) / 2, rel=1e-6)
@@ -252,7 +253,9 @@ def test_the_decoupled_objective_term_by_term() -> None:
     assert batch.version is not None
     for proximal in ("recomputed", "interpolated"):
         algorithm = build("decoupled_ppo", proximal=proximal, importance_sampling_clip=1.2)
-        loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
+        loss, _ = algorithm.loss(
+            Scores(log_probs, None), batch, normalizer=algorithm.normalizer(batch)
+        )
         terms = []
         for i, t in batch.mask.nonzero().tolist():
             behaviour, present = float(batch.log_probs[i, t]), float(log_probs[i, t])
@@ -272,7 +275,9 @@ def test_fresh_tokens_have_weight_1_and_their_own_ratio_when_interpolated() -> N
     batch, metrics = algorithm.prepare(batch)
     assert metrics["rollout/staleness"] == 0
     log_probs = batch.log_probs + 0.3
-    _, metrics = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
+    _, metrics = algorithm.loss(
+        Scores(log_probs, None), batch, normalizer=algorithm.normalizer(batch)
+    )
     assert metrics["actor/importance_weight"].item() == pytest.approx(1.0)
     assert metrics["actor/ratio"].item() == pytest.approx(math.exp(0.3), rel=1e-5)
 
@@ -284,7 +289,7 @@ def test_kl_and_entropy_terms() -> None:
     entropy = torch.rand(8, 6, generator=torch.Generator().manual_seed(5))
     algorithm = build("grpo", kl_beta=0.4, kl_penalty_type="k2", entropy_bonus=0.2)
     normalizer = algorithm.normalizer(batch)
-    loss, metrics = algorithm.loss(log_probs, entropy, batch, normalizer=normalizer)
+    loss, metrics = algorithm.loss(Scores(log_probs, entropy), batch, normalizer=normalizer)
     assert batch.reference_log_probs is not None
     counted = batch.mask > 0
     kl = (0.5 * (log_probs - batch.reference_log_probs)[counted] ** 2).mean().item()
@@ -307,7 +312,7 @@ def test_log_ratios_are_bounded() -> None:
     batch = replace(random_batch(), advantages=-torch.ones(8, 6))
     algorithm = build("grpo", clip_log_ratio_min=-0.5, clip_log_ratio_max=0.5)
     log_probs = batch.log_probs + 3.0
-    loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
+    loss, _ = algorithm.loss(Scores(log_probs, None), batch, normalizer=algorithm.normalizer(batch))
     assert loss.item() == pytest.approx(math.exp(0.5), rel=1e-6)
 
 
@@ -337,7 +342,7 @@ def test_what_the_batch_lacks_is_named(
         if stage == "prepare":
             algorithm.prepare(batch)
         else:
-            algorithm.loss(batch.log_probs, None, batch, normalizer=1.0)
+            algorithm.loss(Scores(batch.log_probs, None), batch, normalizer=1.0)
 
     with pytest.raises(ValueError, match=lacks):
         ask()

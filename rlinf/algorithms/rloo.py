@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.advantages import leave_one_out_advantages
-from rlinf.algorithms.tokens.grpo import GRPO
-from rlinf.algorithms.tokens.objective import PolicyTerms
+from rlinf.algorithms.credit import leave_one_out_advantages
+from rlinf.algorithms.grpo import GRPO
+from rlinf.algorithms.objective import PolicyTerms
 
 
 class RLOO(GRPO):
@@ -17,8 +17,7 @@ class RLOO(GRPO):
     from 1 it is clipped as in PPO.
     """
 
-    def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        return leave_one_out_advantages(scores=scores, groups=groups)
+    compare = staticmethod(leave_one_out_advantages)
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """The loss of a sequence, in equal parts on its tokens."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlinf.algorithms.losses import clipped_policy_loss, clipped_value_loss
-from tests.algorithms.tokens.batches import EVERY_ALGORITHM, build, random_batch
+from rlinf.algorithms.protocol import Scores
+from tests.algorithms.batches import EVERY_ALGORITHM, build, random_batch
 
 
 @pytest.mark.parametrize("shift", [89.0, -1000.0])
@@ -19,8 +20,7 @@ def test_a_far_log_ratio_leaves_loss_gradient_and_metrics_finite(name: str, shif
     batch, _ = algorithm.prepare(random_batch(seed=3))
     log_probs = (batch.log_probs + shift).requires_grad_()
     loss, metrics = algorithm.loss(
-        log_probs,
-        torch.zeros_like(log_probs),
+        Scores(log_probs, torch.zeros_like(log_probs)),
         replace(batch, proximal_log_probs=batch.log_probs, version=0),
         normalizer=algorithm.normalizer(batch),
     )
@@ -38,7 +38,9 @@ def test_a_long_answer_does_not_cost_the_global_batch() -> None:
     log_probs = batch.log_probs.clone()
     log_probs[0] += 0.011
     log_probs.requires_grad_()
-    loss, _ = algorithm.loss(log_probs, None, prepared, normalizer=algorithm.normalizer(prepared))
+    loss, _ = algorithm.loss(
+        Scores(log_probs, None), prepared, normalizer=algorithm.normalizer(prepared)
+    )
     (gradient,) = torch.autograd.grad(loss, log_probs)
     assert bool(gradient.isfinite().all())
     assert not gradient[0].any()  # its advantage is positive, so its term is clipped
@@ -49,7 +51,7 @@ def test_within_the_bound_nothing_is_changed() -> None:
     algorithm = build("grpo", clip_ratio_high=1e9)
     batch = replace(random_batch(), advantages=torch.ones(8, 6))
     log_probs = batch.log_probs + 19.0
-    loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
+    loss, _ = algorithm.loss(Scores(log_probs, None), batch, normalizer=algorithm.normalizer(batch))
     terms, _, _ = clipped_policy_loss(
         log_ratio=log_probs - batch.log_probs,
         advantages=torch.ones(8, 6),

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.kl import kl_estimate
-from rlinf.algorithms.tokens.importance import importance_weights
-from tests.algorithms.tokens.batches import build, random_batch
+from rlinf.algorithms.losses import importance_weights
+from rlinf.algorithms.protocol import Scores
+from tests.algorithms.batches import build, random_batch
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text(encoding="utf-8"))
 INPUTS = {name: torch.tensor(v, dtype=torch.float64) for name, v in REFERENCE["inputs"].items()}
@@ -123,7 +124,7 @@ def test_losses_and_gradients(
     built = build(algorithm, **keys)
     batch = replace(reference_batch(), advantages=INPUTS["advantages"])
     log_probs = INPUTS["log_probs"].clone().requires_grad_()
-    loss, _ = built.loss(log_probs, None, batch, normalizer=built.normalizer(batch))
+    loss, _ = built.loss(Scores(log_probs, None), batch, normalizer=built.normalizer(batch))
     loss.backward()
     assert log_probs.grad is not None
     torch.testing.assert_close(loss.detach(), expected(library, name), rtol=1e-7, atol=1e-8)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
-from tests.algorithms.tokens.batches import EVERY_ALGORITHM, PROMPT, TinyModel, build, random_batch
+from rlinf.algorithms.protocol import Algorithm, Scores
+from tests.algorithms.batches import EVERY_ALGORITHM, PROMPT, TinyModel, build, random_batch
 
 SEQUENCES = 12
 LENGTH = 6
 
 
-def prepared_batch(algorithm: TokenAlgorithm, seed: int) -> Batch:
+def prepared_batch(algorithm: Algorithm, seed: int) -> Batch:
     """Log-probs of an older model, one answer without a valid reward, two cut off."""
     batch = random_batch(sequences=SEQUENCES, length=LENGTH, seed=seed)
     with torch.no_grad():
@@ -38,13 +38,11 @@ def prepared_batch(algorithm: TokenAlgorithm, seed: int) -> Batch:
     return algorithm.prepare(batch)[0]
 
 
-def share(
-    algorithm: TokenAlgorithm, batch: Batch, normalizer: float
-) -> tuple[Tensor, dict[str, float]]:
+def share(algorithm: Algorithm, batch: Batch, normalizer: float) -> tuple[Tensor, dict[str, float]]:
     """Flat gradient and metrics of one micro batch under a model of its own."""
     model = TinyModel()
     log_probs, entropy, values = model(batch.inputs["input_ids"])
-    loss, metrics = algorithm.loss(log_probs, entropy, batch, normalizer=normalizer)
+    loss, metrics = algorithm.loss(Scores(log_probs, entropy), batch, normalizer=normalizer)
     if algorithm.needs_values:
         value_loss, more = algorithm.value_loss(values, batch, normalizer=normalizer)
         loss, metrics = loss + value_loss, metrics | more
@@ -57,7 +55,7 @@ def share(
 
 
 def total(
-    algorithm: TokenAlgorithm, parts: list[Batch], normalizer: float
+    algorithm: Algorithm, parts: list[Batch], normalizer: float
 ) -> tuple[Tensor, dict[str, float]]:
     shares = [share(algorithm, part, normalizer) for part in parts]
     names = shares[0][1]
@@ -78,7 +76,7 @@ def trimmed(batch: Batch) -> Batch:
     return replace(batch, **columns)
 
 
-def check(algorithm: TokenAlgorithm, batch: Batch, parts: list[Batch]) -> None:
+def check(algorithm: Algorithm, batch: Batch, parts: list[Batch]) -> None:
     normalizer = algorithm.normalizer(batch)
     whole, metrics = share(algorithm, batch, normalizer)
     split, split_metrics = total(algorithm, parts, normalizer)
@@ -148,7 +146,7 @@ def test_a_micro_batch_without_valid_tokens_adds_nothing(name: str) -> None:
     log_probs = torch.full((2, LENGTH), -torch.inf, requires_grad=True)
     entropy = torch.full((2, LENGTH), torch.nan, requires_grad=True)
     normalizer = algorithm.normalizer(batch)
-    loss, metrics = algorithm.loss(log_probs, entropy, empty, normalizer=normalizer)
+    loss, metrics = algorithm.loss(Scores(log_probs, entropy), empty, normalizer=normalizer)
     if algorithm.needs_values:
         value_loss, more = algorithm.value_loss(entropy, empty, normalizer=normalizer)
         loss, metrics = loss + value_loss, metrics | more
@@ -167,7 +165,9 @@ def test_before_the_first_update_the_gradient_is_that_of_the_policy(name: str) -
     batch = random_batch(seed=5)
     log_probs = batch.log_probs.clone().requires_grad_()
     batch = algorithm.prepare(replace(batch, proximal_log_probs=batch.log_probs))[0]
-    loss, metrics = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
+    loss, metrics = algorithm.loss(
+        Scores(log_probs, None), batch, normalizer=algorithm.normalizer(batch)
+    )
     (gradient,) = torch.autograd.grad(loss, log_probs)
     lengths = batch.mask.sum(dim=1, keepdim=True)
     weight = {

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.algorithms.advantages import (
+from rlinf.algorithms.base_config import BootstrapType
+from rlinf.algorithms.credit import (
     decision_steps,
     episode_length_weights,
     generalized_advantages,
@@ -13,7 +14,6 @@ from rlinf.algorithms.advantages import (
     normalize,
     per_row,
 )
-from rlinf.algorithms.config import BootstrapType
 from rlinf.data.trajectory import Trajectory
 from tests.algorithms.rollouts import flags, random_trajectory
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.algorithms.tokens.advantages import (
+from rlinf.algorithms.credit import (
     at_last_token,
     leave_one_out_advantages,
     overlong_penalty,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.config import GSPOConfig
-from rlinf.algorithms.tokens.grpo import GRPO
-from rlinf.algorithms.tokens.objective import PolicyTerms
+from rlinf.algorithms.config import GSPOConfig
+from rlinf.algorithms.grpo import GRPO
+from rlinf.algorithms.objective import PolicyTerms
 
 
 class GSPO(GRPO):

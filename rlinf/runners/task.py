@@ -244,6 +244,8 @@ REGISTRY: Registry[Task[Any]] = Registry(
     table={
         "embodied": "rlinf.runners.embodied:Embodied",
         "reasoning": "rlinf.runners.reasoning:Reasoning",
+        "sft": "rlinf.runners.sft:FineTuning",
+        "behaviour_cloning": "rlinf.runners.behaviour_cloning:BehaviourCloning",
         "benchmark": "rlinf.runners.benchmark:Benchmark",
     },
     base=Task,

@@ -44,7 +44,7 @@ from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import write_model, write_prompts
 from suspension import resume, suspend
 
-from rlinf.algorithms.tokens.registry import REGISTRY
+from rlinf.algorithms.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.models.language import load_tokenizer
 from rlinf.planner.simulation.scenario_data import find_scenario
@@ -72,7 +72,7 @@ def _trainer(hidden: int, layers: int) -> Any:
             intermediate_size=4 * hidden,
         )
     )
-    algorithm = REGISTRY.load("grpo").model_validate({"type": "grpo"}).build()
+    algorithm = REGISTRY.load("grpo").model_validate({"type": "grpo"}).build(family="tokens")
     trainer = FSDPTrainerConfig().build(model, algorithm, ranks=Ranks(), total_steps=1, seed=0)
     return trainer, sum(parameter.numel() for parameter in model.parameters())
 

@@ -100,4 +100,6 @@ def print_dry_run(config: PlacedConfig) -> None:
 
 def print_batches(config: PlacedConfig) -> None:
     """Print how environments or prompts become batches."""
-    show_table("batches", ("", ""), config.batch_table())
+    rows = config.batch_table()
+    if rows:
+        show_table("batches", ("", ""), rows)

@@ -7,34 +7,31 @@ from typing import Any
 
 import torch
 
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.registry import build_policy
-from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
-from rlinf.workers.acting_config import OnPolicyConfig
+from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.context import WorkerContext
 
 
 class ActorWorker(StageWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, config: OnPolicyConfig, context: WorkerContext) -> None:
+    def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._config = config
+        self._config, self._context = config, context
         self._trainer: Trainer
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters."""
+        """Build what is trained, and the trainer; returns the number of parameters."""
         config = self._config
-        algorithm = build_algorithm(config.algorithm, group_size=config.group_size)
-        policy = build_policy(config.model, env_spec, value_dim=config.value_dim, seed=config.seed)
+        algorithm = config.algorithm.build(group_size=config.group_size)
+        modules = algorithm.modules(config.model, env_spec, seed=config.seed)
         self._trainer = Trainer(
-            {POLICY: policy},
+            modules,
             algorithm,
             config.actor,
             ranks=Replicas(
@@ -43,11 +40,14 @@ class ActorWorker(StageWorker):
                 device=self.compute_device,
                 all_reduce=self._all_reduce if self._world_size > 1 else None,
             ),
+            optim=config.optimizers,
             rows=config.samples,
             total_steps=config.training_steps,
             seed=config.seed,
+            failure_directory=self._context.failures,
         )
-        return {"parameters": sum(p.numel() for p in policy.parameters())}
+        trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
+        return {"parameters": sum(parameter.numel() for parameter in trained)}
 
     def train(
         self, trajectories: InputStream, *, step: int
@@ -61,6 +61,18 @@ class ActorWorker(StageWorker):
         parts: list[Trajectory] = [item.payload for item in trajectories]
         yield from ()  # a stage is a generator, also one that yields nothing
         return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
+
+    def train_on(
+        self, batches: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: train on global batches that come one by one; returns the phase's metrics.
+
+        Args:
+            batches: Stream of :class:`Batch`, each an optimizer step of every loss.
+            step: Number of the training phase.
+        """
+        yield from ()
+        return self._trainer.train((item.payload for item in batches), step)
 
     def send_weights(self) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""

@@ -146,7 +146,7 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _trains_parts(self) -> bool:
         """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._config.actor.trains_in_order and self._algorithm.config.prepares_parts
+        return self._config.actor.trains_in_order and self._config.algorithm.prepares_parts
 
     def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
         """Train on each global batch as soon as its slots are full; the same wherever it runs."""

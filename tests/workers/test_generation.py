@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.algorithms.tokens.config import DAPOConfig
+from rlinf.algorithms.config import DAPOConfig
 from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
@@ -51,7 +51,7 @@ class Reward:
 
 def worker(rank: int, ranks: int) -> Any:
     """A generation worker without a model."""
-    algorithm = DAPOConfig()
+    algorithm = DAPOConfig().of_family("tokens")
     made: Any = object.__new__(GenerationWorker)
     made._config = SimpleNamespace(
         rollout=SimpleNamespace(group_size=GROUP, sampling=SamplingConfig(max_new_tokens=100)),

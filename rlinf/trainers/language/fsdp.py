@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
+from rlinf.algorithms.protocol import Algorithm, Scores
 from rlinf.errors import RunFailure
 from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
 from rlinf.models.buffers import saved_buffers
@@ -39,7 +39,7 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
     def __init__(
         self,
         model: Any,
-        algorithm: TokenAlgorithm,
+        algorithm: Algorithm,
         config: FSDPTrainerConfig,
         *,
         ranks: Ranks,
@@ -103,7 +103,7 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
     def _reference_weights(self) -> Iterator[None]:
         """Exchange the weights for those of the reference."""
         if self._reference is None:
-            raise RuntimeError(f"{self._algorithm.config.type} asked for no reference policy")
+            raise RuntimeError("the algorithm asked for no reference policy")
         self._core.need_loaded()
         if self._adapter is not None:
             with lora.without_adapter(self._model):
@@ -154,7 +154,9 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
             )
             log_probs = layout.scatter(scored)
             entropy = None if entropies is None else layout.scatter(entropies)
-            loss, metrics = self._algorithm.loss(log_probs, entropy, part, normalizer=normalizer)
+            loss, metrics = self._algorithm.loss(
+                Scores(log_probs, entropy), part, normalizer=normalizer
+            )
             if compared:
                 metrics = metrics | _disagreement(log_probs, part)
             return loss, metrics

@@ -202,6 +202,13 @@ class Run:
             self.groups.sync_weights()
             self._weights_of = self.state.step
 
+    def restore_best(self) -> int:
+        """Give the workers what they held after the best evaluation that is kept; its step."""
+        best = self._store.load("best")
+        self.groups.load_state(best.tree["workers"], best.path)
+        self._weights_of = -1
+        return best.step
+
     def log(self, metrics: dict[str, float]) -> None:
         """Write numbers down beside those of the last step, where there are any."""
         if metrics:

@@ -226,7 +226,7 @@ class _Noise:
 
     def __init__(self, config: ActingConfig, policy: Policy, step: int) -> None:
         self._key = (config.seed, step)
-        self._shape = (_NOISE_STEPS, config.env.num_envs, policy.chunk, policy.action_dim)
+        self._config, self._policy = config, policy
         self._drawn: dict[int, torch.Tensor] = {}
 
     def rows(self, batch: ObservationBatch) -> torch.Tensor:
@@ -235,7 +235,9 @@ class _Noise:
         if part not in self._drawn:
             seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            self._drawn[part] = torch.randn(self._shape, generator=generator)
+            policy, envs = self._policy, self._config.env.num_envs
+            shape = (_NOISE_STEPS, envs, policy.chunk, policy.action_dim)
+            self._drawn[part] = torch.randn(shape, generator=generator)
         first = int(batch.env_ids[0])
         return self._drawn[part][time, first : first + len(batch.env_ids)]
 

@@ -227,7 +227,9 @@ class Reasoning(Task[ReasoningConfig]):
             evaluated = run.evaluate("periodic")
             run.log({} if known else evaluated)
         path = self.directory / FINAL_MODEL
-        run.groups["actor"].save_model(path).wait()
+        for written in run.groups["actor"].save_model(path).wait():
+            if written is not None:
+                written.bring(path)
         counts, state = self.counts, run.state
         print(
             f"training: {counts.sequences} sequences, {counts.tokens} tokens in "

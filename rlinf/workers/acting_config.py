@@ -19,6 +19,8 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 
 AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
@@ -92,6 +94,7 @@ class ActingConfig(PlacedConfig):
     rollout: RolloutConfig
     model: ModelSection
     evaluation: EvaluationConfig = EvaluationConfig()
+    weight_sync: WeightSyncSection = AutoConfig()
 
     @property
     @abstractmethod

@@ -18,6 +18,8 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 
@@ -100,6 +102,7 @@ class EvaluatedConfig(PlacedConfig):
     rollout: ExchangeConfig = ExchangeConfig()
     model: ModelSection
     evaluation: EvaluationConfig = EvaluationConfig()
+    weight_sync: WeightSyncSection = AutoConfig()
 
     @property
     @abstractmethod

@@ -16,7 +16,7 @@ from rlinf.flow.planning_traits import (
 )
 from rlinf.workers.acting_config import LearningConfig
 
-_TIMED = ("algorithm", "env", "rollout")
+_TIMED = ("algorithm", "env", "rollout", "weight_sync")
 
 
 def acting_traits(

@@ -61,7 +61,8 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         ConfigError: The timeline has none of the steps.
     """
     from rlinf.cli.tasks import read_config, require_training
-    from rlinf.flow.plan import Plan
+    from rlinf.config.yaml_source import write_yaml
+    from rlinf.flow.plan import PLAN_FILE, Plan
     from rlinf.monitor.curve import Curve
     from rlinf.monitor.decisions import read_decisions
     from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
@@ -71,10 +72,8 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
-    plans = [decision.plan for decision in decisions if decision.plan is not None]
-    # What was decided before a run went on with `runner.plan=manual` is of no force any more.
-    decided = plans and config.runner.plan is not None
-    plan: Plan = Plan.model_validate(plans[-1]) if decided else config.plan
+    kept = run / PLAN_FILE
+    plan: Plan = Plan.load(kept) if kept.is_file() else config.plan
     metrics = run / METRICS_FILE
     lines = read_metrics(metrics) if metrics.is_file() else []
     measured = _trace(run / "timeline.json", flow, plan, steps)
@@ -85,6 +84,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         graph=flow_graph(flow),
         plan=plan.model_dump(mode="json")["components"],
         mode=plan.mode,
+        plan_file=write_yaml(plan.model_dump(mode="json")),
         config=(run / CONFIG_FILE).read_text(encoding="utf-8"),
         measured=measured,
         predicted=None if simulation is None else _simulated(simulation, flow, plan),

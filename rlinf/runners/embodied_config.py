@@ -7,7 +7,7 @@ optimizer step) → *micro batch* (one forward and backward pass).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -92,6 +92,8 @@ class RolloutConfig(StrictModel):
 
 class EmbodiedConfig(PlacedConfig):
     """A run that trains a policy in simulators."""
+
+    pipeline_key: ClassVar[str] = "rollout.pipeline_stage_num"
 
     task: Literal["embodied"]
     """Which runner executes the recipe."""

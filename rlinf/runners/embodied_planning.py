@@ -15,7 +15,6 @@ from rlinf.flow.planning_traits import (
     first_devices,
     timed_sections,
 )
-from rlinf.planner.described_cluster import on_each_kind
 
 if TYPE_CHECKING:
     from rlinf.runners.embodied_config import EmbodiedConfig
@@ -25,7 +24,7 @@ _TIMED = ("algorithm", "actor", "env", "rollout")
 
 def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     """Of a run in simulators: the items are environments."""
-    from rlinf.planner.search import ComponentConstraint, Constraints
+    from rlinf.flow.constraints import ComponentConstraint, Constraints
 
     envs = config.env.num_envs
     stages = config.rollout.pipeline_stage_num
@@ -59,7 +58,7 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
     return PlanningTraits(
         items=envs,
         constraints=constraints,
-        trials=on_each_kind(config, partial(_trials, envs)),
+        trials=partial(_trials, envs),
         concurrent=frozenset(),
         packages=("gymnasium", "mujoco", "metaworld"),
         sections=sections,
@@ -72,7 +71,6 @@ def embodied_traits(config: EmbodiedConfig) -> PlanningTraits:
             Knob("actor.micro_batch_size", config.micro_batch_size),
             Knob("env.num_envs", envs),
         ),
-        pipeline_key="rollout.pipeline_stage_num",
     )
 
 

@@ -18,7 +18,7 @@ from rlinf.config.dump import config_hash, to_data
 from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.flow.plan_policy import SwitchFailure
+from rlinf.flow.plan import SwitchFailure
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile

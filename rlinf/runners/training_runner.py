@@ -153,7 +153,7 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
 
     def _new_planner(self) -> AutoPlanner | None:
         """What changes the placement while training, where the recipe asks for it."""
-        policy = self._config.runner.plan
+        policy = self._config.auto_plan
         if policy is None:
             return None
         planner = AutoPlanner(

@@ -165,7 +165,7 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
         [
             process(me, 1, 10, "python"),
             process(-2, me, 40, "ray::EnvWorker.run"),
-            process(-3, -2, 30, "python", "-c", "", "rlinf.envs.process", "7"),
+            process(-3, -2, 30, "python", "-c", "", "rlinf.envs.supervised.process", "7"),
             process(-4, me, 50, "ray::ActorWorker"),
             process(-5, me, 5, "/usr/bin/raylet", "--x"),
         ],
@@ -177,7 +177,8 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
         driver=me,
     )
     assert [(p.role, p.peak) for p in found.peaks()] == [
-        ("actor:0", 50), ("env:0", 40), ("rlinf.envs.process of env:0", 30), ("driver", 10),
+        ("actor:0", 50), ("env:0", 40), ("rlinf.envs.supervised.process of env:0", 30),
+        ("driver", 10),
         ("raylet, process -5", 5),
     ]  # fmt: skip
     assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]

@@ -38,7 +38,7 @@ REGISTRIES = {
     },
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
-    Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
+    Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
 }
 
 

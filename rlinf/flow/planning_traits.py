@@ -90,6 +90,17 @@ class PlanningTraits:
     generation: Generation | None = None
 
 
+WARM_UP_STEPS = 2
+
+
+def warm_up_steps(config: PlacedConfig) -> int:
+    """First steps under a placement whose time does not count.
+
+    Where rollouts run ahead, the first ones may have run before: under another placement.
+    """
+    return WARM_UP_STEPS + config.planning.constraints.staleness
+
+
 def device_counts(devices: int) -> list[int]:
     """Numbers of devices to measure: powers of two, and all."""
     return sorted({devices, *(2**n for n in range(devices.bit_length()) if 2**n <= devices)})

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
-from rlinf.monitor.timeline import Timeline
+from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler import Worker
 from rlinf.scheduler.accelerators import AcceleratorType, process_device
 from rlinf.scheduler.process import require_process
@@ -79,7 +79,7 @@ class StageReport:
     seconds_waiting: float
     items_in: int
     items_out: int
-    events: list[dict[str, Any]]
+    events: list[Event]
     cost: StageCost = StageCost()
 
     @property

@@ -30,7 +30,7 @@ from rlinf.monitor.decisions import Decision, What, note_decision
 from rlinf.planner.kept_profiles import usable_profile
 from rlinf.planner.planned import find_accepted_plan, legal_placements
 from rlinf.planner.profile import Profile
-from rlinf.planner.recording import Setting, fastest, kept_costs
+from rlinf.planner.recording import FirstSteps, Setting, fastest, kept_costs
 from rlinf.planner.search import Planned
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,35 @@ log = logging.getLogger(__name__)
 Switch = Callable[[PlacedConfig], float]
 """Goes on under another placement; returns the seconds that it took, or raises a
 :class:`~rlinf.flow.plan.SwitchFailure` and goes on under the one before."""
+
+
+def step_observer(
+    config: PlacedConfig,
+    flow: Flow,
+    directory: Path,
+    *,
+    step: int,
+    switch: Switch,
+    warm_up: Callable[[], None],
+) -> AutoPlanner | FirstSteps:
+    """What looks at the steps of a run, by ``after_step(step, report, seconds)``.
+
+    With ``cluster.plan: auto`` it may change the placement; else it leaves a profile behind.
+
+    Args:
+        config: The run, under the placement of its recipe.
+        flow: What happens in a step.
+        directory: The run directory.
+        step: Training steps that are done.
+        switch: Goes on under another placement.
+        warm_up: See :class:`AutoPlanner`.
+    """
+    policy = config.auto_plan
+    if policy is None:
+        return FirstSteps(config, flow, directory)
+    planner = AutoPlanner(policy, config, flow, directory=directory, switch=switch, warm_up=warm_up)
+    planner.begin(step)
+    return planner
 
 
 class AutoPlanner:

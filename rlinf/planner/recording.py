@@ -11,24 +11,17 @@ from typing import Self
 
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.planning_traits import warm_up_steps
 from rlinf.flow.running_step import StepReport
 from rlinf.planner.described_cluster import kinds_of_components
 from rlinf.planner.kept_profiles import fingerprints, keep_profile
-from rlinf.planner.measure import PROFILE_FILE, WARM_UP_STEPS, StepRecorder, merged, renewed
+from rlinf.planner.measure import PROFILE_FILE, StepRecorder, merged, renewed
 from rlinf.planner.overhead import OverheadRecorder, overhead
 from rlinf.planner.profile import Profile
 
 log = logging.getLogger(__name__)
 
 FIRST_STEPS = 8
-
-
-def warm_up_steps(config: PlacedConfig) -> int:
-    """First steps under a placement that do not count.
-
-    Where rollouts run ahead, the first ones may have run before: under another placement.
-    """
-    return WARM_UP_STEPS + config.planning.constraints.staleness
 
 
 def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
@@ -72,8 +65,9 @@ class FirstSteps:
         self._path = directory / PROFILE_FILE
         self._recorder = new_recorder(config, flow, f"first steps of run {directory.name}")
 
-    def observe(self, report: StepReport, seconds: float) -> None:
+    def after_step(self, step: int, report: StepReport, seconds: float) -> None:
         """Take the next step and its time; the profile is written when there are enough."""
+        del step
         if self._recorder.count >= FIRST_STEPS:
             return
         self._recorder.observe(report, seconds)

@@ -19,10 +19,10 @@ from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import SwitchFailure
+from rlinf.flow.planning_traits import warm_up_steps
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
-from rlinf.planner.recording import warm_up_steps
 from rlinf.runners.worker_system import WorkerSystem
 
 log = logging.getLogger(__name__)

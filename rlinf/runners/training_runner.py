@@ -8,15 +8,18 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.progress import Progress
-from rlinf.planner.auto import AutoPlanner
-from rlinf.planner.recording import FirstSteps
 from rlinf.runners.resumable_run import ConfigT, ResumableRun, StateT, SystemT
+
+if TYPE_CHECKING:
+    from rlinf.planner.auto import AutoPlanner
+    from rlinf.planner.recording import FirstSteps
 
 log = logging.getLogger(__name__)
 
@@ -102,17 +105,15 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
             if not restored:
                 self._begin()
             self._warm_up()
-            planner = self._new_planner()
-            first = FirstSteps(self._config, self._training_flow, self._directory.path)
+            observer = self._step_observer()
             self._progress = stack.enter_context(
                 Progress(self._training_steps, done_steps=self._state.step, figures=self.figures)
             )
             while not self._finished():
                 report, seconds = self._step()
-                if planner is None:
-                    first.observe(report, seconds)
-                elif not self._finished():  # else there is no step to place
-                    planner.after_step(self._state.step, report, seconds)
+                if self._config.auto_plan is None or not self._finished():
+                    # After the last step there is none to place.
+                    observer.after_step(self._state.step, report, seconds)
             self._save(blocking=True)
             self._progress.stop()
             if not self._stop.is_set():
@@ -151,21 +152,18 @@ class TrainingRunner(ResumableRun[ConfigT, StateT, SystemT]):
     def _training_flow(self) -> Flow:
         """What happens in a step."""
 
-    def _new_planner(self) -> AutoPlanner | None:
-        """What changes the placement while training, where the recipe asks for it."""
-        policy = self._config.auto_plan
-        if policy is None:
-            return None
-        planner = AutoPlanner(
-            policy,
+    def _step_observer(self) -> AutoPlanner | FirstSteps:
+        """What changes the placement while training, where the recipe asks for it, or measures."""
+        from rlinf.planner.auto import step_observer  # neither a step nor its executor needs it
+
+        return step_observer(
             self._config,
             self._training_flow,
-            directory=self._directory.path,
+            self._directory.path,
+            step=self._state.step,
             switch=self._switch,
             warm_up=self._warm_up,
         )
-        planner.begin(self._state.step)
-        return planner
 
     def _start_steps(self, end: int) -> None:
         """Let all rollouts before ``end`` begin that may; the first takes the newest weights."""

@@ -42,15 +42,16 @@ import numpy as np
 import torch
 from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import write_model, write_prompts
+from rlinf.planner.simulation.scenario_data import find_scenario
 from suspension import resume, suspend
 
 from rlinf.algorithms.tokens.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.models.language import load_tokenizer
-from rlinf.planner.simulation.scenario_data import find_scenario
 from rlinf.rescale.simulation import Setting, best_static, play
+from rlinf.runners.groups import Groups
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_system import ReasoningSystem
 from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
@@ -200,12 +201,12 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
     wanted = config.rollout.prompts
     with (
         tempfile.TemporaryDirectory() as directory,
-        ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
+        Groups(Reasoning(config, Path(directory))) as groups,
     ):
         while (step := _next_step(link)) is not None:
             drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
-            report = system.start_step(
+            report = groups.start_step(
                 step, synchronise=True, draw=lambda drawn=drawn: drawn
             ).wait()
             seconds = time.perf_counter() - begin

@@ -35,4 +35,4 @@ def resume(
     with RunDirectory.open(path) as directory:
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
-        execute(task.runner_module, "resume", config, directory)
+        execute(task, config, directory, resume=True)

@@ -12,7 +12,7 @@ import psutil
 
 from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError
-from rlinf.flow.placed_config import PlacedConfig, nvidia_devices
+from rlinf.flow.placed_config import PlacedConfig, accelerators_here
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning_traits import Trial
 from rlinf.planner.cluster_shape import (
@@ -25,6 +25,7 @@ from rlinf.planner.cluster_shape import (
     kind_of_model,
 )
 from rlinf.planner.profile import Profile
+from rlinf.scheduler.accelerators import accelerator_model, installed_accelerators
 
 _SIZE = re.compile(r"\b(\d+) ?GB\b")
 
@@ -42,7 +43,7 @@ def device_memory(config: PlacedConfig) -> int | None:
     described and not here, or of a model of which nothing is known.
     """
     if config.on_accelerators:
-        return _memory_of_model(_accelerator_model()) if nvidia_devices() else None
+        return _memory_of_model(_accelerator_model()) if accelerators_here() else None
     limits = [limit for limit, _ in _control_groups()]
     total = min([psutil.virtual_memory().total, *limits])
     return total // (config.devices // config.cluster.num_nodes)
@@ -56,7 +57,7 @@ def device_kind(config: PlacedConfig) -> str:
     """
     if not config.on_accelerators:
         return CPU
-    return kind_of_model(_accelerator_model()) if nvidia_devices() else ""
+    return kind_of_model(_accelerator_model()) if accelerators_here() else ""
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
@@ -74,10 +75,8 @@ def _control_groups() -> Iterator[tuple[int, int]]:
 
 
 def _accelerator_model() -> str:
-    from rlinf.scheduler.accelerators import accelerator_model
-    from rlinf.scheduler.hardware import AcceleratorType
-
-    return accelerator_model(AcceleratorType.NV_GPU)
+    kind, _ = installed_accelerators()
+    return accelerator_model(kind)
 
 
 def _memory_of_model(model: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,17 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
             "(a critic, kl_reward_beta, normalize_advantages or recomputed log-probs)",
             hint="order: slot",
         )
+
+
+def open_mailboxes(config: ReasoningConfig) -> list[Channel]:
+    """A channel to each rollout worker, through which it is told of others inside a step."""
+    from rlinf.scheduler import Channel
+
+    run = uuid.uuid4().hex[:8]
+    return [
+        Channel.create(f"rollout-{run}/{rank}", host=f"rollout:{rank}")
+        for rank in range(config.world_size("rollout"))
+    ]
 
 
 def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arguments:

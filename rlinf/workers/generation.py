@@ -4,69 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlinf.agents.config import AgentConfig
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool_use import ToolUse
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.data.sequences import PromptGroup
-from rlinf.engines.config import EngineConfig, SamplingConfig
+from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream, NextItem
 from rlinf.models.language import build_language_model, load_tokenizer
-from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.prediction_bias import PredictionBias
-from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
+from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.context import WorkerContext
 from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
 from rlinf.workers.group_pool import GroupPool
 from rlinf.workers.moving_rollout import MovingRollout, step_times
 from rlinf.workers.moving_round import MovingRound, SharedDevices, Trained
-from rlinf.workers.partial_config import PartialRolloutConfig
 from rlinf.workers.partial_rollout import fill_from_pool
 from rlinf.workers.rollout_leader import RolloutLeader
 
-__all__ = ["Drawn", "GenerationReport", "GenerationSetup", "GenerationWorker"]
-
-
-@dataclass(frozen=True)
-class GenerationSetup:
-    """What a generation worker needs to build its engine.
-
-    Args:
-        model: Directory and number format of the model.
-        engine: Which engine generates, and how.
-        sampling: How tokens are drawn in training.
-        algorithm: Says which groups are worth training on.
-        group_size: G, completions of a prompt in training.
-        seed: Seed of the run.
-        weight_sync: How new weights arrive.
-        parties: Who sends them, and who receives.
-        partial: How groups are carried from step to step; None: not at all.
-        global_batches: Optimizer steps of a training step.
-        tells_progress: Whether the trainer must know how long unfinished answers are already.
-        agent: Tools that answers may call; None: an answer is one turn.
-    """
-
-    model: LanguageModelConfig
-    engine: EngineConfig
-    sampling: SamplingConfig
-    algorithm: TokenAlgorithmConfig
-    group_size: int
-    seed: int
-    weight_sync: WeightSyncConfig
-    parties: Parties
-    partial: PartialRolloutConfig | None = None
-    global_batches: int = 1
-    tells_progress: bool = False
-    agent: AgentConfig | None = None
+__all__ = ["Drawn", "GenerationReport", "GenerationWorker"]
 
 
 class GenerationWorker(StageWorker):
@@ -76,58 +39,74 @@ class GenerationWorker(StageWorker):
     that concern it, so that everything about a slot stays in order and with one worker.
     """
 
-    def __init__(self, setup: GenerationSetup) -> None:
+    records = (PromptGroup, Completion, Score, GenerationReport)
+    divides_state = True
+
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
-        self._algorithm = setup.algorithm.build()
+        self._config, self._context = config, context
         self._engine: Engine
-        self._weights: WeightReceiver[Any]
+        self._weights: WeightReceiver[Any] | None = None
         self._released = False
+        if context.trains:
+            self._prepare_training(config)
+
+    def _prepare_training(self, config: AnsweringConfig) -> None:
+        """What no evaluation needs, whose config may say nothing of it."""
+        rollout = config.rollout
+        self._algorithm = config.algorithm.build()
         self._pool: GroupPool | None = None
         self._mailbox: NextItem | None = None
         self._step_times = step_times()
         self._trained: Trained | None = None
-        self._forecast = LengthForecast(setup.sampling.max_new_tokens)
+        self._forecast = LengthForecast(rollout.sampling.max_new_tokens)
         self._rollout_bias = PredictionBias()
-        if setup.partial is not None:
+        if rollout.partial is not None:
             self._pool = GroupPool(
-                setup.partial,
-                group_size=setup.group_size,
-                sampling=setup.sampling,
-                seed=setup.seed,
+                rollout.partial,
+                group_size=rollout.group_size,
+                sampling=rollout.sampling,
+                seed=config.seed,
             )
 
     def start(self) -> None:
         """Build the engine; the weights that training begins with arrive with the first sync."""
-        setup = self._setup
+        config = self._config
+        engine, source = config.rollout.engine, self._context.model or config.model
         with in_section("model"):
-            if setup.engine.shares_module or setup.model.architecture is not None:
-                model, tokenizer = build_language_model(setup.model, seed=setup.seed)
+            if engine.shares_module or source.architecture is not None:
+                model, tokenizer = build_language_model(source, seed=config.seed)
             else:
-                model, tokenizer = None, load_tokenizer(setup.model)
-        self._engine = setup.engine.build(
+                model, tokenizer = None, load_tokenizer(source)
+        self._engine = engine.build(
             ModelSource(
-                path=setup.model.path,
+                path=source.path,
                 module=model,
                 shared=False,
                 tokenizer=tokenizer,
-                dtype=setup.model.dtype,
+                dtype=source.dtype,
             )
         )
-        if setup.agent is not None:
+        if not self._context.trains:
+            return
+        agent = config.rollout.agent
+        if agent is not None:
             self._engine = Conversations(
                 self._engine,
-                ToolUse(setup.agent, tokenizer),
-                max_turns=setup.agent.max_turns,
-                max_turn_tokens=setup.agent.max_turn_tokens,
+                ToolUse(agent, tokenizer),
+                max_turns=agent.max_turns,
+                max_turn_tokens=agent.max_turn_tokens,
             )
-        self._weights = setup.weight_sync.build_receiver(self, setup.parties)
+        parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
+        self._weights = config.weight_sync.build_receiver(self, parties)
 
     def receive_weights(self) -> int:
         """Take the weights that the actor sends; returns their version.
 
         They are applied between steps only, so that no batch is generated under half of them.
         """
+        if self._weights is None:
+            raise RuntimeError("the worker receives no weights")
         return self._weights.apply(self._load)
 
     def _load(self, weights: dict[str, Any], version: int) -> None:
@@ -174,7 +153,7 @@ class GenerationWorker(StageWorker):
                 share one by one.
             shared: How devices are shared with the trainer inside the step; None: they are not.
         """
-        if self._setup.tells_progress:
+        if self._config.actor.order == "length":
             report = yield from self._fill_moving(scored, prompts, step, shared)
         elif self._pool is None:
             report = yield from self._fill_slots(scored, prompts, spares)
@@ -201,7 +180,7 @@ class GenerationWorker(StageWorker):
         shared: SharedDevices | None,
     ) -> Generator[Emit, None, GenerationReport]:
         """As :meth:`_fill_slots`, by workers of which some may leave their groups to others."""
-        setup, leader = self._setup, None
+        settings, leader = self._config.rollout, None
         if shared is not None and self._mailbox is None:
             self._mailbox = NextItem(shared.mailboxes[self._rank])
         if shared is not None and self._rank == self._world_size - 1:
@@ -209,8 +188,8 @@ class GenerationWorker(StageWorker):
                 shared,
                 step=step,
                 slots=len(prompts),
-                group_size=setup.group_size,
-                global_batches=setup.global_batches,
+                group_size=settings.group_size,
+                global_batches=self._config.actor.n_minibatches,
                 forecast=self._forecast,
                 bias=self._rollout_bias,
                 trained=self._trained,
@@ -219,7 +198,7 @@ class GenerationWorker(StageWorker):
             )
         rollout = MovingRollout(
             self._engine,
-            MovingRound(setup.group_size, setup.sampling),
+            MovingRound(settings.group_size, settings.sampling),
             scored,
             step=step,
             rank=self._rank,
@@ -241,8 +220,8 @@ class GenerationWorker(StageWorker):
         self, scored: InputStream, prompts: Sequence[Drawn], spares: Sequence[Drawn]
     ) -> Generator[Emit, None, GenerationReport]:
         """Every slot has its prompt from the beginning, and all are generated to their end."""
-        setup = self._setup
-        round_ = Round(setup.group_size, setup.sampling)
+        rollout = self._config.rollout
+        round_ = Round(rollout.group_size, rollout.sampling)
         # A slot has spares of its own, as which group is scored first depends on who is faster.
         waiting: dict[int, deque[Drawn]] = {}
         for slot in self._slots(len(prompts)):
@@ -305,7 +284,7 @@ class GenerationWorker(StageWorker):
 
     def _seeds(self, drawn: Drawn) -> list[int]:
         """Seeds of a group in training."""
-        seed, size = self._setup.seed, self._setup.group_size
+        seed, size = self._config.seed, self._config.rollout.group_size
         return [completion_seed(seed, drawn[0], place) for place in range(size)]
 
     def _worth(self, group: PromptGroup) -> bool:
@@ -323,6 +302,7 @@ class GenerationWorker(StageWorker):
 
     def close(self) -> None:
         """Give the engine back."""
-        if hasattr(self, "_weights"):
+        if self._weights is not None:
             self._weights.close()
+        if hasattr(self, "_engine"):
             self._engine.close()

@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
-from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.files import WrittenFiles, place_for
-from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.protocol import LanguageTrainer
-from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
+from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.context import WorkerContext
 from rlinf.workers.rescaled_training import (
     GroupsByLength,
     Phase,
@@ -40,47 +38,13 @@ from rlinf.workers.training_ranks import (
 from rlinf.workers.training_times import Timings
 
 
-@dataclass(frozen=True)
-class LanguageActorSetup:
-    """What a language actor needs to build its trainer.
-
-    Args:
-        model: Directory and number format of the model.
-        algorithm: Advantages and loss.
-        actor: Trainer of the policy.
-        temperature: At which completions are sampled and scored.
-        total_steps: Training phases of the run.
-        seed: Seed of the run.
-        failure_directory: Where a batch is saved that could not be trained on.
-        weight_sync: How weights are sent.
-        parties: Who sends them, and who receives.
-        slots: Groups of a phase.
-        max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
-            all count.
-        rescaled: Whether the number of ranks changes inside a step; first rank 0 has all.
-    """
-
-    model: LanguageModelConfig
-    algorithm: TokenAlgorithmConfig
-    actor: LanguageTrainerConfig
-    temperature: float
-    total_steps: int
-    seed: int
-    failure_directory: Path
-    weight_sync: WeightSyncConfig
-    parties: Parties
-    slots: int
-    max_token_staleness: int | None = None
-    rescaled: bool = False
-
-
 class LanguageActorWorker(TrainingWorker):
     """One rank of the trainer of a language model."""
 
-    def __init__(self, setup: LanguageActorSetup) -> None:
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
-        self._algorithm = setup.algorithm.build()
+        self._config, self._context = config, context
+        self._algorithm = config.algorithm.build()
         self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
         self._timings = Timings()
@@ -91,23 +55,27 @@ class LanguageActorWorker(TrainingWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
-        setup = self._setup
+        config, failures = self._config, self._context.failures
+        rescaled = config.cluster.auto_scheduler
+        source = self._context.model or config.model
         with in_section("model"):
-            model, self._tokenizer = build_language_model(setup.model, seed=setup.seed)
+            model, self._tokenizer = build_language_model(source, seed=config.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._trainer = setup.actor.build(
+        self._trainer = config.actor.build(
             model,
             self._algorithm,
-            ranks=self._meet_company(rendezvous) if setup.rescaled else self._meet(rendezvous),
-            total_steps=setup.total_steps,
-            seed=setup.seed,
-            temperature=setup.temperature,
-            failure_directory=None if setup.rescaled and self._rank else setup.failure_directory,
+            ranks=self._meet_company(rendezvous) if rescaled else self._meet(rendezvous),
+            total_steps=config.training_steps,
+            seed=config.seed,
+            temperature=config.rollout.sampling.temperature,
+            failure_directory=None if rescaled and self._rank else failures,
         )
-        if setup.rescaled:
+        if rescaled:
             rescalable(self._trainer).make_movable(keep=self._rank == 0)
         if self._rank == 0:
-            self._weights = setup.weight_sync.build_sender(self, setup.parties)
+            receivers = config.world_size("rollout")
+            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
+            self._weights = config.weight_sync.build_sender(self, parties)
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
@@ -132,7 +100,7 @@ class LanguageActorWorker(TrainingWorker):
             shared: How devices are shared with the rollout inside the step; None: they are not.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
-        if self._setup.actor.order == "length":
+        if self._config.actor.order == "length":
             return self._train_by_length(groups, step, shared)
         if self._trains_parts:
             return self._train_parts(groups, step)
@@ -150,7 +118,7 @@ class LanguageActorWorker(TrainingWorker):
     ) -> dict[str, Any]:
         """Train on each global batch as soon as it is known which groups are in it."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        count, slots = self._setup.actor.n_minibatches, self._setup.slots
+        count, slots = self._config.actor.n_minibatches, self._config.rollout.prompts
         groups = GroupsByLength(stream, slots=slots, size=slots // count)
 
         def prepare(found: list[PromptGroup]) -> Batch:
@@ -178,11 +146,11 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _trains_parts(self) -> bool:
         """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._setup.actor.trains_in_order and self._algorithm.config.prepares_parts
+        return self._config.actor.trains_in_order and self._algorithm.config.prepares_parts
 
     def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
         """Train on each global batch as soon as its slots are full; the same wherever it runs."""
-        size = self._setup.slots // self._setup.actor.n_minibatches
+        size = self._config.rollout.prompts // self._config.actor.n_minibatches
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
         slots = in_slot_order(groups)
         arrived: list[PromptGroup] = []
@@ -206,7 +174,9 @@ class LanguageActorWorker(TrainingWorker):
         metrics: dict[str, float] = {}
         if batch.advantages is None:
             batch, metrics = self._algorithm.prepare(batch)
-        bound = self._setup.max_token_staleness
+        partial = self._config.rollout.partial
+        masks = partial is not None and partial.too_old == "mask"
+        bound = partial.max_token_staleness if partial is not None and masks else None
         if bound is not None:
             batch, masked = without_old_tokens(batch, bound)
             metrics["rollout/masked_tokens"] = float(masked)

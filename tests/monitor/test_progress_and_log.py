@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlinf.monitor.log import logging_to
 from rlinf.monitor.progress import Progress
-from rlinf.runners.embodied import FIGURES
+from rlinf.runners.embodied import Embodied
 
 METRICS = {
     "env/steps": 20_480.0,
@@ -23,6 +23,8 @@ METRICS = {
     "time/actor": 0.1,
     "time/step": 0.6,
 }
+
+FIGURES = Embodied.figures
 
 
 class Clock:

@@ -15,8 +15,9 @@ from rlinf.engines.config import SGLangEngineConfig, VLLMEngineConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.rescaling import order_problems, rescaling_problems, write_choices
+from rlinf.runners.run import Run
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -122,7 +123,7 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
     run = train(tmp_path, *BY_LENGTH, *SHARED, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
         longer = small_config(tmp_path, *BY_LENGTH, *SHARED)
-        reasoning.resume(longer, directory, threading.Event())
+        Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     assert_same(static, run)
 
 
@@ -135,7 +136,7 @@ def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path) -> None:
     run = train(tmp_path / "run", *equal, *SHARED, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
         longer = small_config(tmp_path / "run", *equal, *SHARED)
-        reasoning.resume(longer, directory, threading.Event())
+        Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     second = assert_same(static, run)
     assert {line["actor/ranks_most"] for line in second if "actor/ranks_most" in line} == {2.0}
     resizes = [d for d in read_decisions(run) if d.reason.startswith("resize")]

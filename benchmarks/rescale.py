@@ -42,12 +42,12 @@ import numpy as np
 import torch
 from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import write_model, write_prompts
+from rlinf.planner.simulation.scenario_data import find_scenario
 from suspension import resume, suspend
 
 from rlinf.algorithms.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.models.language import load_tokenizer
-from rlinf.planner.simulation.scenario_data import find_scenario
 from rlinf.rescale.simulation import Setting, best_static, play
 from rlinf.runners.groups import Groups
 from rlinf.runners.reasoning import Reasoning

@@ -51,9 +51,9 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
         )
     if config.actor.tensor_parallel_size > 1:
         yield illegal("actor.tensor_parallel_size", "does not change in a step", hint="nearest: 1")
-    if config.runner.plan is not None:
+    if config.auto_plan is not None:
         yield illegal(
-            "runner.plan",
+            "cluster.plan",
             f"cannot change a placement inside which {_KEY} hands devices over",
             hint="one of the two",
         )

@@ -14,9 +14,8 @@ from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
 from rlinf.errors import in_section
-from rlinf.flow.next_item import NextItem
 from rlinf.flow.stage_worker import StageWorker
-from rlinf.flow.stream import Emit, InputStream
+from rlinf.flow.stream import Emit, InputStream, NextItem
 from rlinf.models.language import build_language_model, load_tokenizer
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.prediction_bias import PredictionBias

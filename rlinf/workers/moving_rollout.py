@@ -16,8 +16,7 @@ from typing import Any
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.protocol import Engine, GenerationRequest
 from rlinf.engines.requests import given_tokens
-from rlinf.flow.next_item import NextItem
-from rlinf.flow.stream import Emit, InputStream
+from rlinf.flow.stream import Emit, InputStream, NextItem
 from rlinf.rescale.decisions import DecodeCost, from_both_ends, shares
 from rlinf.rescale.running_line import RunningLine
 from rlinf.workers.generation_round import Drawn, GenerationReport

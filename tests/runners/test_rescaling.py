@@ -203,7 +203,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
         (("rollout.max_staleness=1",), "run ahead"),
         (("actor.shuffle=true",), "shuffled"),
         (("algorithm={type: dapo}",), "drawn again"),
-        (("runner.plan=auto",), "runner.plan"),
+        (("cluster.plan=auto",), "cluster.plan"),
         (("checkpoint.layout=sharded",), "nearest: whole"),
     ],
 )

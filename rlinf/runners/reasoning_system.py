@@ -14,7 +14,7 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.answering_system import AnsweringSystem
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.rescaling import HANDING_OVER, step_arguments
+from rlinf.runners.rescaling import HANDING_OVER, rescaled_training, step_arguments
 from rlinf.runners.weight_handover import WeightHandover
 from rlinf.scheduler import Channel
 from rlinf.weight_sync.protocol import Parties
@@ -85,7 +85,7 @@ class ReasoningSystem(AnsweringSystem):
         self._launch({name: (workers[name], self._setup(name)) for name in self.config.components})
         starting, found = {}, {}
         for name, group in self._groups.items():
-            starting[name] = group.start(*self._meeting(name))
+            starting[name] = group.start(*self._meeting(name), **self._hooks(name))
             if self._plan.components[name].residency == "offload":
                 # What shares its devices begins with their memory.
                 found[name] = starting.pop(name).wait()
@@ -116,6 +116,11 @@ class ReasoningSystem(AnsweringSystem):
             return ()
         return tuple(self._groups[component].execute_on(0).meeting().wait())
 
+    def _hooks(self, component: str) -> dict[str, Any]:
+        """What acts beside the training of a component."""
+        rescaled = component == "actor" and self.config.cluster.auto_scheduler
+        return {"hook": rescaled_training()} if rescaled else {}
+
     def _setup(self, component: str) -> Setup:
         config = self.config
         if component == "rollout":
@@ -129,7 +134,6 @@ class ReasoningSystem(AnsweringSystem):
                 weight_sync=config.weight_sync,
                 parties=self._parties,
                 partial=config.rollout.partial,
-                global_batches=config.actor.n_minibatches,
                 tells_progress=config.actor.order == "length",
                 agent=config.rollout.agent,
             )
@@ -158,7 +162,6 @@ class ReasoningSystem(AnsweringSystem):
             failure_directory=self._failures,
             weight_sync=config.weight_sync,
             parties=self._parties,
-            rescaled=config.cluster.auto_scheduler,
         )
 
     # -- what a runner does with it -------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,18 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.language.config import LanguageTrainerConfig
+from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.rescaled_training import (
-    GroupsByLength,
-    Phase,
-    SharedTrainer,
-    choices_as_data,
-    rescalable,
-)
+from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     TrainingWorker,
-    in_slot_order,
     read_batch,
     token_batch,
     without_old_tokens,
     write_parts,
 )
-from rlinf.workers.training_times import Timings
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,6 @@ class LanguageActorSetup:
         slots: Groups of a phase.
         max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
             all count.
-        rescaled: Whether the number of ranks changes inside a step; first rank 0 has all.
     """
 
     model: LanguageModelConfig
@@ -70,7 +62,6 @@ class LanguageActorSetup:
     parties: Parties
     slots: int
     max_token_staleness: int | None = None
-    rescaled: bool = False
 
 
 class LanguageActorWorker(TrainingWorker):
@@ -82,29 +73,36 @@ class LanguageActorWorker(TrainingWorker):
         self._algorithm = setup.algorithm.build()
         self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
-        self._timings = Timings()
+        self._hook: TrainingHook | None = None
 
-    def start(self, rendezvous: str | None = None) -> dict[str, int]:
+    def start(
+        self, rendezvous: str | None = None, hook: Callable[..., TrainingHook] | None = None
+    ) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
 
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
+            hook: What lets the number of ranks change, with the arguments of
+                :class:`~rlinf.trainers.language.parallel.Ranks`; rank 0 has the whole model then.
+                None: it does not change.
         """
         setup = self._setup
         with in_section("model"):
             model, self._tokenizer = build_language_model(setup.model, seed=setup.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        if hook is not None:
+            self._hook = self._joined(hook, rendezvous)
         self._trainer = setup.actor.build(
             model,
             self._algorithm,
-            ranks=self._meet_company(rendezvous) if setup.rescaled else self._meet(rendezvous),
+            ranks=self._meet(rendezvous) if hook is None else Ranks(device=self._device()),
             total_steps=setup.total_steps,
             seed=setup.seed,
             temperature=setup.temperature,
-            failure_directory=None if setup.rescaled and self._rank else setup.failure_directory,
+            failure_directory=None if hook and self._rank else setup.failure_directory,
         )
-        if setup.rescaled:
-            rescalable(self._trainer).make_movable(keep=self._rank == 0)
+        if self._hook is not None:
+            self._hook.attach(self._trainer)
         if self._rank == 0:
             self._weights = setup.weight_sync.build_sender(self, setup.parties)
         return {"parameters": parameters}
@@ -121,7 +119,7 @@ class LanguageActorWorker(TrainingWorker):
             yield Emit("log_probs", 0, batch)
 
     def train(
-        self, groups: InputStream, *, step: int, shared: SharedTrainer | None = None
+        self, groups: InputStream, *, step: int, shared: Any = None
     ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
@@ -131,10 +129,8 @@ class LanguageActorWorker(TrainingWorker):
             shared: How devices are shared with the rollout inside the step; None: they are not.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
-        if self._setup.actor.order == "length":
-            return self._train_by_length(groups, step, shared)
         if self._trains_parts:
-            return self._train_parts(groups, step)
+            return self._train_parts(groups, step, shared)
         batch = self._read(groups)
         begin = time.perf_counter()
         batch, metrics = self._prepare(self._with_log_probs(batch))
@@ -144,60 +140,40 @@ class LanguageActorWorker(TrainingWorker):
         metrics["time/update"] = time.perf_counter() - prepared
         return metrics
 
-    def _train_by_length(
-        self, stream: InputStream, step: int, shared: SharedTrainer | None
-    ) -> dict[str, Any]:
-        """Train on each global batch as soon as it is known which groups are in it."""
+    @property
+    def _trains_parts(self) -> bool:
+        """Whether a global batch can be trained on when its groups are known, before all are."""
+        actor = self._setup.actor
+        if actor.order == "length":
+            return True
+        return actor.trains_in_order and self._algorithm.config.prepares_parts
+
+    def _train_parts(self, stream: InputStream, step: int, shared: Any) -> dict[str, Any]:
+        """Train on each global batch as soon as it is complete; the same wherever it runs."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        count, slots = self._setup.actor.n_minibatches, self._setup.slots
-        groups = GroupsByLength(stream, slots=slots, size=slots // count)
+        slots, actor = self._setup.slots, self._setup.actor
+        batches = GlobalBatches(
+            stream,
+            slots=slots,
+            size=slots // actor.n_minibatches,
+            by_length=actor.order == "length",
+        )
 
         def prepare(found: list[PromptGroup]) -> TokenBatch:
-            # The version of this rank is old where it has only joined.
+            # The version that this rank began with is old where it has only joined.
             batch = token_batch(found, pad_id, self._trainer.version)
             return self._prepare(self._with_log_probs(batch))[0]
 
-        if shared is None or self._company is None:
+        if self._hook is None:
             begin = time.perf_counter()
-            batches = (prepare(groups.batch(number)) for number in range(count))
-            metrics: dict[str, Any] = self._trainer.train_stream(batches, step)
+            metrics: dict[str, Any] = self._trainer.train_stream(map(prepare, batches), step)
             metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
         else:
-            phase = Phase(
-                self._company, self._trainer, shared, groups, count, step, prepare, self._timings
-            )
-            if self._rank > 0:
-                phase.help()
+            trained = self._hook.train(batches, prepare, step=step, shared=shared)
+            if trained is None:
                 return {}
-            metrics = phase.lead()
-            metrics["choices"] = choices_as_data(phase.choices)
-        whole = token_batch([groups.groups[slot] for slot in range(slots)], pad_id, version)
-        return {**self._prepare(whole)[1], **metrics}
-
-    @property
-    def _trains_parts(self) -> bool:
-        """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._setup.actor.trains_in_order and self._algorithm.config.prepares_parts
-
-    def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
-        """Train on each global batch as soon as its slots are full; the same wherever it runs."""
-        size = self._setup.slots // self._setup.actor.n_minibatches
-        pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        slots = in_slot_order(groups)
-        arrived: list[PromptGroup] = []
-
-        def batches() -> Iterator[TokenBatch]:
-            for group in slots:
-                arrived.append(group)
-                if len(arrived) % size == 0:
-                    batch = token_batch(arrived[-size:], pad_id, version)
-                    yield self._prepare(self._with_log_probs(batch))[0]
-
-        begin = time.perf_counter()
-        metrics = self._trainer.train_stream(batches(), step)
-        metrics["time/update"] = time.perf_counter() - begin - groups.seconds_waiting
-        arrived.extend(slots)  # those of a phase in which the policy is not trained
-        whole = token_batch(arrived, pad_id, version)
+            metrics = trained
+        whole = token_batch(batches.groups(), pad_id, version)
         return {**self._prepare(whole)[1], **metrics}
 
     def _prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
@@ -258,7 +234,7 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _has_model(self) -> bool:
         """False on a rank without a part of the model, in a run whose ranks change."""
-        return self._company is None or rescalable(self._trainer).has_part
+        return self._hook is None or self._hook.has_part
 
     def state(self, *, whole: bool = True) -> dict[str, Any] | None:
         """Everything that training needs to continue; rank 0 gives it.
@@ -280,6 +256,8 @@ class LanguageActorWorker(TrainingWorker):
         Raises:
             OSError: A rank could not write; on all ranks.
         """
+        if not self._has_model:
+            return {}
         return write_parts(self._trainer.save_sharded, checkpoint, "actor")
 
     def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
@@ -302,4 +280,6 @@ class LanguageActorWorker(TrainingWorker):
             self._weights.close()
         if hasattr(self, "_trainer") and self._has_model:
             self._trainer.close()
+        if self._hook is not None:
+            self._hook.close()
         self._leave()

@@ -13,8 +13,10 @@ from rlinf.data.sequences import Completion
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
 from rlinf.engines.requests import given_tokens
-from rlinf.workers.moving_rollout import MovingRollout, step_times
-from rlinf.workers.moving_round import Guests, MovingRound, SharedDevices
+from rlinf.rescale.leader import GroupsToAdopt, RolloutSizes
+from rlinf.rescale.rollout import RescaledRollout, RolloutDevices
+from rlinf.workers.filling import Filling
+from rlinf.workers.group_book import SlotBook
 
 CAPACITY = 64
 SAMPLING = SamplingConfig(max_new_tokens=64)
@@ -34,56 +36,72 @@ class Busy:
     def submit(self, request: GenerationRequest) -> None:
         self.submitted.append(request)
 
+    carries_caches = True
+
     def progress(self) -> dict[int, int]:
         return {request.request_id: given_tokens(request) for request in self.submitted}
 
 
-def rollout_on(engine: Any, **changes: Any) -> Any:
-    devices = SharedDevices(
-        leases=(), mailboxes=(), trainer_sizes=(1, 2), capacity=CAPACITY, offload=False
+class Lease:
+    """A device that is free."""
+
+    def acquire(self) -> None:
+        """At once."""
+
+
+def rollout_on(engine: Any, *, leader: Any = None, workers: int = 2) -> Any:
+    """The first of some workers, at the beginning of a step."""
+    sizes = RolloutSizes(
+        workers=workers,
+        slots=3,
+        group_size=2,
+        global_batches=1,
+        max_new_tokens=64,
+        capacity=CAPACITY,
+        trainer_sizes=(1, 2),
     )
-    plain: dict[str, Any] = {
-        "step": 0,
-        "rank": 0,
-        "devices": devices,
-        "mailbox": None,
-        "times": step_times(),
-        "leader": None,
-        "release": lambda: None,
-    }
-    scored: Any = SimpleNamespace()
-    return MovingRollout(engine, MovingRound(2, SAMPLING), scored, **plain | changes)
+    lease: Any = Lease()
+    devices = RolloutDevices(leases=(lease,), mailboxes=(), sizes=sizes, offload=False)
+    nobody: Any = None
+    rollout = RescaledRollout(0, engine, sizes, nobody)
+    rollout.begin(devices, new_book(), 0, lambda: None)
+    rollout._leader = leader
+    return rollout
+
+
+def new_book() -> SlotBook:
+    return SlotBook(2, SAMPLING, lambda draw: (2 * draw, 2 * draw + 1))
 
 
 def test_sequences_that_wait_for_a_place_do_not_count() -> None:
-    times, engine = step_times(), Busy()
-    rollout = rollout_on(engine, times=times)
-    assert list(rollout._generate()) == []
+    engine = Busy()
+    rollout = rollout_on(engine)
+    times = rollout.step_times
+    rollout.before_step()
     engine.unfinished = 20
-    assert list(rollout._generate()) == []
+    rollout.before_step()
     engine.unfinished = 0
-    assert list(rollout._generate()) == []
+    rollout.before_step()
     assert times.mean()[0] == CAPACITY  # the last step's time is not known
     for engine.unfinished in (20, 20):
-        assert list(rollout._generate()) == []
+        rollout.before_step()
     assert times.mean()[0] == pytest.approx((CAPACITY + 20) / 2, rel=0.01)
 
 
 def test_a_step_takes_as_long_as_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking guests in is no part of it."""
+    """Taking groups of others in is no part of it."""
     clock = iter((10.0, 10.5, 30.0, 30.5))
     now = SimpleNamespace(perf_counter=lambda: next(clock))
-    times = step_times()
-    rollout = rollout_on(Busy(), times=times, leader=SimpleNamespace(hear=lambda _: None))
+    rollout = rollout_on(Busy(), leader=SimpleNamespace(receive=lambda _: None))
     with monkeypatch.context() as patched:
-        patched.setattr("rlinf.workers.moving_rollout.time", now)
+        patched.setattr("rlinf.rescale.rollout.time", now)
         for _ in range(2):
-            list(rollout._generate())
-        list(rollout._hear(Guests(())))
+            rollout.before_step()
+        list(rollout._receive(GroupsToAdopt(())))
         for _ in range(2):
-            list(rollout._generate())
-    assert times.mean() == (CAPACITY, 0.5)
-    assert times.weight == pytest.approx(2, rel=0.01)
+            rollout.before_step()
+    assert rollout.step_times.mean() == (CAPACITY, 0.5)
+    assert rollout.step_times.weight == pytest.approx(2, rel=0.01)
 
 
 def partial(request: GenerationRequest, tokens: int) -> FinishedCompletion:
@@ -97,18 +115,20 @@ def partial(request: GenerationRequest, tokens: int) -> FinishedCompletion:
     return FinishedCompletion(request_id=request.request_id, completion=completion)
 
 
-def test_of_guests_those_of_middling_length_wait() -> None:
-    giver = MovingRound(2, SAMPLING)
-    interrupted, lengths = [], iter((3, 40, 0, 17, 50, 3))
-    for slot in range(3):
-        prompt = Prompt(prompt_id=slot, text="", tokens=np.array([7, 8]), answer=None)
-        for request in giver.begin(slot, (slot, prompt), (2 * slot, 2 * slot + 1)):
-            interrupted.append(partial(request, next(lengths)))
+def prompt(number: int) -> Prompt:
+    return Prompt(prompt_id=number, text="", tokens=np.array([7, 8]), answer=None)
+
+
+def test_of_groups_of_others_those_of_middling_length_wait() -> None:
+    giver = new_book()
+    lengths = iter((3, 40, 0, 17, 50, 3))
+    requests = giver.begin({slot: (slot, prompt(slot)) for slot in range(3)})
+    interrupted = [partial(request, next(lengths)) for request in requests]
     mailbox: list[Any] = []
-    leader: Any = SimpleNamespace(hear=mailbox.append)
+    leader: Any = SimpleNamespace(receive=mailbox.append)
     engine = Busy()
     rollout = rollout_on(engine, leader=leader)
-    told = list(rollout._hear(Guests(tuple(giver.give(interrupted)))))
+    told = list(rollout._receive(GroupsToAdopt(tuple(giver.give(interrupted)))))
     assert [given_tokens(request) for request in engine.submitted] == [50, 0, 40, 3, 17, 3]
     assert [request.seed for request in engine.submitted] == [4, 2, 1, 5, 3, 0]
     assert [emit.payload.bounds for emit in told] == [{0: 40, 1: 17, 2: 50}]
@@ -118,12 +138,11 @@ def test_of_guests_those_of_middling_length_wait() -> None:
 @pytest.mark.parametrize(("has_device", "seconds"), [(True, 0.005), (False, 0.03)])
 def test_a_worker_without_a_device_looks_seldom(has_device: bool, seconds: float) -> None:
     waited: list[float] = []
-    engine = Busy()
+    engine: Any = Busy()
     engine.unfinished = 0
     rollout = rollout_on(engine)
-    prompt = Prompt(prompt_id=0, text="", tokens=np.array([7, 8]), answer=None)
-    rollout._round.begin(0, (0, prompt), (0, 1))
-    rollout._scored.ready = lambda within: bool(waited.append(within))
     rollout._has_device = has_device
-    assert list(rollout._take_scores()) == []
+    rollout._book.begin({0: (0, prompt(0))})
+    scored: Any = SimpleNamespace(ready=lambda within: bool(waited.append(within)))
+    assert list(Filling(rollout._book, engine, rollout)._take_scores(scored)) == []
     assert waited == [seconds]

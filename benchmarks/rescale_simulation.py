@@ -128,7 +128,7 @@ class _Engines:
         before[inside] = (counted - waiting[order])[firsts[inside]]
         place = np.empty(len(order))
         place[order] = counted - before[engine[order]]
-        found: NDArray[np.bool_] = waiting & (place <= self._setting.generation.slots)
+        found: NDArray[np.bool_] = waiting & (place <= self._setting.generation.max_running)
         return found.reshape(self.tokens.shape)
 
     def advance(self, seconds: float) -> None:
@@ -253,7 +253,7 @@ def _released(
         RolloutState(
             running=tuple(running.tolist()),
             total=engines.lengths.size,
-            capacity=setting.generation.slots,
+            capacity=setting.generation.max_running,
             left=forecast.left(tokens),
             decode=setting.decode,
             handover_seconds=mean / setting.tokens_per_second / max(setting.devices - gone, 1),

@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DecoupledPPOConfig
 from rlinf.algorithms.kl import LOG_RATIO_BOUND
 from rlinf.algorithms.losses import at_level
 from rlinf.algorithms.objective import policy_terms
 from rlinf.algorithms.ppo import PPO
-from rlinf.algorithms.protocol import Evaluation, TrainingBatch
+from rlinf.algorithms.protocol import Evaluation
 from rlinf.algorithms.samples import intact_rows
 from rlinf.algorithms.tokens.importance import importance_weights, interpolated_log_probs
 from rlinf.data.trajectory import Trajectory
@@ -33,14 +34,14 @@ class DecoupledPPO(PPO):
         super().__init__(config, group_size=group_size)
         self.needs_present = config.proximal == "recomputed"
 
-    def prepare(self, trajectory: Trajectory) -> tuple[TrainingBatch, dict[str, float]]:
+    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
         """Samples of PPO; the policy that acted is the proximal one."""
         batch, metrics = super().prepare(trajectory)
         return replace(batch, proximal_log_probs=batch.log_probs), metrics
 
     def prepare_stale(
         self, trajectory: Trajectory, present: Evaluation
-    ) -> tuple[TrainingBatch, dict[str, float]]:
+    ) -> tuple[Batch, dict[str, float]]:
         """Samples with the proximal log-probs, and advantages and targets of the present critic.
 
         With the critic that acted, values would be learnt from values that are as many training
@@ -51,7 +52,7 @@ class DecoupledPPO(PPO):
         return replace(batch, proximal_log_probs=proximal), metrics
 
     def _policy_terms(
-        self, evaluation: Evaluation, batch: TrainingBatch, normalizer: float
+        self, evaluation: Evaluation, batch: Batch, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         proximal = self._proximal(evaluation, batch)
         log_weight = proximal - batch.log_probs
@@ -72,7 +73,7 @@ class DecoupledPPO(PPO):
         )
 
         def mean(terms: Tensor) -> Tensor:
-            per_sample = terms.flatten(1).mean(dim=1)
+            per_sample = terms.mean(dim=1)
             counted = per_sample if batch.weights is None else per_sample * batch.weights
             return counted.sum() / normalizer
 
@@ -83,17 +84,17 @@ class DecoupledPPO(PPO):
         metrics["actor/proximal_ratio"] = mean(log_weight.exp())
         return loss, metrics
 
-    def _proximal(self, evaluation: Evaluation, batch: TrainingBatch) -> Tensor:
+    def _proximal(self, evaluation: Evaluation, batch: Batch) -> Tensor:
         """Log-probs under the proximal policy, shaped as ``batch.log_probs``, without gradient."""
         if self.config.proximal == "recomputed":
             if batch.proximal_log_probs is None:
                 raise ValueError("proximal: recomputed needs proximal_log_probs in the batch")
             return batch.proximal_log_probs
-        if batch.staleness is None:
-            raise ValueError("proximal: interpolated needs the staleness in the batch")
-        shape = (-1, *[1] * (batch.log_probs.ndim - 1))
+        staleness = batch.staleness()
+        if staleness is None:
+            raise ValueError("proximal: interpolated needs the version in the batch")
         return interpolated_log_probs(
-            rollout_log_probs=batch.log_probs,
+            behaviour_log_probs=batch.log_probs,
             log_probs=at_level(evaluation.log_probs, self.config.logprob_type),
-            staleness=batch.staleness.view(shape),
+            staleness=staleness,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from rlinf.algorithms.advantages import (
     episode_length_weights,
     group_advantages,
     idle_rows,
-    normalize,
 )
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import GRPOConfig
 from rlinf.algorithms.objective import policy_terms, total_weight
-from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
+from rlinf.algorithms.protocol import Algorithm, Evaluation
 from rlinf.algorithms.samples import advantage_metrics, training_batch
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import ConfigError, RunFailure
@@ -62,7 +62,7 @@ class GRPO(Algorithm):
         del chunk
         return 0
 
-    def prepare(self, trajectory: Trajectory) -> tuple[TrainingBatch, dict[str, float]]:
+    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
         """Samples with group-relative advantages; see :meth:`Algorithm.prepare`.
 
         Raises:
@@ -81,9 +81,9 @@ class GRPO(Algorithm):
             returns=None,
             values=None,
             weights=None if bool(rows.all()) else weights,
+            normalized=self.config.normalize_advantages,
+            groups=episodes.groups[episodes.of_row],
         )
-        if self.config.normalize_advantages:
-            batch = replace(batch, advantages=normalize(batch.advantages, weights=batch.weights))
         metrics = advantage_metrics(batch, trajectory)
         metrics["rollout/trained_episodes"] = float(trained.sum())
         return batch, metrics
@@ -153,12 +153,12 @@ class GRPO(Algorithm):
             trained[complete] &= (means >= low) & (means <= high)
         return advantages, trained
 
-    def normalizer(self, batch: TrainingBatch) -> float:
+    def normalizer(self, batch: Batch) -> float:
         """Sum of the sample weights."""
         return total_weight(batch)
 
     def loss(
-        self, evaluation: Evaluation, batch: TrainingBatch, *, normalizer: float
+        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss; see :meth:`Algorithm.loss`."""
         return policy_terms(self.config, evaluation, batch, normalizer=normalizer)

@@ -9,9 +9,9 @@ from rlinf.algorithms.config import AggregationMode, Level
 
 
 def at_level(per_token: Tensor, level: Level) -> Tensor:
-    """Sum log-probs or entropies [N, C, A] to a level: [N, C, A], [N, C] or [N, 1]."""
+    """Sum log-probs or entropies [N, C, A] to a level: [N, C·A], [N, C] or [N, 1]."""
     if level == "token_level":
-        return per_token
+        return per_token.flatten(1)
     if level == "action_level":
         return per_token.sum(dim=-1)
     return per_token.flatten(1).sum(dim=-1, keepdim=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import ClippedObjectiveConfig, PolicyLossConfig
 from rlinf.algorithms.kl import LOG_RATIO_BOUND, kl_estimate
 from rlinf.algorithms.losses import aggregate, at_level, clipped_policy_loss
-from rlinf.algorithms.protocol import Evaluation, TrainingBatch
+from rlinf.algorithms.protocol import Evaluation
+from rlinf.algorithms.samples import advantages_of
 
 
 def policy_terms(
     config: ClippedObjectiveConfig,
     evaluation: Evaluation,
-    batch: TrainingBatch,
+    batch: Batch,
     *,
     normalizer: float,
     importance: Tensor | None = None,
@@ -30,10 +32,9 @@ def policy_terms(
     """
 
     def mean(terms: Tensor) -> Tensor:
-        flat = terms.flatten(1)
-        tokens = flat.shape[1] if config.loss_agg_func == "token-mean" else 1
+        tokens = terms.shape[1] if config.loss_agg_func == "token-mean" else 1
         return aggregate(
-            loss=flat,
+            loss=terms,
             mode=config.loss_agg_func,
             normalizer=normalizer * tokens,
             weights=batch.weights,
@@ -43,7 +44,7 @@ def policy_terms(
     log_ratio = bounded_log_ratio(config, log_probs - batch.log_probs)
     terms, ratio, clipped_ratio = clipped_policy_loss(
         log_ratio=log_ratio,
-        advantages=batch.advantages,
+        advantages=advantages_of(batch),
         clip_ratio_low=config.clip_ratio_low,
         clip_ratio_high=config.clip_ratio_high,
         clip_ratio_c=config.clip_ratio_c,
@@ -75,9 +76,7 @@ def bounded_log_ratio(config: PolicyLossConfig, log_ratio: Tensor) -> Tensor:
     )
 
 
-def _reference_kl(
-    config: ClippedObjectiveConfig, log_probs: Tensor, batch: TrainingBatch
-) -> Tensor:
+def _reference_kl(config: ClippedObjectiveConfig, log_probs: Tensor, batch: Batch) -> Tensor:
     if batch.reference_log_probs is None:
         raise ValueError("kl_beta > 0 needs reference_log_probs in the batch")
     return kl_estimate(
@@ -111,15 +110,14 @@ def ratio_metrics(
     normalizer: float,
 ) -> dict[str, Tensor]:
     """Means of :func:`ratio_statistics`, each the share of a micro batch in its global batch."""
-    statistics = ratio_statistics(log_ratio, ratio, clipped_ratio).flatten(2)
-    per_sample = statistics.mean(dim=-1)
+    per_sample = ratio_statistics(log_ratio, ratio, clipped_ratio).mean(dim=-1)
     if weights is not None:
         per_sample = per_sample * weights
     means = per_sample.sum(dim=-1) / normalizer
     return {f"actor/{name}": value for name, value in zip(RATIO_STATISTICS, means, strict=True)}
 
 
-def total_weight(batch: TrainingBatch) -> float:
+def total_weight(batch: Batch) -> float:
     """Sum of the sample weights of a global batch; 1 where nothing is trained on."""
     if batch.weights is None:
         return float(len(batch))

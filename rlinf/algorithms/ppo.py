@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,13 +13,13 @@ from rlinf.algorithms.advantages import (
     episode_length_weights,
     generalized_advantages,
     idle_rows,
-    normalize,
     per_row,
 )
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import PPOConfig
 from rlinf.algorithms.losses import aggregate, clipped_value_loss
 from rlinf.algorithms.objective import policy_terms, total_weight
-from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
+from rlinf.algorithms.protocol import Algorithm, Evaluation
 from rlinf.algorithms.reward_normalizer import RewardNormalizer
 from rlinf.algorithms.samples import advantage_metrics, training_batch
 from rlinf.data.trajectory import Trajectory
@@ -43,7 +42,7 @@ class PPO(Algorithm):
         """One value per reward."""
         return chunk if self.config.reward_type == "action_level" else 1
 
-    def prepare(self, trajectory: Trajectory) -> tuple[TrainingBatch, dict[str, float]]:
+    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
         """Samples with generalised advantages; see :meth:`Algorithm.prepare`."""
         config = self.config
         steps = decision_steps(
@@ -62,9 +61,8 @@ class PPO(Algorithm):
             returns=per_row(returns, trajectory.num_steps),
             values=trajectory.values,
             weights=self._weights(trajectory),
+            normalized=config.normalize_advantages,
         )
-        if config.normalize_advantages:
-            batch = replace(batch, advantages=normalize(batch.advantages, weights=batch.weights))
         metrics = advantage_metrics(batch, trajectory)
         metrics["critic/explained_variance"] = explained_variance(batch)
         return batch, metrics
@@ -90,12 +88,12 @@ class PPO(Algorithm):
             return episode_length_weights(active)
         return active.float()
 
-    def normalizer(self, batch: TrainingBatch) -> float:
+    def normalizer(self, batch: Batch) -> float:
         """Sum of the sample weights."""
         return total_weight(batch)
 
     def loss(
-        self, evaluation: Evaluation, batch: TrainingBatch, *, normalizer: float
+        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy, value and entropy loss; see :meth:`Algorithm.loss`."""
         config = self.config
@@ -116,7 +114,7 @@ class PPO(Algorithm):
         return loss + config.value_coefficient * value_loss, metrics
 
     def _policy_terms(
-        self, evaluation: Evaluation, batch: TrainingBatch, normalizer: float
+        self, evaluation: Evaluation, batch: Batch, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy and entropy loss of a micro batch."""
         return policy_terms(self.config, evaluation, batch, normalizer=normalizer)
@@ -137,7 +135,7 @@ def _mean(terms: Tensor, weights: Tensor | None, normalizer: float) -> Tensor:
     return aggregate(loss=terms, mode="seq-mean-token-mean", normalizer=normalizer, weights=weights)
 
 
-def explained_variance(batch: TrainingBatch) -> float:
+def explained_variance(batch: Batch) -> float:
     """1 − Var(returns − values) / Var(returns) of the critic that acted; 0 for constant returns."""
     if batch.returns is None or batch.values is None:
         raise ValueError("explained variance needs returns and values")

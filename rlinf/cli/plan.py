@@ -229,7 +229,7 @@ def _count(number: int, what: str) -> str:
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     columns = (
-        "component", "devices", "processes", "when idle", "granularity", "stages", "seconds",
+        "component", "devices", "processes", "when idle", "stages", "seconds",
         "memory per device", "reason",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [
@@ -238,7 +238,6 @@ def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
             device_ranges(part.devices),
             str(part.processes),
             part.residency,
-            "all" if part.granularity is None else str(part.granularity),
             str(part.pipeline_stages),
             f"{part.predicted_seconds or 0:.3g}",
             _measured_mib(part.predicted_bytes),

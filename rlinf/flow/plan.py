@@ -1,4 +1,4 @@
-"""The micro plan: where, how resident and in what pieces each component runs.
+"""The micro plan: where and how resident each component runs.
 
 A plan is data: it can be printed, saved, compared and edited by hand. A hand-written
 ``cluster.component_placement`` is a plan with the other fields defaulted.
@@ -25,8 +25,6 @@ class ComponentPlan(StrictModel):
     """Workers of the component."""
     residency: Residency = "resident"
     """Whether it keeps its device memory while other components use the device."""
-    granularity: int | None = None
-    """Items per hand-over; None: whatever the stage yields."""
     pipeline_stages: int = Field(default=1, ge=1)
     """Sub-batches in flight inside a loop."""
     predicted_seconds: float | None = None
@@ -52,10 +50,7 @@ class Plan(StrictModel):
         return tuple(sorted({d for name in components for d in self.components[name].devices}))
 
     def same_places(self, other: Plan) -> bool:
-        """Whether two plans run everything in the same way, whatever they expect and their reasons.
-
-        Granularity is no part of it: a run hands over as its stages yield.
-        """
+        """Whether both run everything in the same way, whatever they expect, and their reasons."""
         return self._places() == other._places()
 
     def switches_more_than(self, other: Plan) -> bool:

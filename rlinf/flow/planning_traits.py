@@ -53,12 +53,12 @@ class Generation:
     Args:
         component: Who generates.
         most_tokens: Limit of an answer [tokens].
-        slots: Answers that run in one engine at the same time.
+        max_running: Answers that run in one engine at the same time.
     """
 
     component: str
     most_tokens: int
-    slots: int
+    max_running: int
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import load_attribute
+from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -33,6 +35,9 @@ class ModelConfig(StrictModel):
     """Which policy this section configures."""
     num_action_chunks: int = Field(default=1, ge=1)
     """C, primitive actions per decision."""
+    path: Path | None = None
+    """Weights to begin with, a file `policy.safetensors` as runs leave it behind; null: fresh ones.
+    It must hold every tensor of the policy, of its shape; those of the critic may be missing."""
 
     def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
         """The policy for an environment, with fresh weights that depend on ``seed`` alone.
@@ -43,12 +48,27 @@ class ModelConfig(StrictModel):
             seed: Seed of the initial weights.
 
         Raises:
-            ConfigError: the policy cannot deal with these observations or actions.
+            ConfigError: the policy cannot deal with these observations or actions, or the weights
+                to begin with are of another policy.
         """
         policy: Policy = load_attribute(self.implementation)(
             self, env_spec, value_dim=value_dim, seed=seed
         )
+        if self.path is not None:
+            from rlinf.models.policy import load_initial_weights
+
+            load_initial_weights(policy, self.path)
         return policy
+
+    def check(self) -> None:
+        """Look for the weights to begin with."""
+        super().check()
+        if self.path is not None and not self.path.expanduser().is_file():
+            raise ConfigError(
+                f"there is no file {self.path}; a run leaves its policy behind in "
+                "policy.safetensors of its directory",
+                key="path",
+            )
 
 
 class GaussianPolicyConfig(ModelConfig):

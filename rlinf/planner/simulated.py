@@ -152,7 +152,7 @@ def _generation(
         )
     return calibrated(
         lengths,
-        generation.slots,
+        generation.max_running,
         measured,
         seconds=part.predicted_seconds,
         groups=constraints.items // constraints.group_size,

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory
-from rlinf.envs.records import EpisodeRecord
-from rlinf.envs.resharding import reshard
+from rlinf.envs.results import EpisodeRecord
 from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.resharding import reshard
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.running_step import Arguments
 from rlinf.flow.stage_worker import StageWorker

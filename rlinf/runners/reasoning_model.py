@@ -23,7 +23,8 @@ from rlinf.models.language import (
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.context_limits import check_context
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.language.supervised import SupervisedTrainer, TargetBatch
+from rlinf.scheduler.files import SharedDirectory
+from rlinf.trainers.language.supervised import SupervisedTrainer, target_batch
 
 
 def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConfig:
@@ -39,7 +40,8 @@ def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConf
     model = config.model
     if model.architecture is None and config.warm_start is None:
         return model
-    created = model.model_copy(update={"path": directory, "architecture": None})
+    path = SharedDirectory(directory)  # written on this machine alone
+    created = model.model_copy(update={"path": path, "architecture": None})
     if directory.is_dir():
         return created
     unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
@@ -96,7 +98,7 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
         targets, masks = zip(*shown, strict=True)
         learnt = [[*mask, True] for mask in masks]
     ended = [[*target, tokenizer.eos_token_id] for target in targets]
-    texts = TargetBatch.of(list(zip(prompts, ended, strict=True)), learnt)
+    texts = target_batch(list(zip(prompts, ended, strict=True)), learnt)
     trainer = SupervisedTrainer.of_model(
         network, config.warm_start, seed=config.seed, compute=config.actor
     )

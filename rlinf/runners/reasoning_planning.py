@@ -72,7 +72,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
         generation=Generation(
             component="rollout",
             most_tokens=config.rollout.sampling.max_new_tokens,
-            slots=config.rollout.engine.max_running_requests,
+            max_running=config.rollout.engine.max_running_requests,
         ),
     )
 

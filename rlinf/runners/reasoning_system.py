@@ -216,7 +216,9 @@ class ReasoningSystem(AnsweringSystem):
 
     def save_model(self, directory: Path) -> None:
         """Write the trained model in the format of transformers."""
-        self._groups["actor"].save_model(directory).wait()
+        for written in self._groups["actor"].save_model(directory).wait():
+            if written is not None:
+                written.bring(directory)
 
     def _closing(self) -> tuple[str, ...]:
         return self.config.components

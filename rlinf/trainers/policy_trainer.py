@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import Algorithm, Evaluation
 from rlinf.algorithms.staleness import staleness_metrics
 from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.data.trajectory import Trajectory
@@ -108,16 +109,15 @@ class PolicyTrainer:
             else self._algorithm.prepare_stale(trajectory, present)
         )
         if version is not None:
-            staleness = version - batch.versions
-            batch = replace(batch, staleness=staleness)
-            metrics.update(staleness_metrics(staleness))
+            batch = replace(batch, version=version)
+            metrics.update(staleness_metrics(version - batch.versions[:, 0]))
         if self._reference is not None:
             batch = replace(batch, reference_log_probs=self._reference_log_probs(batch))
         updates: list[Update] = []
         for epoch in range(self._config.update_epoch):
             if not self._epoch(batch, step, epoch, updates):
                 break
-        self.policy.update_normalizer(batch.forward_inputs)
+        self.policy.update_normalizer(batch.inputs)
         metrics.update(_mean_metrics(updates))
         if self._first_kl is not None:
             metrics["actor/first_update_kl"] = self._first_kl
@@ -126,11 +126,11 @@ class PolicyTrainer:
             metrics[f"actor/{name}"] = float(sum(u.outcome == outcome for u in updates))
         return metrics
 
-    def _reference_log_probs(self, batch: TrainingBatch) -> torch.Tensor:
+    def _reference_log_probs(self, batch: Batch) -> torch.Tensor:
         """Log-probs of the samples' actions under the reference, shaped as those of the batch."""
         assert self._reference is not None
-        found = self._evaluate(self._reference, batch.forward_inputs, len(batch))
-        return batch.at_level(found.log_probs)
+        found = self._evaluate(self._reference, batch.inputs, len(batch))
+        return batch.fold(found.log_probs)
 
     def _present(self, trajectory: Trajectory, version: int | None) -> ActionEvaluation | None:
         """A rollout under the present weights; None where they acted in all of it."""
@@ -160,7 +160,7 @@ class PolicyTrainer:
             }
         )
 
-    def _epoch(self, batch: TrainingBatch, step: int, epoch: int, updates: list[Update]) -> bool:
+    def _epoch(self, batch: Batch, step: int, epoch: int, updates: list[Update]) -> bool:
         """Pass once over the samples; False ends the phase early."""
         shuffled = batch.select(self._order(len(batch), step, epoch))
         for global_batch in shuffled.split(self._config.global_batch_size):
@@ -183,7 +183,7 @@ class PolicyTrainer:
         )
         return torch.randperm(available, generator=generator)[: self._samples]
 
-    def _update(self, batch: TrainingBatch, *, first: bool) -> Update:
+    def _update(self, batch: Batch, *, first: bool) -> Update:
         """One optimizer step on one global batch."""
         count = math.ceil(len(batch) / self.micro_batch_size)
         normalizer = self._algorithm.normalizer(batch)
@@ -194,7 +194,7 @@ class PolicyTrainer:
         def leaf(index: int) -> torch.Tensor:
             """Gradient of one micro batch with its metrics behind it, as one vector."""
             micro = micro_batches[index]
-            evaluation = self.policy.evaluate_actions(micro.forward_inputs)
+            evaluation = self.policy.evaluate_actions(micro.inputs)
             loss, metrics = self._algorithm.loss(evaluation, micro, normalizer=normalizer)
             if first:
                 metrics = metrics | self._disagreement(evaluation, micro)
@@ -211,13 +211,12 @@ class PolicyTrainer:
         return self._apply(total[: -len(names)], metrics)
 
     @torch.no_grad()
-    def _disagreement(
-        self, evaluation: Evaluation, batch: TrainingBatch
-    ) -> dict[str, torch.Tensor]:
+    def _disagreement(self, evaluation: Evaluation, batch: Batch) -> dict[str, torch.Tensor]:
         """Sums over the samples of the weights that train; KL by Schulman's k3."""
-        log_ratio = batch.at_level(evaluation.log_probs) - batch.log_probs
-        if batch.staleness is not None:
-            log_ratio = log_ratio[batch.staleness == 0]
+        log_ratio = batch.fold(evaluation.log_probs) - batch.log_probs
+        staleness = batch.staleness()
+        if staleness is not None:
+            log_ratio = log_ratio[staleness == 0]
         ratio = log_ratio.exp()
         near = (ratio - 1).abs() <= self._config.first_update_ratio_bound
         return {

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.algorithms.tokens.protocol import TokenBatch
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.scheduler.files import WrittenFiles, place_for
 from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import LanguageTrainer
@@ -159,7 +160,7 @@ class LanguageActorWorker(TrainingWorker):
             by_length=actor.order == "length",
         )
 
-        def prepare(found: list[PromptGroup]) -> TokenBatch:
+        def prepare(found: list[PromptGroup]) -> Batch:
             # The version that this rank began with is old where it has only joined.
             batch = token_batch(found, pad_id, self._trainer.version)
             return self._prepare(self._with_log_probs(batch))[0]
@@ -176,7 +177,7 @@ class LanguageActorWorker(TrainingWorker):
         whole = token_batch(batches.groups(), pad_id, version)
         return {**self._prepare(whole)[1], **metrics}
 
-    def _prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+    def _prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with its advantages and without tokens that are too old; metrics about it."""
         metrics: dict[str, float] = {}
         if batch.advantages is None:
@@ -187,16 +188,16 @@ class LanguageActorWorker(TrainingWorker):
             metrics["rollout/masked_tokens"] = float(masked)
         return batch, metrics
 
-    def _read(self, groups: InputStream) -> TokenBatch:
+    def _read(self, groups: InputStream) -> Batch:
         return read_batch(
             groups, pad_id=padding_token(self._tokenizer), version=self._trainer.version
         )
 
-    def _with_log_probs(self, batch: TokenBatch) -> TokenBatch:
+    def _with_log_probs(self, batch: Batch) -> Batch:
         """The batch with the log-probs that the algorithm needs and that it does not have yet."""
         algorithm, trainer = self._algorithm, self._trainer
-        if algorithm.needs_old_log_probs and batch.old_log_probs is None:
-            batch = replace(batch, old_log_probs=trainer.log_probs(batch))
+        if algorithm.needs_proximal and batch.proximal_log_probs is None:
+            batch = replace(batch, proximal_log_probs=trainer.log_probs(batch))
         if algorithm.needs_reference and batch.reference_log_probs is None:
             batch = replace(batch, reference_log_probs=trainer.reference_log_probs(batch))
         return batch
@@ -213,13 +214,16 @@ class LanguageActorWorker(TrainingWorker):
             deque(weights, maxlen=0)
         return self._trainer.version
 
-    def save_model(self, directory: Path) -> None:
-        """Write model and tokenizer in the format of transformers."""
+    def save_model(self, directory: Path) -> WrittenFiles | None:
+        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
         if not self._has_model:
-            return
-        self._trainer.save_pretrained(directory)
-        if self._rank == 0:
-            self._tokenizer.save_pretrained(directory)
+            return None
+        place = place_for(directory)
+        self._trainer.save_pretrained(place)
+        if self._rank > 0:
+            return None
+        self._tokenizer.save_pretrained(place)
+        return WrittenFiles.at(place)
 
     def onload(self) -> None:
         """Bring to the device what :meth:`offload` took from it."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
 from rlinf.data.prompts.assemble import assemble_sequences
 from rlinf.data.sequences import PromptGroup
@@ -89,23 +89,23 @@ def write_parts(
     return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
 
 
-def read_batch(stream: InputStream, *, pad_id: int, version: int) -> TokenBatch:
+def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
     """What a stream holds: the scored groups of all slots, or a batch that was made of them.
 
     Args:
         stream: Items of :class:`~rlinf.data.sequences.PromptGroup`, the source of each its slot;
-            or one :class:`~rlinf.algorithms.tokens.protocol.TokenBatch`.
+            or one :class:`~rlinf.algorithms.batch.Batch`.
         pad_id: Token of the padding.
         version: Of the weights that training begins with.
     """
     found = {item.source: item.payload for item in stream}
     first = found[min(found)]
-    if isinstance(first, TokenBatch):
+    if isinstance(first, Batch):
         return first
     return token_batch([found[slot] for slot in sorted(found)], pad_id, version)
 
 
-def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> TokenBatch:
+def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:
     """Tensors of scored groups, in their order.
 
     Args:
@@ -114,15 +114,13 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Tok
         version: Of the weights that training begins with.
     """
     arrays = assemble_sequences(groups, pad_id=pad_id)
-    names = (
-        "input_ids", "attention_mask", "mask", "rollout_log_probs", "rewards", "groups",
-        "versions", "truncated", "valid",
-    )  # fmt: skip
-    tensors = {name: torch.from_numpy(getattr(arrays, name)) for name in names}
-    return TokenBatch(**tensors, version=version)
+    tensors = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
+    inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
+    del tensors["position_ids"]
+    return Batch(inputs=inputs, **tensors, version=version)
 
 
-def without_old_tokens(batch: TokenBatch, bound: int) -> tuple[TokenBatch, int]:
+def without_old_tokens(batch: Batch, bound: int) -> tuple[Batch, int]:
     """Let no token count in the loss that was sampled too long ago; also, how many there were.
 
     Args:

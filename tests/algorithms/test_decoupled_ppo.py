@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DecoupledPPOConfig, PPOConfig
-from rlinf.algorithms.protocol import TrainingBatch
 from rlinf.algorithms.registry import REGISTRY
 from rlinf.data.trajectory import Trajectory
 from rlinf.models.policy import ActionEvaluation
@@ -19,7 +19,7 @@ from tests.algorithms.rollouts import flags, random_trajectory
 from .test_ppo import Outcome, random_batch, random_evaluation
 
 
-def stale_batch(config: DecoupledPPOConfig, seed: int = 11) -> tuple[TrainingBatch, Outcome]:
+def stale_batch(config: DecoupledPPOConfig, seed: int = 11) -> tuple[Batch, Outcome]:
     """Samples of weights of different ages, with log-probs of the proximal policy."""
     batch = random_batch()
     generator = torch.Generator().manual_seed(seed)
@@ -27,19 +27,19 @@ def stale_batch(config: DecoupledPPOConfig, seed: int = 11) -> tuple[TrainingBat
         replace(
             batch,
             proximal_log_probs=batch.log_probs + torch.randn(len(batch), 1, generator=generator),
-            staleness=torch.randint(0, 4, (len(batch),), generator=generator),
+            version=9,
+            versions=9 - torch.randint(0, 4, (len(batch), 1), generator=generator),
         ),
         random_evaluation(batch),
     )
 
 
 def slow_loss(
-    config: DecoupledPPOConfig, batch: TrainingBatch, outcome: Outcome, weights: np.ndarray
+    config: DecoupledPPOConfig, batch: Batch, outcome: Outcome, weights: np.ndarray
 ) -> tuple[float, int]:
     """Mean of w · max(−A r, −A clip(r)), and how many samples were left out."""
     total, left_out = 0.0, 0
     assert batch.proximal_log_probs is not None
-    assert batch.staleness is not None
     for i in range(len(batch)):
         acted = float(batch.log_probs[i].double())
         present = float(outcome.log_probs[i].double().sum())
@@ -47,7 +47,7 @@ def slow_loss(
             proximal = float(batch.proximal_log_probs[i].double())
         else:
             # v_θ is the version in the making, v_b that which acted.
-            made, behaviour = 10, 9 - int(batch.staleness[i])
+            made, behaviour = 10, int(batch.versions[i])
             alpha = min(max((made - 1 - behaviour) / (made - behaviour), 0.0), 1.0)
             proximal = acted + alpha * (present - acted)
         weight = math.exp(proximal - acted)
@@ -89,7 +89,7 @@ def test_fresh_data_give_the_loss_of_ppo(proximal: str) -> None:
     fresh = replace(
         batch,
         proximal_log_probs=batch.log_probs,
-        staleness=torch.zeros(len(batch), dtype=torch.int64),
+        version=0,
     )
     loss, metrics = (
         DecoupledPPOConfig(proximal=proximal).build().loss(outcome, fresh, normalizer=24)
@@ -118,7 +118,7 @@ def test_gradient_flows_through_the_present_policy_alone() -> None:
 def test_what_is_missing_is_named() -> None:
     batch = random_batch()
     outcome = random_evaluation(batch)
-    for proximal, field in (("recomputed", "proximal_log_probs"), ("interpolated", "staleness")):
+    for proximal, field in (("recomputed", "proximal_log_probs"), ("interpolated", "version")):
         with pytest.raises(ValueError, match=field):
             DecoupledPPOConfig(proximal=proximal).build().loss(outcome, batch, normalizer=24)
     assert "decoupled_ppo" in REGISTRY.names()

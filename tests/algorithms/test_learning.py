@@ -60,12 +60,12 @@ def update(policy: Policy, algorithm: Algorithm, optimizer: torch.optim.Optimize
     for _ in range(4):
         for indices in torch.randperm(len(batch), generator=generator).split(64):
             part = batch.select(indices)
-            evaluation = policy.evaluate_actions(part.forward_inputs)
+            evaluation = policy.evaluate_actions(part.inputs)
             loss, _ = algorithm.loss(evaluation, part, normalizer=algorithm.normalizer(part))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    policy.update_normalizer(batch.forward_inputs)
+    policy.update_normalizer(batch.inputs)
 
 
 def error(policy: Policy) -> float:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import PPOConfig
 from rlinf.algorithms.ppo import explained_variance
-from rlinf.algorithms.protocol import TrainingBatch
 from rlinf.algorithms.registry import REGISTRY, build_algorithm
 from rlinf.errors import ConfigError
 from tests.algorithms.rollouts import flags, random_trajectory
@@ -23,7 +23,7 @@ class Outcome:
     entropy: torch.Tensor
 
 
-def random_batch(samples: int = 24, chunk: int = 2, value_dim: int = 1) -> TrainingBatch:
+def random_batch(samples: int = 24, chunk: int = 2, value_dim: int = 1) -> Batch:
     trajectory = random_trajectory(
         steps=samples // 4, chunk=chunk, action_dim=3, value_dim=value_dim, seed=5
     )
@@ -34,7 +34,7 @@ def random_batch(samples: int = 24, chunk: int = 2, value_dim: int = 1) -> Train
     return config.build().prepare(trajectory)[0]
 
 
-def random_evaluation(batch: TrainingBatch, chunk: int = 2, seed: int = 3) -> Outcome:
+def random_evaluation(batch: Batch, chunk: int = 2, seed: int = 3) -> Outcome:
     """Log-probs near the old ones, which the batch holds summed over the chunk."""
     generator = torch.Generator().manual_seed(seed)
     samples = len(batch)
@@ -48,7 +48,7 @@ def random_evaluation(batch: TrainingBatch, chunk: int = 2, seed: int = 3) -> Ou
 
 
 def reference_loss(
-    config: PPOConfig, batch: TrainingBatch, outcome: Outcome, weights: np.ndarray
+    config: PPOConfig, batch: Batch, outcome: Outcome, weights: np.ndarray
 ) -> tuple[float, float, float]:
     """Policy, value and entropy loss sample by sample, written from the papers."""
     policy = value = entropy = 0.0
@@ -208,7 +208,7 @@ def test_spoilt_rows_are_not_trained_on() -> None:
     assert bool(batch.advantages.isfinite().all())
     assert all(np.isfinite(value) for value in metrics.values())
     states = trajectory.forward_inputs["states"]
-    assert not any(torch.equal(row, states[3, 2]) for row in batch.forward_inputs["states"])
+    assert not any(torch.equal(row, states[3, 2]) for row in batch.inputs["states"])
 
 
 def test_idle_rows_have_no_weight_and_environments_equal_shares() -> None:

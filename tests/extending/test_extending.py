@@ -14,7 +14,7 @@ from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory_builder import TrajectoryBuilder
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 from rlinf.models.registry import build_policy
 from rlinf.monitor.config import LoggerConfig

@@ -41,7 +41,7 @@ def test_the_same_places_are_the_same_for_any_reason():
     part = before.components["env"]
     told = before.model_copy(
         update={"components": {**before.components, "env": part.model_copy(
-            update={"reason": "faster", "predicted_seconds": 2.0, "granularity": 8})}}
+            update={"reason": "faster", "predicted_seconds": 2.0})}}
     )  # fmt: skip
     assert told != before
     assert told.same_places(before)

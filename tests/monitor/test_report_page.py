@@ -39,7 +39,6 @@ PLAN = {
         "devices": devices,
         "processes": 1,
         "residency": "resident",
-        "granularity": None,
         "pipeline_stages": 1,
         "predicted_seconds": None,
         "reason": reason,

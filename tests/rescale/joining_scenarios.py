@@ -37,7 +37,7 @@ def batches(count: int) -> list[Any]:
     for number in range(count):
         batch = random_batch(13, group_size=4, seed=number)
         sampled = first.log_probs(batch)
-        batch = replace(batch, rollout_log_probs=sampled, old_log_probs=sampled, version=0)
+        batch = replace(batch, log_probs=sampled, proximal_log_probs=sampled, version=0)
         made.append(algorithm("grpo").prepare(batch)[0])
     return made
 

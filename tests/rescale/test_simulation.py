@@ -14,7 +14,7 @@ from rlinf.planner.simulation.lengths import LengthDistribution
 LENGTHS = LengthDistribution(mean=1000, maximum=8000, sigma=0.9, correlation=0.5)
 SETTING = Setting(
     generation=GenerationModel(
-        lengths=LENGTHS, slots=64, seconds_fixed=0.01, seconds_per_sequence=1e-5
+        lengths=LENGTHS, max_running=64, seconds_fixed=0.01, seconds_per_sequence=1e-5
     ),
     devices=8,
     groups=32,

@@ -56,7 +56,7 @@ def test_past_the_bound_the_run_ends_and_keeps_the_batch(
     assert str(batch) in message
     # Neither format can hold code.
     tensors = load_file(batch)
-    assert tensors["input_ids"].shape[0] == 8
+    assert tensors["inputs.input_ids"].shape[0] == 8
     assert np.abs(tensors["rewards"]).max() > 1e38
     about = json.loads(batch.with_suffix(".json").read_text(encoding="utf-8"))
     assert about["step"] == 0

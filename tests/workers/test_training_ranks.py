@@ -35,7 +35,7 @@ def test_old_tokens_do_not_count_and_padding_is_no_token() -> None:
     young, masked = without_old_tokens(batch, 2)
     assert masked == 2
     assert young.mask.tolist() == [[0, 0, 1, 1], [1, 1, 0, 0]]
-    assert torch.equal(young.input_ids, batch.input_ids)
+    assert torch.equal(young.inputs["input_ids"], batch.inputs["input_ids"])
     same, none = without_old_tokens(batch, 3)
     assert none == 0
     assert torch.equal(same.mask, batch.mask)

@@ -87,10 +87,10 @@ class TokenAlgorithmConfig(PolicyLossConfig, NamedConfig):
     def prepares_parts(self) -> bool:
         """Whether some groups can be prepared, and trained on, before the others are there."""
         whole = self.needs_values or self.normalize_advantages or self.kl_reward_beta > 0
-        return not (whole or self.needs_old_log_probs)
+        return not (whole or self.needs_proximal)
 
     @property
-    def needs_old_log_probs(self) -> bool:
+    def needs_proximal(self) -> bool:
         """Whether the trainer must recompute log-probs before the first update."""
         return self.proximal == "recomputed"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.objective import bounded_log_ratio
+from rlinf.algorithms.samples import advantages_of
 from rlinf.algorithms.tokens.config import CISPOConfig
 from rlinf.algorithms.tokens.grpo import GroupObjective
-from rlinf.algorithms.tokens.objective import PolicyTerms, advantages_of
-from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.algorithms.tokens.objective import PolicyTerms
 
 
 class CISPO(GroupObjective):
@@ -16,7 +17,7 @@ class CISPO(GroupObjective):
 
     config: CISPOConfig
 
-    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """See :meth:`PolicyObjective._terms`."""
         ratio = bounded_log_ratio(self.config, log_ratio).exp().detach()
         clipped = ratio.clamp(1.0 - self.config.clip_ratio_low, 1.0 + self.config.clip_ratio_high)

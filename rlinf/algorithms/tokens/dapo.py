@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.advantages import overlong_penalty
 from rlinf.algorithms.tokens.config import DAPOConfig
 from rlinf.algorithms.tokens.grpo import GRPO
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class DAPO(GRPO):
@@ -20,7 +20,7 @@ class DAPO(GRPO):
 
     config: DAPOConfig
 
-    def prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+    def prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """Add advantages; see :meth:`TokenAlgorithm.prepare`."""
         prepared, metrics = super().prepare(batch)
         penalty = self._penalty(batch)
@@ -28,11 +28,11 @@ class DAPO(GRPO):
             metrics["rollout/length_penalty"] = penalty.mean().item() if len(batch) else 0.0
         return prepared, metrics
 
-    def _scores(self, batch: TokenBatch) -> Tensor:
+    def _scores(self, batch: Batch) -> Tensor:
         scores, penalty = super()._scores(batch), self._penalty(batch)
         return scores if penalty is None else scores + self.config.len_reward_penalty * penalty
 
-    def _penalty(self, batch: TokenBatch) -> Tensor | None:
+    def _penalty(self, batch: Batch) -> Tensor | None:
         """[N] in [−1, 0]; None without lengths in the config."""
         safe, longest = self.config.safe_length, self.config.max_length
         if safe is None or longest is None:

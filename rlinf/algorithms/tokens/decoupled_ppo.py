@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.config import DecoupledPPOConfig
 from rlinf.algorithms.tokens.grpo import group_estimate, relative_to_group
 from rlinf.algorithms.tokens.objective import Estimate
 from rlinf.algorithms.tokens.ppo import PPO
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class DecoupledPPO(PPO):
@@ -18,7 +18,7 @@ class DecoupledPPO(PPO):
 
     config: DecoupledPPOConfig
 
-    def _estimate(self, batch: TokenBatch) -> Estimate:
+    def _estimate(self, batch: Batch) -> Estimate:
         if self.config.advantage == "gae":
             return super()._estimate(batch)
         scores = batch.rewards.double() - self._reward_kl(batch).sum(dim=1)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.advantages import group_advantages
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.objective import ClippedObjective, Estimate, PolicyObjective
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 Comparison = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From [M] scores and [M] groups to [M] advantages and [M] sizes of the groups."""
@@ -21,7 +21,7 @@ def relative_to_group(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     return advantages, sizes
 
 
-def group_estimate(batch: TokenBatch, scores: Tensor, compare: Comparison) -> Estimate:
+def group_estimate(batch: Batch, scores: Tensor, compare: Comparison) -> Estimate:
     """Every token of an answer gets the answer's score relative to its group.
 
     Answers that are not valid are not compared. The only valid answer of a group has nothing to be
@@ -41,10 +41,10 @@ def group_estimate(batch: TokenBatch, scores: Tensor, compare: Comparison) -> Es
 class GroupObjective(PolicyObjective):
     """Advantages by comparison of the answers to one prompt."""
 
-    def _estimate(self, batch: TokenBatch) -> Estimate:
+    def _estimate(self, batch: Batch) -> Estimate:
         return group_estimate(batch, self._scores(batch), self._compare)
 
-    def _scores(self, batch: TokenBatch) -> Tensor:
+    def _scores(self, batch: Batch) -> Tensor:
         """[N] float64 rewards without the KL divergence of the sequence."""
         return batch.rewards.double() - self._reward_kl(batch).sum(dim=1)
 

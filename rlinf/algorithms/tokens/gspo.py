@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.config import GSPOConfig
 from rlinf.algorithms.tokens.grpo import GRPO
 from rlinf.algorithms.tokens.objective import PolicyTerms
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class GSPO(GRPO):
@@ -19,7 +19,7 @@ class GSPO(GRPO):
 
     config: GSPOConfig
 
-    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """See :meth:`PolicyObjective._terms`."""
         tokens = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
         of_sequence = (log_ratio * batch.mask).sum(dim=1, keepdim=True) / tokens

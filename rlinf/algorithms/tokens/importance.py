@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.kl import LOG_RATIO_BOUND
 from rlinf.algorithms.tokens.base_config import (
     ImportanceLevel,
     ImportanceMode,
     TokenAlgorithmConfig,
 )
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 def interpolated_log_probs(
-    *, rollout_log_probs: Tensor, log_probs: Tensor, staleness: Tensor
+    *, behaviour_log_probs: Tensor, log_probs: Tensor, staleness: Tensor
 ) -> Tensor:
     """Proximal log-probs without a forward pass, log-linear in the version of the weights.
 
@@ -25,34 +25,33 @@ def interpolated_log_probs(
     making, version s + 1. With s = 0 the proximal weights are those that sampled.
 
     Args:
-        rollout_log_probs: [n, L].
+        behaviour_log_probs: [n, L] of the policy that acted.
         log_probs: [n, L] of the present weights; the result carries no gradient.
         staleness: [n, L], versions between sampling and the beginning of the step, ≥ 0.
     """
     stale = staleness.clamp(min=0).to(log_probs.dtype)
-    return rollout_log_probs + stale / (stale + 1) * (log_probs.detach() - rollout_log_probs)
+    return behaviour_log_probs + stale / (stale + 1) * (log_probs.detach() - behaviour_log_probs)
 
 
-def proximal_log_probs(
-    config: TokenAlgorithmConfig, log_probs: Tensor, batch: TokenBatch
-) -> Tensor:
+def proximal_log_probs(config: TokenAlgorithmConfig, log_probs: Tensor, batch: Batch) -> Tensor:
     """[n, L] log-probs that the probability ratio divides by, without gradient.
 
     Raises:
         ValueError: The batch lacks what ``config.proximal`` needs.
     """
     if config.proximal == "rollout":
-        return batch.rollout_log_probs
+        return batch.log_probs
     if config.proximal == "recomputed":
-        if batch.old_log_probs is None:
-            raise ValueError("proximal: recomputed needs old_log_probs in the batch")
-        return batch.old_log_probs
-    if batch.version is None:
+        if batch.proximal_log_probs is None:
+            raise ValueError("proximal: recomputed needs proximal_log_probs in the batch")
+        return batch.proximal_log_probs
+    staleness = batch.staleness()
+    if staleness is None:
         raise ValueError("proximal: interpolated needs the version in the batch")
     return interpolated_log_probs(
-        rollout_log_probs=batch.rollout_log_probs,
+        behaviour_log_probs=batch.log_probs,
         log_probs=log_probs,
-        staleness=batch.version - batch.versions,
+        staleness=staleness,
     )
 
 

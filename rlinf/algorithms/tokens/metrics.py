@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.staleness import staleness_metrics
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
-def rollout_metrics(batch: TokenBatch, prepared: TokenBatch) -> dict[str, float]:
+def rollout_metrics(batch: Batch, prepared: Batch) -> dict[str, float]:
     """Rewards, lengths and advantages of a rollout.
 
     Args:

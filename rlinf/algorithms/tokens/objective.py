@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import AggregationMode
 from rlinf.algorithms.kl import kl_estimate
 from rlinf.algorithms.losses import aggregate, aggregation_normalizer, clipped_policy_loss
 from rlinf.algorithms.objective import RATIO_STATISTICS, bounded_log_ratio, ratio_statistics
+from rlinf.algorithms.samples import advantages_of
 from rlinf.algorithms.tokens.advantages import whiten
 from rlinf.algorithms.tokens.base_config import ClippedTokenConfig, TokenAlgorithmConfig
 from rlinf.algorithms.tokens.importance import importance_weights, proximal_log_probs
 from rlinf.algorithms.tokens.metrics import equal_groups, rollout_metrics
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,11 @@ class PolicyObjective(TokenAlgorithm):
         self.config = config
 
     @abstractmethod
-    def _estimate(self, batch: TokenBatch) -> Estimate:
+    def _estimate(self, batch: Batch) -> Estimate:
         """Advantages of a rollout, before they are normalised over tokens."""
 
     @abstractmethod
-    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """Policy loss of each token.
 
         Args:
@@ -66,7 +68,7 @@ class PolicyObjective(TokenAlgorithm):
             batch: The prepared micro batch.
         """
 
-    def prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+    def prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """Add advantages; see :meth:`TokenAlgorithm.prepare`."""
         estimate = self._estimate(batch)
         trained = batch.valid if estimate.trained is None else estimate.trained & batch.valid
@@ -89,14 +91,14 @@ class PolicyObjective(TokenAlgorithm):
             )
         return prepared, metrics
 
-    def _reward_kl(self, batch: TokenBatch) -> Tensor:
+    def _reward_kl(self, batch: Batch) -> Tensor:
         """[N, L] float64, what the KL divergence takes from the reward of each token."""
         config = self.config
         if not config.kl_reward_beta:
             return torch.zeros_like(batch.mask, dtype=torch.float64)
         if batch.reference_log_probs is None:
             raise ValueError("kl_reward_beta > 0 needs reference_log_probs in the batch")
-        old = batch.rollout_log_probs if batch.old_log_probs is None else batch.old_log_probs
+        old = batch.log_probs if batch.proximal_log_probs is None else batch.proximal_log_probs
         kl = kl_estimate(
             log_probs=old.double(),
             reference_log_probs=batch.reference_log_probs.double(),
@@ -109,16 +111,16 @@ class PolicyObjective(TokenAlgorithm):
         mode = self.config.loss_agg_func
         return "seq-mean-token-sum" if mode == "seq-mean-token-sum-norm" else mode
 
-    def normalizer(self, batch: TokenBatch) -> float:
+    def normalizer(self, batch: Batch) -> float:
         """Tokens to train on, or sequences times ``loss_agg_length``; 1 if there are none."""
         count = aggregation_normalizer(mode=self._mode, mask=batch.mask.double()).item()
         return count * (self.config.loss_agg_length or 1) or 1.0
 
-    def _sum(self, terms: Tensor, batch: TokenBatch, normalizer: float) -> Tensor:
+    def _sum(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
         """Share of a micro batch in a term of the loss."""
         return aggregate(loss=terms, mode=self._mode, normalizer=normalizer, mask=batch.mask)
 
-    def _mean(self, terms: Tensor, batch: TokenBatch, normalizer: float) -> Tensor:
+    def _mean(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
         """Share of a micro batch in a mean over tokens, or over sequences of their mean."""
         if self._mode == "token-mean":
             return self._sum(terms, batch, normalizer)
@@ -130,7 +132,7 @@ class PolicyObjective(TokenAlgorithm):
         )
 
     def loss(
-        self, log_probs: Tensor, entropy: Tensor | None, batch: TokenBatch, *, normalizer: float
+        self, log_probs: Tensor, entropy: Tensor | None, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Policy loss + KL penalty − entropy bonus; see :meth:`TokenAlgorithm.loss`."""
         counted = batch.mask > 0
@@ -161,7 +163,7 @@ class PolicyObjective(TokenAlgorithm):
         metrics["actor/loss"] = loss.detach()
         return loss, metrics
 
-    def _loss_kl(self, log_probs: Tensor, batch: TokenBatch) -> Tensor:
+    def _loss_kl(self, log_probs: Tensor, batch: Batch) -> Tensor:
         if batch.reference_log_probs is None:
             raise ValueError("kl_beta > 0 needs reference_log_probs in the batch")
         return kl_estimate(
@@ -172,11 +174,11 @@ class PolicyObjective(TokenAlgorithm):
 
     @torch.no_grad()
     def _importance(
-        self, proximal: Tensor, batch: TokenBatch, normalizer: float
+        self, proximal: Tensor, batch: Batch, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[n, L] weights, and metrics about them."""
         config = self.config
-        rollout = torch.where(batch.mask > 0, batch.rollout_log_probs, 0.0)
+        rollout = torch.where(batch.mask > 0, batch.log_probs, 0.0)
         weights, outside = importance_weights(
             log_ratio=proximal - rollout,
             mask=batch.mask,
@@ -192,7 +194,7 @@ class PolicyObjective(TokenAlgorithm):
 
     @torch.no_grad()
     def _ratio_metrics(
-        self, log_ratio: Tensor, terms: PolicyTerms, batch: TokenBatch, normalizer: float
+        self, log_ratio: Tensor, terms: PolicyTerms, batch: Batch, normalizer: float
     ) -> dict[str, Tensor]:
         statistics = ratio_statistics(log_ratio, terms.ratio, terms.clipped_ratio)
         return {
@@ -206,12 +208,12 @@ class ClippedObjective(PolicyObjective):
 
     config: ClippedTokenConfig
 
-    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """See :meth:`PolicyObjective._terms`."""
         del log_probs
         return self._clipped(log_ratio, batch)
 
-    def _clipped(self, log_ratio: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _clipped(self, log_ratio: Tensor, batch: Batch) -> PolicyTerms:
         """Surrogate of any log-ratio [n, L]."""
         loss, ratio, clipped_ratio = clipped_policy_loss(
             log_ratio=bounded_log_ratio(self.config, log_ratio),
@@ -221,10 +223,3 @@ class ClippedObjective(PolicyObjective):
             clip_ratio_c=self.config.clip_ratio_c,
         )
         return PolicyTerms(loss=loss, ratio=ratio, clipped_ratio=clipped_ratio)
-
-
-def advantages_of(batch: TokenBatch) -> Tensor:
-    """[n, L] advantages of a prepared batch."""
-    if batch.advantages is None:
-        raise ValueError("the batch has no advantages: prepare it first")
-    return batch.advantages

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.losses import clipped_value_loss
 from rlinf.algorithms.tokens.advantages import at_last_token, token_advantages
 from rlinf.algorithms.tokens.config import DecoupledPPOConfig, PPOConfig
 from rlinf.algorithms.tokens.metrics import explained_variance
 from rlinf.algorithms.tokens.objective import ClippedObjective, Estimate
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class PPO(ClippedObjective):
@@ -27,7 +27,7 @@ class PPO(ClippedObjective):
         """Not during the critic's warm-up."""
         return step >= self.config.critic_warmup_steps
 
-    def prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+    def prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """Add advantages and returns; see :meth:`TokenAlgorithm.prepare`."""
         prepared, metrics = super().prepare(batch)
         if prepared.values is not None and prepared.returns is not None:
@@ -36,7 +36,7 @@ class PPO(ClippedObjective):
             )
         return prepared, metrics
 
-    def _estimate(self, batch: TokenBatch) -> Estimate:
+    def _estimate(self, batch: Batch) -> Estimate:
         if batch.values is None:
             raise ValueError(f"{self.config.type} needs values in the batch")
         scores = torch.where(batch.valid, batch.rewards.double(), 0.0)
@@ -50,7 +50,7 @@ class PPO(ClippedObjective):
         return Estimate(advantages=advantages, returns=returns)
 
     def value_loss(
-        self, values: Tensor, batch: TokenBatch, *, normalizer: float
+        self, values: Tensor, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Clipped Huber loss; see :meth:`TokenAlgorithm.value_loss`."""
         if batch.returns is None or batch.values is None:

@@ -1,82 +1,16 @@
-"""What a token algorithm offers to the trainer, and the data that passes between them."""
+"""What a token algorithm offers to the trainer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.base_config import TokenAlgorithmConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenBatch:
-    """N sequences of S tokens; responses have up to L tokens.
-
-    Args:
-        input_ids: [N, S] int64, left-padded prompt | right-padded response.
-        attention_mask: [N, S] bool.
-        mask: [N, L], 1 where a token of the response counts in the loss: it was sampled, and, in
-            a prepared batch, its sequence is trained on.
-        rollout_log_probs: [N, L], of the engine that sampled.
-        rewards: [N] of each sequence.
-        groups: [N] int64; the answers to one prompt share a number.
-        versions: [N, L] int64, of the weights that sampled each token.
-        truncated: [N] bool, cut off by the token limit.
-        valid: [N] bool; False where the reward could not be computed. Such a sequence is neither
-            compared with others nor trained on.
-        old_log_probs: [N, L], recomputed by the trainer before the first update.
-        reference_log_probs: [N, L], of the reference policy.
-        values: [N, L] of the critic before the first update; that of token t is a function of
-            everything before it.
-        advantages: [N, L]; None before :meth:`TokenAlgorithm.prepare`.
-        returns: [N, L] value targets; None before that, and without a critic.
-        version: Of the weights that the step's updates begin with.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    mask: Tensor
-    rollout_log_probs: Tensor
-    rewards: Tensor
-    groups: Tensor
-    versions: Tensor
-    truncated: Tensor
-    valid: Tensor
-    old_log_probs: Tensor | None = None
-    reference_log_probs: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    version: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.mask)
-
-    def select(self, indices: Tensor | slice) -> TokenBatch:
-        """The sequences at ``indices`` (integers, a mask or a slice)."""
-        return self._map(lambda column: column[indices])
-
-    def to(self, device: torch.device | str) -> TokenBatch:
-        """The same batch on a device."""
-        return self._map(lambda column: column.to(device))
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> TokenBatch:
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed: dict[str, Any] = {
-            name: change(column) if isinstance(column, Tensor) else column
-            for name, column in columns.items()
-        }
-        return TokenBatch(**changed)
-
-    def split(self, size: int) -> list[TokenBatch]:
-        """Consecutive pieces of ``size`` sequences; the last one may be smaller."""
-        return [self.select(slice(i, i + size)) for i in range(0, len(self), size)]
 
 
 class TokenAlgorithm(ABC):
@@ -101,9 +35,9 @@ class TokenAlgorithm(ABC):
         return self.config.needs_reference
 
     @property
-    def needs_old_log_probs(self) -> bool:
+    def needs_proximal(self) -> bool:
         """Whether batches must carry log-probs that the trainer recomputed."""
-        return self.config.needs_old_log_probs
+        return self.config.needs_proximal
 
     @property
     def needs_entropy(self) -> bool:
@@ -134,7 +68,7 @@ class TokenAlgorithm(ABC):
         return True
 
     @abstractmethod
-    def prepare(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+    def prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """Add advantages and returns to a rollout, and return metrics about it.
 
         In the result ``mask`` is 0 for whole sequences that are not trained on. Statistics are
@@ -146,7 +80,7 @@ class TokenAlgorithm(ABC):
         """
 
     @abstractmethod
-    def normalizer(self, batch: TokenBatch) -> float:
+    def normalizer(self, batch: Batch) -> float:
         """Normaliser of the losses of one prepared global batch, to be passed to its micro batches.
 
         It belongs to the whole global batch, over all ranks.
@@ -154,7 +88,7 @@ class TokenAlgorithm(ABC):
 
     @abstractmethod
     def loss(
-        self, log_probs: Tensor, entropy: Tensor | None, batch: TokenBatch, *, normalizer: float
+        self, log_probs: Tensor, entropy: Tensor | None, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and metrics of a micro batch, both to be summed over micro batches and ranks.
 
@@ -174,7 +108,7 @@ class TokenAlgorithm(ABC):
         """
 
     def value_loss(
-        self, values: Tensor, batch: TokenBatch, *, normalizer: float
+        self, values: Tensor, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Critic loss and metrics of a micro batch, to be summed as those of :meth:`loss`.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from rlinf.algorithms.advantages import group_advantages
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.advantages import at_last_token, token_advantages
 from rlinf.algorithms.tokens.config import ReinforcePPConfig
 from rlinf.algorithms.tokens.objective import ClippedObjective, Estimate
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class ReinforcePP(ClippedObjective):
@@ -21,7 +21,7 @@ class ReinforcePP(ClippedObjective):
 
     config: ReinforcePPConfig
 
-    def _estimate(self, batch: TokenBatch) -> Estimate:
+    def _estimate(self, batch: Batch) -> Estimate:
         valid = batch.valid
         scores = torch.where(valid, batch.rewards.double(), 0.0)
         trained = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.advantages import leave_one_out_advantages
 from rlinf.algorithms.tokens.grpo import GRPO
 from rlinf.algorithms.tokens.objective import PolicyTerms
-from rlinf.algorithms.tokens.protocol import TokenBatch
 
 
 class RLOO(GRPO):
@@ -20,7 +20,7 @@ class RLOO(GRPO):
     def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         return leave_one_out_advantages(scores=scores, groups=groups)
 
-    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: TokenBatch) -> PolicyTerms:
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """The loss of a sequence, in equal parts on its tokens."""
         del log_probs
         of_sequence = (log_ratio * batch.mask).sum(dim=1, keepdim=True)

@@ -20,7 +20,7 @@ class TokenArrays:
         position_ids: [N, S] int64, 0 at the first token of the prompt and left of it; right of
             the last token they go on.
         mask: [N, L] float32, 1 where a token was sampled; 0 for what tools replied.
-        rollout_log_probs: [N, L] float32, 0 elsewhere.
+        log_probs: [N, L] float32, 0 elsewhere.
         rewards: [N] float32, 0 where not valid.
         groups: [N] int64, the draw that the sequence answers.
         versions: [N, L] int64, of the weights that sampled the token; padding repeats the last.
@@ -32,7 +32,7 @@ class TokenArrays:
     attention_mask: np.ndarray
     position_ids: np.ndarray
     mask: np.ndarray
-    rollout_log_probs: np.ndarray
+    log_probs: np.ndarray
     rewards: np.ndarray
     groups: np.ndarray
     versions: np.ndarray
@@ -104,7 +104,7 @@ def assemble_sequences(
         attention_mask=attention,
         position_ids=position_ids(attention),
         mask=_filled(there, [c.mask for c in completions], np.float32, 0),
-        rollout_log_probs=_filled(there, [c.log_probs for c in completions], np.float32, 0),
+        log_probs=_filled(there, [c.log_probs for c in completions], np.float32, 0),
         rewards=rewards,
         groups=np.array([g.draw for g in groups for _ in g.completions], np.int64),
         versions=_versions(there, completions),

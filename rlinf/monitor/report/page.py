@@ -69,7 +69,6 @@ class _PlanRow:
     devices: str
     processes: str
     residency: str
-    granularity: str
     stages: str
     predicted: str
     measured: str
@@ -142,7 +141,6 @@ def _plan_rows(report: RunReport) -> list[_PlanRow]:
             devices=device_ranges(part["devices"]),
             processes=str(part["processes"]),
             residency=part["residency"],
-            granularity="as it comes" if part["granularity"] is None else str(part["granularity"]),
             stages=str(part["pipeline_stages"]),
             predicted=_seconds(part.get("predicted_seconds")),
             measured=_seconds(measured.get(name)),

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf.planner.search.formulas import Floats, Form, leaf
-from rlinf.planner.search.options import Integers, LeafSource, Options
+from rlinf.planner.search.formulas import Floats, Form, single_node
+from rlinf.planner.search.options import Integers, NodeSource, Options
 
 Blocks = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class NodePlacement:
     """One way to run a node.
 
     Args:
@@ -36,18 +36,18 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class ChoiceGrid:
+class PlacementGrid:
     """Choices that differ only in their sizes, made when they are asked for."""
 
-    template: Choice
+    template: NodePlacement
     sizes: tuple[Integers, ...]
 
-    def __getitem__(self, index: int) -> Choice:
+    def __getitem__(self, index: int) -> NodePlacement:
         return replace(self.template, sizes=tuple(int(column[index]) for column in self.sizes))
 
 
 @dataclass(frozen=True)
-class NodeTable:
+class NodeOptions:
     """Undominated ways to run a node in chunks of one granularity.
 
     With N ways and K kinds of devices:
@@ -70,24 +70,24 @@ class NodeTable:
     idle: Floats
     grid: Integers
     index: Integers
-    grids: tuple[ChoiceGrid, ...]
+    grids: tuple[PlacementGrid, ...]
 
     def options(self, form: Form, chunks: int) -> Options:
         """The ways as a part of a flow, in one form, for a number of chunks of a step."""
         return Options(
             devices=self.devices,
-            stream=leaf(form, self.chunk, self.switch, chunks),
+            stream=single_node(form, self.chunk, self.switch, chunks),
             peak=self.peak,
             idle=self.idle,
             source=self.grid,
             left=self.index,
             right=np.zeros_like(self.index),
-            sources=tuple(LeafSource(grid) for grid in self.grids),
+            sources=tuple(NodeSource(grid) for grid in self.grids),
         )
 
-    def take(self, indices: Integers) -> NodeTable:
+    def take(self, indices: Integers) -> NodeOptions:
         """The ways at some indices."""
-        return NodeTable(
+        return NodeOptions(
             self.devices[indices],
             self.chunk[indices],
             self.switch[indices],

@@ -24,16 +24,16 @@ CELLS_PER_ROW = 128
 
 
 class Indexed(Protocol):
-    """What gives a choice by its index."""
+    """What gives a placement by its index."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
-class LeafSource:
-    """Options that are choices for one node."""
+class NodeSource:
+    """Options that place one node."""
 
-    choices: Indexed
+    placements: Indexed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Options:
         peak: [N, K] most memory of one device while the part runs [bytes].
         idle: [N, K] most memory of one device while the part does not run [bytes].
         source: [N] index into ``sources``.
-        left: [N] index of the choice, or of the option of the left part.
+        left: [N] index of the placement, or of the option of the left part.
         right: [N] index of the option of the right part.
         sources: Where options come from.
     """
@@ -70,7 +70,7 @@ class Options:
     source: Integers
     left: Integers
     right: Integers
-    sources: tuple[LeafSource | JoinSource, ...]
+    sources: tuple[NodeSource | JoinSource, ...]
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -103,7 +103,7 @@ class Options:
 
 def join(parts: Sequence[Options]) -> Options:
     """All options of several sets."""
-    sources: list[LeafSource | JoinSource] = []
+    sources: list[NodeSource | JoinSource] = []
     numbers = []
     for part in parts:
         numbers.append(part.source + len(sources))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlinf.errors import ConfigError
 from rlinf.flow.constraints import Constraints
@@ -11,21 +11,27 @@ from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
 from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
-from rlinf.planner.search.choices import Choice
+from rlinf.planner.search.choices import NodePlacement
 from rlinf.planner.search.formulas import PARTS, Form, Kind
 from rlinf.planner.search.node_options import price
 from rlinf.planner.search.problem import Problem
 from rlinf.planner.search.solve import make_problem
-from rlinf.planner.search.tree import JoinTree, LeafTree, Tree, value
+from rlinf.planner.search.tree import JoinTree, NodeTree, Tree, value
 
 
 def predict(
-    flow: Flow, plan: Plan, profile: Profile, cluster: ClusterShape, constraints: Constraints
+    flow: Flow,
+    plan: Plan,
+    profile: Profile,
+    cluster: ClusterShape,
+    constraints: Constraints,
+    *,
+    hand_overs: Mapping[str, int] | None = None,
 ) -> float:
     """Time of a step under a plan, by the formulas that plans are found with [s].
 
-    Parts that share a device take turns; those that do not stream into each other at the
-    granularity of the plan, or work on different steps where the constraints allow staleness.
+    Parts that share a device take turns; those that do not stream into each other, or work on
+    different steps where the constraints allow staleness.
 
     Args:
         flow: What happens in a step.
@@ -33,6 +39,7 @@ def predict(
         profile: What was measured.
         cluster: The devices that the plan numbers.
         constraints: The work of a step.
+        hand_overs: Items per hand-over by node; else what the constraints say.
 
     Raises:
         ConfigError: The plan needs a size that was not measured.
@@ -40,10 +47,10 @@ def predict(
     problem = make_problem(flow, profile, cluster, constraints)
     nodes = {node.name: node for node in flow.nodes}
 
-    def pricing(choice: Choice, items: int) -> tuple[float, float]:
-        return price(problem, nodes[choice.node], choice, items)
+    def pricing(placement: NodePlacement, items: int) -> tuple[float, float]:
+        return price(problem, nodes[placement.node], placement, items)
 
-    trees = _Trees(problem, plan).of(flow.order(), "closed", constraints.items)
+    trees = _Trees(problem, plan, hand_overs or {}).of(flow.order(), "closed", constraints.items)
     found = min(value(tree, pricing, constraints.items, overlap=problem.overlap) for tree in trees)
     if found == float("inf"):
         raise ConfigError("the plan needs a number of devices that was not measured")
@@ -53,15 +60,16 @@ def predict(
 class _Trees:
     """Compositions of nodes, in the order of the flow, that a placement allows."""
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
+    def __init__(self, problem: Problem, plan: Plan, hand_overs: Mapping[str, int]) -> None:
         self._problem = problem
+        self._hand_overs = hand_overs
         self._plan = plan
         self._feeds = problem.flow.feeds()
 
     def of(self, nodes: Sequence[Node], form: Form, granularity: int) -> Iterator[Tree]:
         """All compositions of some nodes, as a part of a form in chunks of a granularity."""
         if len(nodes) == 1:
-            yield LeafTree(_choice(self._problem, self._plan, nodes[0]), granularity)
+            yield NodeTree(_choice(self._problem, self._plan, nodes[0]), granularity)
             return
         items = self._problem.constraints.items
         for cut in range(1, len(nodes)):
@@ -87,11 +95,11 @@ class _Trees:
         return "spatial" if feeds else "parallel"
 
     def _handed_over(self, nodes: Sequence[Node]) -> int:
-        given = (self._plan.components[n.components[0]].granularity for n in nodes)
-        return min((g for g in given if g), default=self._problem.constraints.handed_over)
+        given = (self._hand_overs[n.name] for n in nodes if n.name in self._hand_overs)
+        return min(given, default=self._problem.constraints.handed_over)
 
 
-def _choice(problem: Problem, plan: Plan, node: Node) -> Choice:
+def _choice(problem: Problem, plan: Plan, node: Node) -> NodePlacement:
     """How a plan runs a node."""
     parts = [plan.components[name] for name in node.components]
     homes = list(dict.fromkeys(part.devices for part in parts))
@@ -99,7 +107,7 @@ def _choice(problem: Problem, plan: Plan, node: Node) -> Choice:
         tuple(i for i, part in enumerate(parts) if part.devices == devices) for devices in homes
     )
     kinds = tuple(problem.kind_of(devices[0]) for devices in homes)
-    return Choice(
+    return NodePlacement(
         node=node.name,
         components=node.components,
         blocks=blocks,

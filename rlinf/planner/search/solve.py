@@ -16,7 +16,7 @@ from rlinf.planner.costs import CostModel
 from rlinf.planner.profile import Profile, named_kinds
 from rlinf.planner.search.infeasible import explain_node, explain_together
 from rlinf.planner.search.memory import memory_of_others
-from rlinf.planner.search.node_options import node_table
+from rlinf.planner.search.node_options import node_options
 from rlinf.planner.search.options import Options
 from rlinf.planner.search.problem import Problem
 from rlinf.planner.search.recursion import Search
@@ -51,7 +51,7 @@ def plan(
     """
     problem = make_problem(flow, profile, cluster, constraints)
     order = flow.order()
-    tables = {node.name: node_table(problem, node, constraints.items) for node in order}
+    tables = {node.name: node_options(problem, node, constraints.items) for node in order}
     for node in order:
         if tables[node.name] is None:
             raise explain_node(problem, node)

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf.planner.search.choices import Choice
-from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, leaf
+from rlinf.planner.search.choices import NodePlacement
+from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, single_node
 from rlinf.planner.search.node_options import block_order
-from rlinf.planner.search.options import LeafSource, Options
+from rlinf.planner.search.options import NodeSource, Options
 from rlinf.planner.search.problem import Problem
 
-# Time per chunk and time of the switch of a choice, for a number of items [s].
-Pricing = Callable[[Choice, int], tuple[float, float]]
+# Time per chunk and time of the switch of a placement, for a number of items [s].
+Pricing = Callable[[NodePlacement, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class LeafTree:
+class NodeTree:
     """One node, run in one way, in chunks of ``granularity`` items."""
 
-    choice: Choice
+    placement: NodePlacement
     granularity: int
 
 
@@ -35,7 +35,7 @@ class JoinTree:
     right: Tree
 
 
-Tree = LeafTree | JoinTree
+Tree = NodeTree | JoinTree
 
 
 def read_tree(options: Options, index: int, items: int, form: Form = "closed") -> Tree:
@@ -52,8 +52,8 @@ def read_tree(options: Options, index: int, items: int, form: Form = "closed") -
 
 def _read(options: Options, index: int, granularity: int, items: int, form: Form) -> Tree:
     source = options.sources[options.source[index]]
-    if isinstance(source, LeafSource):
-        return LeafTree(source.choices[int(options.left[index])], granularity)
+    if isinstance(source, NodeSource):
+        return NodeTree(source.placements[int(options.left[index])], granularity)
     forms = PARTS[source.kind, form]
     chosen = (int(options.left[index]), int(options.right[index]))
     left, right = (
@@ -63,13 +63,13 @@ def _read(options: Options, index: int, granularity: int, items: int, form: Form
     return JoinTree(source.kind, source.granularity, left, right)
 
 
-def leaves(tree: Tree) -> Iterator[LeafTree]:
+def node_trees(tree: Tree) -> Iterator[NodeTree]:
     """All nodes of a tree, from left to right."""
-    if isinstance(tree, LeafTree):
+    if isinstance(tree, NodeTree):
         yield tree
     else:
-        yield from leaves(tree.left)
-        yield from leaves(tree.right)
+        yield from node_trees(tree.left)
+        yield from node_trees(tree.right)
 
 
 def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> float:
@@ -82,10 +82,10 @@ def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> 
 
 
 def _value(tree: Tree, pricing: Pricing, items: int, form: Form) -> Stream:
-    if isinstance(tree, LeafTree):
-        chunk, switch = pricing(tree.choice, tree.granularity)
+    if isinstance(tree, NodeTree):
+        chunk, switch = pricing(tree.placement, tree.granularity)
         chunks = items // tree.granularity
-        return leaf(form, np.array([chunk]), np.array([switch]), chunks)
+        return single_node(form, np.array([chunk]), np.array([switch]), chunks)
     left, right = (
         _value(part, pricing, items, part_form)
         for part, part_form in zip((tree.left, tree.right), PARTS[tree.kind, form], strict=True)
@@ -109,8 +109,8 @@ def layout(tree: Tree, problem: Problem) -> Layout:
 
 def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> list[int]:
     """Place a tree from a device of each kind on; return the device after it, of each kind."""
-    if isinstance(tree, LeafTree):
-        return _place_choice(tree.choice, problem, begin, found)
+    if isinstance(tree, NodeTree):
+        return _place_choice(tree.placement, problem, begin, found)
     parts, aligned = (
         [tree.left, tree.right],
         [_alignment(p, problem) for p in (tree.left, tree.right)],
@@ -126,11 +126,13 @@ def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> lis
     return [e if n == s else n for e, s, n in zip(end, start, last, strict=True)]
 
 
-def _place_choice(choice: Choice, problem: Problem, begin: list[int], found: Layout) -> list[int]:
+def _place_choice(
+    placement: NodePlacement, problem: Problem, begin: list[int], found: Layout
+) -> list[int]:
     end = list(begin)
-    for position in block_order(problem, choice.components, choice.blocks):
-        names = [choice.components[i] for i in choice.blocks[position]]
-        kind, size = choice.kinds[position], choice.sizes[position]
+    for position in block_order(problem, placement.components, placement.blocks):
+        names = [placement.components[i] for i in placement.blocks[position]]
+        kind, size = placement.kinds[position], placement.sizes[position]
         unit = problem.alignment(names)
         start = begin[kind] + -(-(end[kind] - begin[kind]) // unit) * unit
         end[kind] = start + size
@@ -141,4 +143,4 @@ def _place_choice(choice: Choice, problem: Problem, begin: list[int], found: Lay
 
 
 def _alignment(tree: Tree, problem: Problem) -> int:
-    return problem.alignment([n for leaf_ in leaves(tree) for n in leaf_.choice.components])
+    return problem.alignment([n for each in node_trees(tree) for n in each.placement.components])

@@ -20,7 +20,7 @@ DRAWS = 41
 
 def calibrated(
     lengths: LengthDistribution,
-    slots: int,
+    max_running: int,
     measured: Sequence[Measurement],
     *,
     seconds: float,
@@ -36,7 +36,7 @@ def calibrated(
 
     Args:
         lengths: Tokens of the responses.
-        slots: Sequences that run in one engine at the same time.
+        max_running: Sequences that run in one engine at the same time.
         measured: Times of generation at several sizes.
         seconds: What it should take [s].
         groups: Groups of a step.
@@ -44,10 +44,12 @@ def calibrated(
         engines: Engines that share the groups.
         devices_per_engine: Devices of one engine.
     """
-    fixed, per_sequence = _decoding_step(lengths, slots, measured, group_size, devices_per_engine)
+    fixed, per_sequence = _decoding_step(
+        lengths, max_running, measured, group_size, devices_per_engine
+    )
     model = GenerationModel(
         lengths=lengths,
-        slots=slots,
+        max_running=max_running,
         seconds_fixed=fixed,
         seconds_per_sequence=per_sequence,
     )
@@ -59,7 +61,7 @@ def calibrated(
 
 def _decoding_step(
     lengths: LengthDistribution,
-    slots: int,
+    max_running: int,
     measured: Sequence[Measurement],
     group_size: int,
     devices_per_engine: int,
@@ -77,7 +79,7 @@ def _decoding_step(
         parts.append(
             [
                 _median_seconds(model, groups, group_size, engines) / measurement.seconds
-                for model in _units(lengths, slots)
+                for model in _units(lengths, max_running)
             ]
         )
     matrix = np.array(parts)
@@ -92,11 +94,15 @@ def _decoding_step(
     return float(alone[0]), 0.0
 
 
-def _units(lengths: LengthDistribution, slots: int) -> tuple[GenerationModel, GenerationModel]:
+def _units(
+    lengths: LengthDistribution, max_running: int
+) -> tuple[GenerationModel, GenerationModel]:
     """Models that count decoding steps, and running sequences summed over them."""
     return (
-        GenerationModel(lengths=lengths, slots=slots, seconds_fixed=1.0),
-        GenerationModel(lengths=lengths, slots=slots, seconds_fixed=0.0, seconds_per_sequence=1.0),
+        GenerationModel(lengths=lengths, max_running=max_running, seconds_fixed=1.0),
+        GenerationModel(
+            lengths=lengths, max_running=max_running, seconds_fixed=0.0, seconds_per_sequence=1.0
+        ),
     )
 
 

@@ -1,13 +1,13 @@
 """When sequences of different lengths leave an engine that batches continuously.
 
-An engine has a number of slots. In each decoding step every running sequence gets one token; a
-sequence that ends leaves its slot to the next one that waits. A step with ``r`` running sequences
-takes ``fixed + r · per_sequence`` seconds: reading the weights does not depend on the batch,
+An engine runs so many sequences at most. In each decoding step every running sequence gets one
+token; where one ends, the next that waits begins. A step with ``r`` running sequences takes
+``fixed + r · per_sequence`` seconds: reading the weights does not depend on the batch,
 reading the caches does.
 
 Counted in steps, the schedule does not depend on these times: a sequence ends as many steps after
 it was admitted as it has tokens. And between two ends the number of running sequences is constant:
-all slots while sequences wait, then what is left. One event per sequence is therefore enough, and
+the most while sequences wait, then what is left. One event per sequence is therefore enough, and
 exact; nothing is simulated token by token.
 """
 
@@ -30,7 +30,7 @@ class GenerationModel(StrictModel):
 
     lengths: LengthDistribution
     """Tokens of the responses."""
-    slots: int = Field(ge=1)
+    max_running: int = Field(ge=1)
     """Sequences that run in one engine at the same time."""
     seconds_fixed: float = Field(ge=0)
     """Time of a decoding step that does not depend on the batch [s]."""
@@ -48,13 +48,13 @@ class GenerationModel(StrictModel):
 
     def _serve(self, lengths: NDArray[np.int64]) -> Floats:
         """[E, N] the same for engines that have equally many sequences [s]."""
-        if lengths.shape[1] <= self.slots:
+        if lengths.shape[1] <= self.max_running:
             steps = lengths.astype(np.int64)
         else:
-            steps = np.stack([last_steps(each, self.slots) for each in lengths])
+            steps = np.stack([last_steps(each, self.max_running) for each in lengths])
         order = np.argsort(steps, axis=1, kind="stable")
         between = np.diff(np.take_along_axis(steps, order, axis=1), prepend=0)
-        running = np.minimum(self.slots, lengths.shape[1] - np.arange(lengths.shape[1]))
+        running = np.minimum(self.max_running, lengths.shape[1] - np.arange(lengths.shape[1]))
         step_seconds = self.seconds_fixed + self.seconds_per_sequence * running
         ends = np.empty(lengths.shape)
         np.put_along_axis(ends, order, np.cumsum(between * step_seconds, axis=1), axis=1)
@@ -84,14 +84,14 @@ class GenerationModel(StrictModel):
         return ready, done, int(lengths.sum())
 
 
-def last_steps(lengths: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
+def last_steps(lengths: NDArray[np.int64], max_running: int) -> NDArray[np.int64]:
     """[N] decoding step in which each sequence ends; admission is in order, at once."""
     steps = lengths.astype(np.int64).copy()
-    if len(lengths) <= slots:
+    if len(lengths) <= max_running:
         return steps
-    running = steps[:slots].tolist()
+    running = steps[:max_running].tolist()
     heapq.heapify(running)
-    for index in range(slots, len(lengths)):
+    for index in range(max_running, len(lengths)):
         steps[index] += running[0]
         heapq.heapreplace(running, int(steps[index]))
     return steps

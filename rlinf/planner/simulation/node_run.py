@@ -20,7 +20,7 @@ from rlinf.planner.simulation.stations import Floats, chunk_by_chunk, pass_throu
 
 
 @dataclass(frozen=True)
-class Outcome:
+class NodeOutcome:
     """What a node did with the units of a step; times from the start of the simulation [s].
 
     Args:
@@ -46,6 +46,7 @@ class NodeModel:
         plan: Where and in what pieces components run.
         node: The node.
         generation: Models of the components whose time depends on lengths.
+        hand_over: Items per hand-over; None: what the constraints say.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class NodeModel:
         plan: Plan,
         node: Node,
         generation: Mapping[str, GenerationModel],
+        hand_over: int | None = None,
     ) -> None:
         self._problem = problem
         self._plan = plan
@@ -61,8 +63,7 @@ class NodeModel:
         self._generation = generation
         constraints = problem.constraints
         self._units = constraints.items // constraints.group_size
-        granularity = plan.components[node.stages[0].component].granularity
-        self._granularity = granularity or constraints.handed_over
+        self._hand_over = hand_over or constraints.handed_over
         self._sampled = next((n for n in node.components if n in generation), None)
         self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
         self._homes = [plan.components[name].devices for name in node.components]
@@ -82,7 +83,7 @@ class NodeModel:
         plan, problem = self._plan.components[name], self._problem
         kind = problem.kind_of(plan.devices[0])
         size = np.array([len(plan.devices)])
-        items, stages = self._granularity, plan.pipeline_stages
+        items, stages = self._hand_over, plan.pipeline_stages
         found = component_seconds(problem, name, kind, size, items=items, stages=stages)
         if not np.isfinite(found[0]):
             # Says which sizes are legal.
@@ -93,13 +94,13 @@ class NodeModel:
     def _closing_share(self, name: str) -> float:
         plan, problem = self._plan.components[name], self._problem
         kind, size = problem.kind_of(plan.devices[0]), np.array([len(plan.devices)])
-        items, stages = self._granularity, plan.pipeline_stages
+        items, stages = self._hand_over, plan.pipeline_stages
         found = component_closing(problem, name, kind, size, items=items, stages=stages)
         return float(found[0])
 
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
-    ) -> Outcome:
+    ) -> NodeOutcome:
         """Process the units of a step.
 
         Args:
@@ -116,11 +117,11 @@ class NodeModel:
         }
         lead = factor * max(self._leads.values())
         ready = self._measured(arrivals + lead, begin + lead, factor)
-        return Outcome(ready, float(ready[-1]), busy, {})
+        return NodeOutcome(ready, float(ready[-1]), busy, {})
 
     @property
     def _chunks(self) -> int:
-        return self._problem.constraints.items // self._granularity
+        return self._problem.constraints.items // self._hand_over
 
     def _measured(self, arrivals: Floats, begin: float, factor: float) -> Floats:
         """When units leave a node whose times were measured."""
@@ -162,7 +163,7 @@ class NodeModel:
         arrivals: Floats,
         begin: float,
         factor: float,
-    ) -> Outcome:
+    ) -> NodeOutcome:
         """When units leave a node in which sequences are generated, then passed on in a loop."""
         model, size = self._generation[name], self._problem.constraints.group_size
         engines = self._plan.components[name].processes
@@ -174,7 +175,7 @@ class NodeModel:
         homes = [self._plan.components[n].devices for n in others]
         left = pass_through(ready, seconds, homes) if others else ready
         busy = {name: float(done.mean() - begin), **dict(zip(others, seconds, strict=True))}
-        return Outcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
+        return NodeOutcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
 
 
 def stage_of(node: Node, component: str) -> Stage:

@@ -16,7 +16,7 @@ class Origin(StrictModel):
     """Where some figures are from."""
 
     of: tuple[str, ...] = Field(min_length=1)
-    """Their keys; those of a section with dots, such as ``generation.slots``."""
+    """Their keys; those of a section with dots, such as ``generation.max_running``."""
     kind: Literal["published", "derived", "assumed"]
     """``published`` by others, ``derived`` from what they published, or ``assumed`` by us."""
     why: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf.flow.constraints import Constraints
 from rlinf.planner.cluster_shape import ClusterShape, parse_cluster_shape
@@ -17,7 +17,7 @@ CONSIDERED = 40
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioResult:
     """One placement of one scenario on one cluster; all figures are simulated.
 
     Args:
@@ -39,7 +39,7 @@ class Outcome:
 
 def run_scenario(
     name: str, *, clusters: tuple[str, ...] = (), steps: int = 10, staleness: int = 0, seed: int = 0
-) -> Iterator[Outcome]:
+) -> Iterator[ScenarioResult]:
     """Plan and simulate the best collocated, disaggregated and hybrid placement at every size.
 
     A mode that takes more than twice as long as taking turns is left out.
@@ -75,7 +75,7 @@ def _sizes(scenario: Scenario, clusters: tuple[str, ...]) -> list[tuple[str, int
 
 def _outcomes(
     scenario: Scenario, cluster: ClusterShape, constraints: Constraints, conditions: Conditions
-) -> Iterator[Outcome]:
+) -> Iterator[ScenarioResult]:
     flow, profile = scenario.graph(), scenario.profile()
     best = plan(flow, profile, cluster, constraints, alternatives=CONSIDERED)
     seen: set[str] = set()
@@ -85,9 +85,10 @@ def _outcomes(
             continue
         seen.add(mode)
         simulation = simulate(
-            flow, planned.plan, profile, cluster, constraints, conditions=conditions
-        )
-        yield Outcome(cluster, constraints.items, mode, planned, simulation, planned is best)
+            flow, planned.plan, profile, cluster, constraints,
+            conditions=replace(conditions, hand_overs=planned.hand_overs),
+        )  # fmt: skip
+        yield ScenarioResult(cluster, constraints.items, mode, planned, simulation, planned is best)
 
 
 HEADER = (
@@ -95,7 +96,7 @@ HEADER = (
 )  # fmt: skip
 
 
-def table(outcomes: Iterator[Outcome]) -> list[tuple[str, ...]]:
+def table(outcomes: Iterator[ScenarioResult]) -> list[tuple[str, ...]]:
     """Column names, then a row per placement; the planner's choice has a star."""
     rows: list[tuple[str, ...]] = [HEADER]
     for outcome in outcomes:

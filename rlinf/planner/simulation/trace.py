@@ -9,7 +9,7 @@ from typing import Any
 from rlinf.flow.graph import Node
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.monitor.timeline import Event, Timeline
-from rlinf.planner.simulation.node_run import Outcome, stage_of
+from rlinf.planner.simulation.node_run import NodeOutcome, stage_of
 from rlinf.planner.simulation.results import NodeStep
 
 NANOSECONDS = 1e9
@@ -47,7 +47,9 @@ class Trace:
             span = _Span("sync weights", begin, end, "sync", {"step": step})
             self._record("driver", "steps", span)
 
-    def node(self, node: Node, step: int, reserved: float, run: NodeStep, outcome: Outcome) -> None:
+    def node(
+        self, node: Node, step: int, reserved: float, run: NodeStep, outcome: NodeOutcome
+    ) -> None:
         """Record what a node did in a step."""
         if not self._enabled:
             return
@@ -56,7 +58,9 @@ class Trace:
         for name in node.components:
             self._component(node, name, step, run, outcome)
 
-    def _component(self, node: Node, name: str, step: int, run: NodeStep, outcome: Outcome) -> None:
+    def _component(
+        self, node: Node, name: str, step: int, run: NodeStep, outcome: NodeOutcome
+    ) -> None:
         plan = self._plan.components[name]
         devices = plan.devices
         track = f"devices {devices[0]}-{devices[-1]}"

@@ -22,7 +22,7 @@ from rlinf.scheduler.rendezvous import listen_at
 from rlinf.scheduler.tracer import Tracer
 from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool
 from rlinf.scheduler.transport.payload import Codec
-from rlinf.scheduler.transport.session import Session
+from rlinf.scheduler.transport.session import Session, hold_session
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 from rlinf.scheduler.worker.launch import Launch
 
@@ -34,6 +34,8 @@ def enter_cluster(
 ) -> Process:
     """Give this process an endpoint and make the cluster its own."""
     session = Session(token)
+    if driver and driver.partition("|")[0] != str(node_rank):
+        hold_session(session)
     pool = BlockPool(session)
     codec = Codec(pool, AttachedBlocks())
     process = Process(
@@ -44,6 +46,7 @@ def enter_cluster(
         node_rank=node_rank,
         deadline_seconds=deadline_seconds,
     )
+    process.endpoint.register("session.end", session.remove_files)
     set_process(process)
     listen_at(network_ip)
     # What a child process needs, should this one start children that become workers.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray._private import ray_constants
 from ray.experimental import internal_kv
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,7 +31,7 @@ from rlinf.scheduler.runtime.attach import ATTACH_VARIABLE, enter_cluster, enter
 from rlinf.scheduler.runtime.deaths import DeathWatch
 from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
 from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
-from rlinf.scheduler.transport.session import OwnedSession
+from rlinf.scheduler.transport.session import OwnedSession, socket_root
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 _NAMESPACE = "RLinf"
 _KV_SPACE = b"RLinf"
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
-_FLUSH_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 _MOST_NAMESPACES = 1000
 
 
@@ -62,6 +65,7 @@ class RayRuntime(RayRuntimeBase):
         self._owns_ray = _connect(config)
         self._owned: OwnedSession | None = None
         self._watch: DeathWatch | None = None
+        self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         try:
             nodes = _find_nodes(config, deadline_seconds, all_nodes)
@@ -101,6 +105,7 @@ class RayRuntime(RayRuntimeBase):
 
     def watch_deaths(self, registry: RegistryService) -> None:
         """Tell the registry when a worker's process ends."""
+        self._registry = registry
         owned = self._owned
         if owned is not None:
             self._watch = DeathWatch(self.process, owned.session, registry, self.find)
@@ -141,12 +146,20 @@ class RayRuntime(RayRuntimeBase):
 
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""
-        endpoint = self.process.endpoint
+        self._ask_all(registry.endpoints(), "trace.flush")
+
+    def _leave_other_nodes(self, registry: RegistryService) -> None:
+        """Let one worker of each other node remove the cluster's files there."""
+        by_node = {address.partition("|")[0]: address for address in registry.endpoints()}
+        by_node.pop(str(self.process.node_rank), None)
+        self._ask_all(by_node.values(), "session.end")
+
+    def _ask_all(self, addresses: Iterable[str], kind: str) -> None:
         answers = []
-        for address in registry.endpoints():
+        for address in addresses:
             with suppress(WorkerDiedError):
-                answers.append(endpoint.request(address, "trace.flush"))
-        limit = time.monotonic() + _FLUSH_SECONDS
+                answers.append(self.process.endpoint.request(address, kind))
+        limit = time.monotonic() + _ANSWER_SECONDS
         while any(not answer.done() for answer in answers) and time.monotonic() < limit:
             time.sleep(0.01)
 
@@ -155,6 +168,8 @@ class RayRuntime(RayRuntimeBase):
         if self._watch is not None:
             self._watch.close()
         if ray.is_initialized():
+            if self._registry is not None:
+                self._leave_other_nodes(self._registry)
             for worker in self._started.values():
                 worker.kill()
             if hasattr(self, "namespace"):
@@ -232,14 +247,46 @@ def _connect(config: ClusterConfig) -> bool:
         )
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        **common,
-    )
+    with _on_loopback():
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(_private_directory() / "ray"),
+            **common,
+        )
     _end_idle_services()
     return True
+
+
+def _private_directory() -> Path:
+    """For Ray's logs and sockets: it lets every user of the machine into its own directory."""
+    place = socket_root() / f"rlinf-{os.getuid()}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return place
+    return Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that starts now, and is of this machine alone, listen on loopback.
+
+    Its switch for that is named after the systems where it is the default. Ray reads the variable
+    when it is imported, so this process, which may have, is told as well.
+    """
+    switch = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(switch), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[switch], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        os.environ.pop(switch)
+        if before[0] is not None:
+            os.environ[switch] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
 def _end_idle_services() -> None:

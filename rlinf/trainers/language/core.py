@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import ceil, isfinite
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.algorithms.batch import Batch
 from rlinf.trainers.language.batching import MicroBatchRule, plan_micro_batches
 from rlinf.trainers.language.config import ComputeConfig, PhaseConfig
-from rlinf.trainers.language.layout import Layout, Sequences, layout_of, lengths_of, prompts_of
+from rlinf.trainers.language.layout import Layout, layout_of, lengths_of, prompts_of
 from rlinf.trainers.language.parallel import Grid, Ranks
 from rlinf.trainers.language.trained import PlainModule, TrainedModule
 from rlinf.trainers.skipped import Update
 
-BatchT = TypeVar("BatchT", bound=Sequences)
 LossOf = Callable[[Any, Layout], tuple[Tensor, dict[str, Tensor]]]
 """From a micro batch and its layout to its share of the loss and of the metrics."""
 
@@ -57,9 +57,7 @@ class SequenceCore:
         return self.trained.module(layout, **options)
 
     @torch.no_grad()
-    def evaluate(
-        self, batch: Sequences, score: Callable[[Layout], Sequence[Tensor]]
-    ) -> list[Tensor]:
+    def evaluate(self, batch: Batch, score: Callable[[Layout], Sequence[Tensor]]) -> list[Tensor]:
         """Numbers of scored tokens for a whole batch.
 
         Args:
@@ -83,7 +81,7 @@ class SequenceCore:
 
     def update(
         self,
-        batch: BatchT,
+        batch: Batch,
         loss_of: LossOf,
         *,
         factor: float,
@@ -119,14 +117,14 @@ class SequenceCore:
         self.trained.apply_step(norm=norm, factor=factor)
         return Update("applied", metrics)
 
-    def _gradients(self, batch: Sequences, loss_of: LossOf) -> dict[str, float]:
+    def _gradients(self, batch: Batch, loss_of: LossOf) -> dict[str, float]:
         """Add up the gradients of a global batch; its metrics."""
         totals: Tensor | None = None
         names: list[str] = []
         micro_batches = self._micro_batches(batch)
         for number, (_, part) in enumerate(micro_batches, start=1):
             layout = self._layout(part)
-            loss, shares = loss_of(on_device(part, self.ranks.device), layout)
+            loss, shares = loss_of(part.to(self.ranks.device), layout)
             self.trained.backward(loss, last=number == len(micro_batches))
             shares = {f"{self.prefix}/loss": loss.detach()} | shares
             names = list(shares)
@@ -139,10 +137,10 @@ class SequenceCore:
         metrics[f"{self.prefix}/tokens"] = tokens
         return metrics
 
-    def _layout(self, batch: Sequences) -> Layout:
+    def _layout(self, batch: Batch) -> Layout:
         return layout_of(batch, packing=self.config.packing, device=self.ranks.device)
 
-    def _micro_batches(self, batch: BatchT) -> list[tuple[list[int], BatchT]]:
+    def _micro_batches(self, batch: Batch) -> list[tuple[list[int], Batch]]:
         """This rank's micro batches; an empty one holds a sequence of which nothing counts."""
         config = self.config
         rule = MicroBatchRule(
@@ -182,22 +180,12 @@ class SequenceCore:
             raise RuntimeError("weights, gradients or optimizer are offloaded; call onload first")
 
 
-def _select(batch: BatchT, indices: list[int]) -> BatchT:
+def _select(batch: Batch, indices: list[int]) -> Batch:
     if indices:
         whole = indices == list(range(len(batch)))
         return batch if whole else batch.select(torch.tensor(indices))
     filler = batch.select(torch.tensor([0]))
-    emptied: BatchT = replace(cast(Any, filler), mask=torch.zeros_like(filler.mask))
-    return emptied
-
-
-def on_device(batch: Any, device: torch.device) -> Any:
-    """A batch, which is a dataclass of tensors, on a device."""
-    if device.type == "cpu":
-        return batch
-    columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    moved = {name: c.to(device) for name, c in columns.items() if isinstance(c, Tensor)}
-    return replace(batch, **moved)
+    return replace(filler, mask=torch.zeros_like(filler.mask))
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
@@ -206,7 +194,7 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=len, default=[])
 
 
-def global_batches(batch: BatchT, config: PhaseConfig, *, seed: int, step: int) -> Iterator[BatchT]:
+def global_batches(batch: Batch, config: PhaseConfig, *, seed: int, step: int) -> Iterator[Batch]:
     """The global batches of a phase: passes over the sequences, each in its own order."""
     size = ceil(len(batch) / config.n_minibatches)
     for epoch in range(config.update_epoch):

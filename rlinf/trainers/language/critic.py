@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.core import SequenceCore, global_batches, phase_metrics
@@ -54,11 +55,11 @@ class FSDPCritic:
         )
         self._ranks = self._core.ranks
 
-    def values(self, batch: TokenBatch) -> Tensor:
+    def values(self, batch: Batch) -> Tensor:
         """[N, L] float32, the value before each token that counts; 0 where ``mask`` is 0."""
         return self._core.evaluate(batch, lambda layout: [self._core(layout)])[0]
 
-    def train(self, batch: TokenBatch, step: int) -> dict[str, float]:
+    def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Run one training phase on a prepared rollout.
 
         Args:
@@ -74,7 +75,7 @@ class FSDPCritic:
         pieces = global_batches(batch, self._config, seed=self._seed, step=step)
         return self.train_stream(pieces, step)
 
-    def train_stream(self, batches: Iterable[TokenBatch], step: int) -> dict[str, float]:
+    def train_stream(self, batches: Iterable[Batch], step: int) -> dict[str, float]:
         """Like :meth:`train`, with one optimizer step per prepared batch, as they arrive."""
         factor = self._config.lr_sched.factor(step, self._total_steps)
         updates: list[Update] = []
@@ -85,10 +86,10 @@ class FSDPCritic:
         metrics["critic/lr"] = self._config.optim.lr * factor
         return metrics
 
-    def _update(self, batch: TokenBatch, factor: float) -> Update:
+    def _update(self, batch: Batch, factor: float) -> Update:
         normalizer = self._algorithm.normalizer(batch)
 
-        def loss_of(part: TokenBatch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss_of(part: Batch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
             values = layout.scatter(self._core(layout))
             return self._algorithm.value_loss(values, part, normalizer=normalizer)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.trainers.skipped import Keep
 
 
@@ -24,7 +22,7 @@ def batch_keeper(directory: Path | None, section: str) -> Keep | None:
     if directory is None:
         return None
 
-    def keep(batch: Any, step: int, metrics: Mapping[str, float]) -> Path:
+    def keep(batch: Batch, step: int, metrics: Mapping[str, float]) -> Path:
         path = directory / f"{section}_batch_of_step_{step}"
         save_batch(path, batch, step=step, metrics=metrics)
         return path.with_name(path.name + ".safetensors")
@@ -32,16 +30,15 @@ def batch_keeper(directory: Path | None, section: str) -> Keep | None:
     return keep
 
 
-def save_batch(path: Path, batch: Any, *, step: int, metrics: Mapping[str, float]) -> None:
+def save_batch(path: Path, batch: Batch, *, step: int, metrics: Mapping[str, float]) -> None:
     """Write the tensors of a batch as ``path``.safetensors, the rest as ``path``.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    tensors = {name: c.contiguous() for name, c in columns.items() if isinstance(c, Tensor)}
+    tensors = {name: column.contiguous() for name, column in batch.tensors().items()}
     save_file(tensors, path.with_name(path.name + ".safetensors"))
     about = {
         "step": step,
         "metrics": {name: repr(value) for name, value in metrics.items()},
         "sequences": len(batch),
-        "other": {name: c for name, c in columns.items() if isinstance(c, int | str)},
+        "version": batch.version,
     }
     path.with_name(path.name + ".json").write_text(json.dumps(about, indent=2) + "\n")

@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from rlinf.errors import RunFailure
 from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
 from rlinf.models.buffers import saved_buffers
@@ -25,7 +26,7 @@ from rlinf.trainers.language.layout import Layout
 from rlinf.trainers.language.parallel import Grid, Ranks
 from rlinf.trainers.language.protocol import Content, LanguageTrainer
 from rlinf.trainers.language.scoring import TokenScorer
-from rlinf.trainers.language.supervised import Example, SupervisedTrainer, TargetBatch
+from rlinf.trainers.language.supervised import Example, SupervisedTrainer, target_batch
 from rlinf.trainers.language.trained import Source, TrainedModule
 from rlinf.trainers.skipped import SkippedUpdates, Update
 
@@ -73,20 +74,18 @@ class FSDPTrainer(LanguageTrainer):
             return []
         return [tensor.to("cpu", copy=True) for tensor in self._core.trained.used()]
 
-    def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
+    def log_probs(self, batch: Batch, *, temperature: float | None = None) -> Tensor:
         """See :meth:`LanguageTrainer.log_probs`."""
         return self._score(batch, temperature, entropy=False)[0]
 
     def log_probs_and_entropy(
-        self, batch: TokenBatch, *, temperature: float | None = None
+        self, batch: Batch, *, temperature: float | None = None
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`LanguageTrainer.log_probs_and_entropy`."""
         log_probs, entropy = self._score(batch, temperature, entropy=True)
         return log_probs, entropy
 
-    def _score(
-        self, batch: TokenBatch, temperature: float | None, *, entropy: bool
-    ) -> list[Tensor]:
+    def _score(self, batch: Batch, temperature: float | None, *, entropy: bool) -> list[Tensor]:
         divisor = self._temperature if temperature is None else temperature
 
         def score(layout: Layout) -> list[Tensor]:
@@ -95,7 +94,7 @@ class FSDPTrainer(LanguageTrainer):
 
         return self._core.evaluate(batch, score)
 
-    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+    def reference_log_probs(self, batch: Batch) -> Tensor:
         """See :meth:`LanguageTrainer.reference_log_probs`."""
         with self._reference_weights():
             return self.log_probs(batch)
@@ -122,12 +121,12 @@ class FSDPTrainer(LanguageTrainer):
                 _copy(used, present)
                 trained.forget_gathered()
 
-    def train(self, batch: TokenBatch, step: int) -> dict[str, float]:
+    def train(self, batch: Batch, step: int) -> dict[str, float]:
         """See :meth:`LanguageTrainer.train`."""
         pieces = global_batches(batch, self._config, seed=self._seed, step=step)
         return self.train_stream(pieces, step)
 
-    def train_stream(self, batches: Iterable[TokenBatch], step: int) -> dict[str, float]:
+    def train_stream(self, batches: Iterable[Batch], step: int) -> dict[str, float]:
         """See :meth:`LanguageTrainer.train_stream`."""
         factor = self._config.lr_sched.factor(step, self._total_steps)
         updates: list[Update] = []
@@ -144,12 +143,12 @@ class FSDPTrainer(LanguageTrainer):
         metrics["actor/lr"] = self._config.optim.lr * factor
         return metrics
 
-    def _update(self, batch: TokenBatch, *, factor: float, fresh: bool) -> Update:
+    def _update(self, batch: Batch, *, factor: float, fresh: bool) -> Update:
         """One optimizer step; ``fresh``: the weights are still those of the engine."""
         normalizer = self._algorithm.normalizer(batch)
         compared = fresh and batch.version == self.version
 
-        def loss_of(part: TokenBatch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss_of(part: Batch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
             scored, entropies = self._core(
                 layout, temperature=self._temperature, entropy=self._algorithm.needs_entropy
             )
@@ -195,7 +194,7 @@ class FSDPTrainer(LanguageTrainer):
     ) -> dict[str, float]:
         """See :meth:`LanguageTrainer.fine_tune`."""
         trainer = SupervisedTrainer(self._core, config, seed=seed)
-        losses = [metrics["supervised/loss"] for metrics in trainer.fit(TargetBatch.of(examples))]
+        losses = [metrics["supervised/loss"] for metrics in trainer.fit(target_batch(examples))]
         self._core.trained.restart_optimizer(self._config.optim)
         if self._reference is not None:
             self._reference = self._keep_reference()
@@ -372,10 +371,10 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 @torch.no_grad()
-def _disagreement(log_probs: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+def _disagreement(log_probs: Tensor, batch: Batch) -> dict[str, Tensor]:
     """Sums over the tokens that the present weights sampled; KL by Schulman's k3."""
     fresh = (batch.mask > 0) & (batch.versions == batch.version)
-    log_ratio = torch.where(fresh, log_probs - batch.rollout_log_probs, 0.0)
+    log_ratio = torch.where(fresh, log_probs - batch.log_probs, 0.0)
     ratio = log_ratio.exp()
     return {
         _KL: (ratio - 1 - log_ratio).sum(),

@@ -9,39 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlinf.algorithms.batch import Batch
 
 _BLOCK_RATIO = 2
 """Sequences whose lengths differ by more than this factor are not attended together."""
 _SHORT = 128
 """Length below which that does not matter."""
-
-
-class Sequences(Protocol):
-    """What a batch must have: see :class:`~rlinf.algorithms.tokens.protocol.TokenBatch`."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """[N, S] int64."""
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """[N, S] bool."""
-
-    @property
-    def mask(self) -> Tensor:
-        """[N, L], of the last L columns."""
-
-    def __len__(self) -> int: ...
-
-    def select(self, indices: Tensor | slice) -> Self:
-        """The sequences at ``indices``."""
-
-
-Batch = TypeVar("Batch", bound=Sequences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +82,20 @@ class Layout:
         return whole.index_copy(0, self.places, values).view(self.shape)
 
 
-def lengths_of(batch: Sequences) -> list[int]:
+def lengths_of(batch: Batch) -> list[int]:
     """[N] tokens that a forward pass must read of each sequence."""
     lengths: list[int] = _needed(batch)[0].sum(dim=1).tolist()
     return lengths
 
 
-def prompts_of(batch: Sequences) -> list[int]:
+def prompts_of(batch: Batch) -> list[int]:
     """[N] for each sequence the first one that has its prompt."""
-    width = batch.input_ids.shape[1] - batch.mask.shape[1]
-    attended = batch.attention_mask[:, :width].bool()
-    return _first_with_prompt(batch.input_ids[:, :width], attended)
+    width = batch.inputs["input_ids"].shape[1] - batch.mask.shape[1]
+    attended = batch.inputs["attention_mask"][:, :width].bool()
+    return _first_with_prompt(batch.inputs["input_ids"][:, :width], attended)
 
 
-def layout_of(batch: Sequences, *, packing: bool, device: torch.device) -> Layout:
+def layout_of(batch: Batch, *, packing: bool, device: torch.device) -> Layout:
     """The forward pass that scores every token where ``mask`` is not 0.
 
     Tokens after the last one that is looked at are left out.
@@ -145,9 +123,9 @@ def on_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _needed(batch: Sequences) -> tuple[Tensor, Tensor]:
+def _needed(batch: Batch) -> tuple[Tensor, Tensor]:
     """[n, S] bool, tokens that a forward pass reads, and [n, S] bool, tokens to be scored."""
-    attended = batch.attention_mask.bool()
+    attended = batch.inputs["attention_mask"].bool()
     counted = torch.zeros_like(attended)
     counted[:, attended.shape[1] - batch.mask.shape[1] :] = batch.mask > 0
     columns = torch.arange(attended.shape[1], device=attended.device)
@@ -158,10 +136,10 @@ def _needed(batch: Sequences) -> tuple[Tensor, Tensor]:
     return attended & (columns <= torch.maximum(last, first)), counted
 
 
-def _packed(batch: Sequences, needed: Tensor, counted: Tensor, order: Tensor) -> Layout:
+def _packed(batch: Batch, needed: Tensor, counted: Tensor, order: Tensor) -> Layout:
     """Shortest sequence first, so that those of similar length are attended together."""
     needed, counted = needed[order], counted[order]
-    input_ids = batch.input_ids[order]
+    input_ids = batch.inputs["input_ids"][order]
     n, length = batch.mask.shape
     offset = input_ids.shape[1] - length
     owner = torch.tensor(_first_with_prompt(input_ids[:, :offset], needed[:, :offset]))
@@ -192,20 +170,20 @@ def _first_with_prompt(input_ids: Tensor, read: Tensor) -> list[int]:
     return [first.setdefault(prompt.tobytes(), number) for number, prompt in enumerate(prompts)]
 
 
-def _padded(batch: Sequences, needed: Tensor, counted: Tensor) -> Layout:
+def _padded(batch: Batch, needed: Tensor, counted: Tensor) -> Layout:
     used = needed.any(dim=0).nonzero().flatten()
     first, last = int(used[0]), int(used[-1]) + 1
     rows, columns = counted.nonzero(as_tuple=True)
     n, length = batch.mask.shape
-    offset = batch.input_ids.shape[1] - length
+    offset = batch.inputs["input_ids"].shape[1] - length
     kept = needed[:, first:last]
     return Layout(
-        input_ids=batch.input_ids[:, first:last],
+        input_ids=batch.inputs["input_ids"][:, first:last],
         position_ids=(kept.cumsum(1) - 1).clamp(min=0),
         attention_mask=kept,
         arrangement=None,
         scored=rows * (last - first) + (columns - 1 - first),
-        targets=batch.input_ids[rows, columns],
+        targets=batch.inputs["input_ids"][rows, columns],
         places=rows * length + (columns - offset),
         shape=(n, length),
         tokens=kept.numel(),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.algorithms.batch import Batch
 from rlinf.trainers.language.config import SupervisedConfig
 from rlinf.trainers.language.supervised import Example
 
@@ -29,7 +29,7 @@ class LanguageTrainer(ABC):
     """Training phases that were run; number of the present weights."""
 
     @abstractmethod
-    def log_probs(self, batch: TokenBatch, *, temperature: float | None = None) -> Tensor:
+    def log_probs(self, batch: Batch, *, temperature: float | None = None) -> Tensor:
         """Log-probs of the tokens that count, under the present weights.
 
         Args:
@@ -42,12 +42,12 @@ class LanguageTrainer(ABC):
 
     @abstractmethod
     def log_probs_and_entropy(
-        self, batch: TokenBatch, *, temperature: float | None = None
+        self, batch: Batch, *, temperature: float | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probs as above, and the entropy of each distribution in nats, each [N, L]."""
 
     @abstractmethod
-    def reference_log_probs(self, batch: TokenBatch) -> Tensor:
+    def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs [N, L] under the weights that the run began with.
 
         Raises:
@@ -55,7 +55,7 @@ class LanguageTrainer(ABC):
         """
 
     @abstractmethod
-    def train(self, batch: TokenBatch, step: int) -> dict[str, float]:
+    def train(self, batch: Batch, step: int) -> dict[str, float]:
         """Run one training phase on a prepared rollout; the version rises by 1.
 
         Args:
@@ -71,7 +71,7 @@ class LanguageTrainer(ABC):
         """
 
     @abstractmethod
-    def train_stream(self, batches: Iterable[TokenBatch], step: int) -> dict[str, float]:
+    def train_stream(self, batches: Iterable[Batch], step: int) -> dict[str, float]:
         """Like :meth:`train`, with one optimizer step per prepared batch, as they arrive."""
 
     @abstractmethod

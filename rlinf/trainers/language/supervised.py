@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.errors import RunFailure
 from rlinf.trainers.language.config import ComputeConfig, SupervisedConfig
 from rlinf.trainers.language.core import SequenceCore
@@ -23,55 +23,30 @@ Example = tuple[Sequence[int], Sequence[int]]
 """Tokens of a prompt and of its target."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetBatch:
-    """N texts with the tokens that are to be learnt.
+def target_batch(
+    examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
+) -> Batch:
+    """Texts of which the targets are to be learnt: terms are their tokens.
+
+    Prompts (at least one token each) are padded on the left and targets on the right, by 0.
 
     Args:
-        input_ids: [N, S] int64, left-padded prompt | right-padded target.
-        attention_mask: [N, S] bool.
-        mask: [N, L], 1 for target tokens to be learnt, the last L columns.
+        examples: The texts.
+        learnt: Which tokens of each target are to be learnt; None: all.
     """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    mask: Tensor
-
-    def __len__(self) -> int:
-        return len(self.mask)
-
-    def select(self, indices: Tensor | slice) -> TargetBatch:
-        """The texts at ``indices``."""
-        return TargetBatch(
-            input_ids=self.input_ids[indices],
-            attention_mask=self.attention_mask[indices],
-            mask=self.mask[indices],
-        )
-
-    @staticmethod
-    def of(
-        examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
-    ) -> TargetBatch:
-        """Pad prompts (at least one token each) on the left and targets on the right, by 0.
-
-        Args:
-            examples: The texts.
-            learnt: Which tokens of each target are to be learnt; None: all.
-        """
-        prompts, targets = zip(*examples, strict=True)
-        window, length = max(map(len, prompts)), max(map(len, targets))
-        ids = np.zeros((len(prompts), window + length), np.int64)
-        attended = np.zeros(ids.shape, np.bool_)
-        for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
-            columns = slice(window - len(prompt), window + len(target))
-            ids[row, columns] = np.concatenate([np.asarray(prompt), np.asarray(target)])
-            attended[row, columns] = True
-        mask = torch.from_numpy(attended[:, window:].astype(np.float32))
-        for row, wanted in enumerate(learnt or ()):
-            mask[row, : len(wanted)] *= torch.tensor(wanted)
-        return TargetBatch(
-            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(attended), mask=mask
-        )
+    prompts, targets = zip(*examples, strict=True)
+    window, length = max(map(len, prompts)), max(map(len, targets))
+    ids = np.zeros((len(prompts), window + length), np.int64)
+    attended = np.zeros(ids.shape, np.bool_)
+    for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+        columns = slice(window - len(prompt), window + len(target))
+        ids[row, columns] = np.concatenate([np.asarray(prompt), np.asarray(target)])
+        attended[row, columns] = True
+    mask = torch.from_numpy(attended[:, window:].astype(np.float32))
+    for row, wanted in enumerate(learnt or ()):
+        mask[row, : len(wanted)] *= torch.tensor(wanted)
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(attended)}
+    return Batch.of(inputs=inputs, mask=mask)
 
 
 class SupervisedTrainer:
@@ -114,7 +89,7 @@ class SupervisedTrainer:
         core = SequenceCore(scorer, compute, ranks or Ranks(), prefix="supervised")
         return cls(core, config, seed=seed)
 
-    def fit(self, texts: TargetBatch) -> Iterator[dict[str, float]]:
+    def fit(self, texts: Batch) -> Iterator[dict[str, float]]:
         """Train for the configured steps, and give the metrics of each.
 
         The texts are passed over again and again, each time in another order; a remainder smaller
@@ -128,7 +103,7 @@ class SupervisedTrainer:
             order = torch.randperm(len(texts), generator=generator)
             yield self.step(texts.select(order[number * size : (number + 1) * size]), step)
 
-    def step(self, batch: TargetBatch, step: int) -> dict[str, float]:
+    def step(self, batch: Batch, step: int) -> dict[str, float]:
         """One optimizer step on the mean cross entropy of the target tokens.
 
         Args:
@@ -141,7 +116,7 @@ class SupervisedTrainer:
         factor = self._config.lr_sched.factor(step, self._config.steps)
         tokens = float((batch.mask > 0).sum())
 
-        def loss_of(part: TargetBatch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss_of(part: Batch, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
             del part
             return -self._core(layout)[0].sum() / tokens, {}
 

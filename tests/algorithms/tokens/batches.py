@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from rlinf.algorithms.tokens.registry import REGISTRY
 
 VOCABULARY = 7
@@ -23,7 +24,7 @@ def random_batch(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     **replaced: Any,
-) -> TokenBatch:
+) -> Batch:
     """Responses of different lengths, all log-probs and values given, unless replaced."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -35,13 +36,15 @@ def random_batch(
     mask = (torch.arange(length) < lengths.unsqueeze(1)).to(dtype)
     log_probs = -normal(*shape).abs() - 0.05
     tensors: dict[str, Any] = {
-        "input_ids": torch.randint(
-            0, VOCABULARY, (sequences, PROMPT + length), generator=generator
-        ),
-        "attention_mask": torch.cat([torch.ones(sequences, PROMPT), mask], dim=1).bool(),
+        "inputs": {
+            "input_ids": torch.randint(
+                0, VOCABULARY, (sequences, PROMPT + length), generator=generator
+            ),
+            "attention_mask": torch.cat([torch.ones(sequences, PROMPT), mask], dim=1).bool(),
+        },
         "mask": mask,
-        "rollout_log_probs": log_probs,
-        "old_log_probs": log_probs + 0.3 * normal(*shape),
+        "log_probs": log_probs,
+        "proximal_log_probs": log_probs + 0.3 * normal(*shape),
         "reference_log_probs": log_probs + 0.5 * normal(*shape),
         "values": normal(*shape),
         "rewards": normal(sequences),
@@ -51,7 +54,7 @@ def random_batch(
         "truncated": torch.zeros(sequences, dtype=torch.bool),
         "valid": torch.ones(sequences, dtype=torch.bool),
     }
-    return TokenBatch(**(tensors | replaced))
+    return Batch(**(tensors | replaced))
 
 
 def build(name: str, **keys: Any) -> TokenAlgorithm:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.algorithms.tokens.protocol import TokenBatch
+from rlinf.algorithms.batch import Batch
 from tests.algorithms.tokens.batches import EVERY_ALGORITHM, build, random_batch
 
 COMPARING = ("grpo", "dapo", "dr_grpo", "rloo", "gspo", "cispo", "decoupled_ppo")
@@ -20,7 +20,7 @@ def keys_of(name: str) -> dict[str, Any]:
     return {"loss_agg_length": 10} if name == "dr_grpo" else {}
 
 
-def of_sequences(batch: TokenBatch) -> list[float]:
+def of_sequences(batch: Batch) -> list[float]:
     """Advantage of the first token of each sequence."""
     assert batch.advantages is not None
     return batch.advantages[:, 0].tolist()
@@ -141,7 +141,7 @@ def test_returns_of_reinforce_pp_with_kl_and_baseline() -> None:
         gamma=0.9,
         normalize_advantages=False,
     )
-    prepared, _ = algorithm.prepare(replace(batch, old_log_probs=None))
+    prepared, _ = algorithm.prepare(replace(batch, proximal_log_probs=None))
     assert prepared.advantages is not None
     assert batch.reference_log_probs is not None
     baselines = [0.0, 0.0, 1.25, 1.25]
@@ -150,7 +150,7 @@ def test_returns_of_reinforce_pp_with_kl_and_baseline() -> None:
         for t in range(4):
             wanted = 0.0
             for k in range(t, last + 1):
-                kl = float(batch.rollout_log_probs[i, k] - batch.reference_log_probs[i, k])
+                kl = float(batch.log_probs[i, k] - batch.reference_log_probs[i, k])
                 reward = float(rewards[i]) - baselines[i] if k == last else 0.0
                 wanted += 0.9 ** (k - t) * (reward - 0.3 * kl)
             assert prepared.advantages[i, t].item() == pytest.approx(wanted, abs=1e-6)
@@ -159,12 +159,12 @@ def test_returns_of_reinforce_pp_with_kl_and_baseline() -> None:
 def test_the_reward_kl_of_a_group_is_summed_over_each_answer() -> None:
     batch = random_batch(seed=11)
     prepared, _ = build("rloo", kl_reward_beta=0.2).prepare(batch)
-    assert batch.old_log_probs is not None
+    assert batch.proximal_log_probs is not None
     assert batch.reference_log_probs is not None
     scores = []
     for i in range(8):
         tokens = int(batch.mask[i].sum())
-        kl = (batch.old_log_probs - batch.reference_log_probs)[i, :tokens].sum()
+        kl = (batch.proximal_log_probs - batch.reference_log_probs)[i, :tokens].sum()
         scores.append(float(batch.rewards[i] - 0.2 * kl))
     wanted = []
     for i in range(8):
@@ -218,7 +218,7 @@ def test_the_critic_warms_up_before_the_policy_is_trained() -> None:
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     batch = random_batch(sequences=2, length=1, mask=torch.ones(2, 1))
     batch = replace(batch, advantages=torch.tensor([[2.0], [2.0]]))
-    log_probs = (batch.rollout_log_probs + torch.tensor([[1.0], [0.0]])).requires_grad_()
+    log_probs = (batch.log_probs + torch.tensor([[1.0], [0.0]])).requires_grad_()
     grpo, cispo = build("grpo"), build("cispo", clip_ratio_high=0.5)
     for algorithm, wanted in ((grpo, [0.0, -1.0]), (cispo, [-1.5, -1.0])):
         loss, _ = algorithm.loss(log_probs, None, batch, normalizer=2.0)
@@ -231,7 +231,7 @@ def test_gspo_clips_whole_sequences() -> None:
     batch = random_batch(sequences=2, length=2, mask=torch.ones(2, 2))
     batch = replace(batch, advantages=torch.ones(2, 2))
     shift = torch.tensor([[0.5, -0.5], [0.5, 0.1]])
-    log_probs = (batch.rollout_log_probs + shift).requires_grad_()
+    log_probs = (batch.log_probs + shift).requires_grad_()
     gspo = build("gspo", clip_ratio_low=0.1, clip_ratio_high=0.1)
     loss, metrics = gspo.loss(log_probs, None, batch, normalizer=2.0)
     (gradient,) = torch.autograd.grad(loss, log_probs)
@@ -246,8 +246,8 @@ def test_the_decoupled_objective_term_by_term() -> None:
     batch = random_batch(seed=13, sequences=4)
     batch = replace(batch, advantages=torch.randn(4, 6))
     noise = torch.randn(4, 6, generator=torch.Generator().manual_seed(4))
-    log_probs = batch.rollout_log_probs + 0.6 * noise
-    assert batch.old_log_probs is not None
+    log_probs = batch.log_probs + 0.6 * noise
+    assert batch.proximal_log_probs is not None
     assert batch.advantages is not None
     assert batch.version is not None
     for proximal in ("recomputed", "interpolated"):
@@ -255,9 +255,9 @@ def test_the_decoupled_objective_term_by_term() -> None:
         loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
         terms = []
         for i, t in batch.mask.nonzero().tolist():
-            behaviour, present = float(batch.rollout_log_probs[i, t]), float(log_probs[i, t])
+            behaviour, present = float(batch.log_probs[i, t]), float(log_probs[i, t])
             stale = batch.version - int(batch.versions[i, t])
-            prox = float(batch.old_log_probs[i, t])
+            prox = float(batch.proximal_log_probs[i, t])
             if proximal == "interpolated":
                 prox = (behaviour + stale * present) / (stale + 1)
             ratio, a = math.exp(present - prox), float(batch.advantages[i, t])
@@ -271,7 +271,7 @@ def test_fresh_tokens_have_weight_1_and_their_own_ratio_when_interpolated() -> N
     algorithm = build("decoupled_ppo", proximal="interpolated")
     batch, metrics = algorithm.prepare(batch)
     assert metrics["rollout/staleness"] == 0
-    log_probs = batch.rollout_log_probs + 0.3
+    log_probs = batch.log_probs + 0.3
     _, metrics = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
     assert metrics["actor/importance_weight"].item() == pytest.approx(1.0)
     assert metrics["actor/ratio"].item() == pytest.approx(math.exp(0.3), rel=1e-5)
@@ -280,7 +280,7 @@ def test_fresh_tokens_have_weight_1_and_their_own_ratio_when_interpolated() -> N
 def test_kl_and_entropy_terms() -> None:
     batch = random_batch(seed=15)
     batch = replace(batch, advantages=torch.zeros(8, 6))
-    log_probs = batch.rollout_log_probs.clone()
+    log_probs = batch.log_probs.clone()
     entropy = torch.rand(8, 6, generator=torch.Generator().manual_seed(5))
     algorithm = build("grpo", kl_beta=0.4, kl_penalty_type="k2", entropy_bonus=0.2)
     normalizer = algorithm.normalizer(batch)
@@ -306,7 +306,7 @@ def test_an_update_with_a_large_mean_ratio_is_refused() -> None:
 def test_log_ratios_are_bounded() -> None:
     batch = replace(random_batch(), advantages=-torch.ones(8, 6))
     algorithm = build("grpo", clip_log_ratio_min=-0.5, clip_log_ratio_max=0.5)
-    log_probs = batch.rollout_log_probs + 3.0
+    log_probs = batch.log_probs + 3.0
     loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
     assert loss.item() == pytest.approx(math.exp(0.5), rel=1e-6)
 
@@ -317,7 +317,7 @@ def test_log_ratios_are_bounded() -> None:
         ("ppo", {}, "values", "prepare"),
         ("reinforce_pp", {"kl_reward_beta": 0.1}, "reference_log_probs", "prepare"),
         ("grpo", {"kl_beta": 0.1}, "reference_log_probs", "loss"),
-        ("grpo", {"proximal": "recomputed"}, "old_log_probs", "loss"),
+        ("grpo", {"proximal": "recomputed"}, "proximal_log_probs", "loss"),
         ("grpo", {"proximal": "interpolated"}, "version", "loss"),
         ("grpo", {"entropy_bonus": 0.1}, "entropy", "loss"),
         ("grpo", {}, "advantages", "loss"),
@@ -337,7 +337,7 @@ def test_what_the_batch_lacks_is_named(
         if stage == "prepare":
             algorithm.prepare(batch)
         else:
-            algorithm.loss(batch.rollout_log_probs, None, batch, normalizer=1.0)
+            algorithm.loss(batch.log_probs, None, batch, normalizer=1.0)
 
     with pytest.raises(ValueError, match=lacks):
         ask()
@@ -357,5 +357,5 @@ def test_select_keeps_what_is_not_per_sequence() -> None:
     assert len(part) == 2
     assert part.version == batch.version
     assert part.values is None
-    assert torch.equal(part.input_ids, batch.input_ids[[5, 1]])
+    assert torch.equal(part.inputs["input_ids"], batch.inputs["input_ids"][[5, 1]])
     assert [len(piece) for piece in batch.split(3)] == [3, 3, 2]

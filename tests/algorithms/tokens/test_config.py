@@ -39,7 +39,7 @@ def test_what_each_needs() -> None:
             config.needs_values,
             config.needs_groups,
             config.needs_reference,
-            config.needs_old_log_probs,
+            config.needs_proximal,
         )
 
     assert needs("grpo") == (False, True, False, False)

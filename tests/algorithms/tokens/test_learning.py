@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from tests.algorithms.tokens.batches import (
     EVERY_ALGORITHM,
     PROMPT,
@@ -23,7 +24,7 @@ END, WANTED = 0, 3
 
 
 @torch.no_grad()
-def sample(model: TinyModel, generator: torch.Generator, version: int) -> TokenBatch:
+def sample(model: TinyModel, generator: torch.Generator, version: int) -> Batch:
     """Answers that end with the end token; the reward is the share of the wanted token."""
     count = PROMPTS * GROUP
     prompts = torch.randint(1, VOCABULARY, (PROMPTS, PROMPT), generator=generator)
@@ -38,12 +39,13 @@ def sample(model: TinyModel, generator: torch.Generator, version: int) -> TokenB
     ended = (response == END).cumsum(dim=1)
     mask = ((ended - (response == END).long()) == 0).float()
     log_probs, _, values = model(ids)
+    batch = random_batch(sequences=count, length=LENGTH, group_size=GROUP)
     return replace(
-        random_batch(sequences=count, length=LENGTH, group_size=GROUP),
-        input_ids=ids,
+        batch,
+        inputs={**batch.inputs, "input_ids": ids},
         mask=mask,
-        rollout_log_probs=log_probs,
-        old_log_probs=log_probs,
+        log_probs=log_probs,
+        proximal_log_probs=log_probs,
         reference_log_probs=log_probs,
         values=values,
         rewards=((response == WANTED) * mask).sum(dim=1) / LENGTH,
@@ -53,9 +55,9 @@ def sample(model: TinyModel, generator: torch.Generator, version: int) -> TokenB
     )
 
 
-def step(algorithm: TokenAlgorithm, model: TinyModel, batch: TokenBatch) -> Tensor:
+def step(algorithm: TokenAlgorithm, model: TinyModel, batch: Batch) -> Tensor:
     normalizer = algorithm.normalizer(batch)
-    log_probs, entropy, values = model(batch.input_ids)
+    log_probs, entropy, values = model(batch.inputs["input_ids"])
     loss, _ = algorithm.loss(log_probs, entropy, batch, normalizer=normalizer)
     if algorithm.needs_values:
         loss = loss + algorithm.value_loss(values, batch, normalizer=normalizer)[0]

@@ -17,11 +17,11 @@ def test_a_far_log_ratio_leaves_loss_gradient_and_metrics_finite(name: str, shif
     kind, keys = EVERY_ALGORITHM[name]
     algorithm = build(kind, **keys)
     batch, _ = algorithm.prepare(random_batch(seed=3))
-    log_probs = (batch.rollout_log_probs + shift).requires_grad_()
+    log_probs = (batch.log_probs + shift).requires_grad_()
     loss, metrics = algorithm.loss(
         log_probs,
         torch.zeros_like(log_probs),
-        replace(batch, old_log_probs=batch.rollout_log_probs, version=0),
+        replace(batch, proximal_log_probs=batch.log_probs, version=0),
         normalizer=algorithm.normalizer(batch),
     )
     (gradient,) = torch.autograd.grad(loss, log_probs)
@@ -35,7 +35,7 @@ def test_a_long_answer_does_not_cost_the_global_batch() -> None:
     batch = replace(batch, mask=torch.ones_like(batch.mask))
     algorithm = build("rloo")
     prepared, _ = algorithm.prepare(batch)
-    log_probs = batch.rollout_log_probs.clone()
+    log_probs = batch.log_probs.clone()
     log_probs[0] += 0.011
     log_probs.requires_grad_()
     loss, _ = algorithm.loss(log_probs, None, prepared, normalizer=algorithm.normalizer(prepared))
@@ -48,10 +48,10 @@ def test_a_long_answer_does_not_cost_the_global_batch() -> None:
 def test_within_the_bound_nothing_is_changed() -> None:
     algorithm = build("grpo", clip_ratio_high=1e9)
     batch = replace(random_batch(), advantages=torch.ones(8, 6))
-    log_probs = batch.rollout_log_probs + 19.0
+    log_probs = batch.log_probs + 19.0
     loss, _ = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
     terms, _, _ = clipped_policy_loss(
-        log_ratio=log_probs - batch.rollout_log_probs,
+        log_ratio=log_probs - batch.log_probs,
         advantages=torch.ones(8, 6),
         clip_ratio_low=0.2,
         clip_ratio_high=1e9,
@@ -67,7 +67,7 @@ def test_a_batch_without_tokens_is_prepared(name: str) -> None:
     empty = replace(
         batch,
         mask=batch.mask[:, :0],
-        rollout_log_probs=batch.rollout_log_probs[:, :0],
+        log_probs=batch.log_probs[:, :0],
         versions=batch.versions[:, :0],
         values=None if batch.values is None else batch.values[:, :0],
     )

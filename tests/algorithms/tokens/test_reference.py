@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.kl import kl_estimate
 from rlinf.algorithms.tokens.importance import importance_weights
-from rlinf.algorithms.tokens.protocol import TokenBatch
 from tests.algorithms.tokens.batches import build, random_batch
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text(encoding="utf-8"))
@@ -25,16 +25,11 @@ def expected(library: str, name: str, part: int = 0) -> Tensor:
     return torch.tensor(REFERENCE[library][name][part], dtype=torch.float64)
 
 
-def reference_batch(**replaced: Any) -> TokenBatch:
-    names = (
-        "mask",
-        "rollout_log_probs",
-        "old_log_probs",
-        "reference_log_probs",
-        "values",
-        "rewards",
-    )
-    given = {name: INPUTS[name] for name in names} | {"groups": INPUTS["groups"].long()}
+def reference_batch(**replaced: Any) -> Batch:
+    names = {"rollout_log_probs": "log_probs", "old_log_probs": "proximal_log_probs"}
+    same = ("mask", "reference_log_probs", "values", "rewards")
+    given = {ours: INPUTS[name] for name, ours in (names | {s: s for s in same}).items()}
+    given |= {"groups": INPUTS["groups"].long()}
     return random_batch(dtype=torch.float64, **(given | replaced))
 
 

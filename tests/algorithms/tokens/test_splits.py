@@ -12,25 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from tests.algorithms.tokens.batches import EVERY_ALGORITHM, PROMPT, TinyModel, build, random_batch
 
 SEQUENCES = 12
 LENGTH = 6
 
 
-def prepared_batch(algorithm: TokenAlgorithm, seed: int) -> TokenBatch:
+def prepared_batch(algorithm: TokenAlgorithm, seed: int) -> Batch:
     """Log-probs of an older model, one answer without a valid reward, two cut off."""
     batch = random_batch(sequences=SEQUENCES, length=LENGTH, seed=seed)
     with torch.no_grad():
-        picked = TinyModel(seed=1)(batch.input_ids)[0]
+        picked = TinyModel(seed=1)(batch.inputs["input_ids"])[0]
     noise = 0.2 * torch.randn(picked.shape, generator=torch.Generator().manual_seed(seed))
     valid, truncated = batch.valid.clone(), batch.truncated.clone()
     valid[3], truncated[5], truncated[8] = False, True, True
     batch = replace(
         batch,
-        rollout_log_probs=picked + noise,
-        old_log_probs=picked,
+        log_probs=picked + noise,
+        proximal_log_probs=picked,
         valid=valid,
         truncated=truncated,
     )
@@ -38,11 +39,11 @@ def prepared_batch(algorithm: TokenAlgorithm, seed: int) -> TokenBatch:
 
 
 def share(
-    algorithm: TokenAlgorithm, batch: TokenBatch, normalizer: float
+    algorithm: TokenAlgorithm, batch: Batch, normalizer: float
 ) -> tuple[Tensor, dict[str, float]]:
     """Flat gradient and metrics of one micro batch under a model of its own."""
     model = TinyModel()
-    log_probs, entropy, values = model(batch.input_ids)
+    log_probs, entropy, values = model(batch.inputs["input_ids"])
     loss, metrics = algorithm.loss(log_probs, entropy, batch, normalizer=normalizer)
     if algorithm.needs_values:
         value_loss, more = algorithm.value_loss(values, batch, normalizer=normalizer)
@@ -56,7 +57,7 @@ def share(
 
 
 def total(
-    algorithm: TokenAlgorithm, parts: list[TokenBatch], normalizer: float
+    algorithm: TokenAlgorithm, parts: list[Batch], normalizer: float
 ) -> tuple[Tensor, dict[str, float]]:
     shares = [share(algorithm, part, normalizer) for part in parts]
     names = shares[0][1]
@@ -64,19 +65,20 @@ def total(
     return gradient, {name: sum(metrics[name] for _, metrics in shares) for name in names}
 
 
-def trimmed(batch: TokenBatch) -> TokenBatch:
+def trimmed(batch: Batch) -> Batch:
     """Without the padding that all of its sequences have in common."""
-    length = int((batch.attention_mask.sum(dim=1) - PROMPT).max())
-    columns: dict[str, Any] = {}
+    length = int((batch.inputs["attention_mask"].sum(dim=1) - PROMPT).max())
+    columns: dict[str, Any] = {
+        "inputs": {name: ids[:, : PROMPT + length] for name, ids in batch.inputs.items()}
+    }
     for field in fields(batch):
         column = getattr(batch, field.name)
         if isinstance(column, Tensor) and column.ndim == 2:
-            width = length + column.shape[1] - LENGTH
-            columns[field.name] = column[:, :width]
+            columns[field.name] = column[:, :length]
     return replace(batch, **columns)
 
 
-def check(algorithm: TokenAlgorithm, batch: TokenBatch, parts: list[TokenBatch]) -> None:
+def check(algorithm: TokenAlgorithm, batch: Batch, parts: list[Batch]) -> None:
     normalizer = algorithm.normalizer(batch)
     whole, metrics = share(algorithm, batch, normalizer)
     split, split_metrics = total(algorithm, parts, normalizer)
@@ -163,8 +165,8 @@ def test_before_the_first_update_the_gradient_is_that_of_the_policy(name: str) -
     regularised = {"kl_beta": 0.0, "entropy_bonus": 0.0, "kl_reward_beta": 0.0}
     algorithm = build(kind, **(keys | regularised))
     batch = random_batch(seed=5)
-    log_probs = batch.rollout_log_probs.clone().requires_grad_()
-    batch = algorithm.prepare(replace(batch, old_log_probs=batch.rollout_log_probs))[0]
+    log_probs = batch.log_probs.clone().requires_grad_()
+    batch = algorithm.prepare(replace(batch, proximal_log_probs=batch.log_probs))[0]
     loss, metrics = algorithm.loss(log_probs, None, batch, normalizer=algorithm.normalizer(batch))
     (gradient,) = torch.autograd.grad(loss, log_probs)
     lengths = batch.mask.sum(dim=1, keepdim=True)

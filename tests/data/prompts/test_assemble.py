@@ -52,7 +52,7 @@ def test_two_groups_by_hand():
         [0, 1, 2, 3, 4, 5],
     ]
     assert arrays.mask.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert arrays.rollout_log_probs.tolist() == [[-1, -2, -3], [-1, 0, 0], [-1, -2, 0]]
+    assert arrays.log_probs.tolist() == [[-1, -2, -3], [-1, 0, 0], [-1, -2, 0]]
     assert arrays.versions.tolist() == [[3, 4, 5], [3, 3, 3], [0, 1, 1]]
     assert arrays.rewards.tolist() == [1, 0, 0]
     assert arrays.valid.tolist() == [True, False, True]
@@ -64,18 +64,21 @@ def test_two_groups_by_hand():
 def test_the_fields_are_those_of_a_token_batch():
     import torch
 
-    from rlinf.algorithms.tokens.protocol import TokenBatch
+    from rlinf.algorithms.batch import Batch
 
     arrays = assemble_sequences([group(0, [1], [completion([2])])], pad_id=PAD)
     columns = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
     del columns["position_ids"]
-    batch = TokenBatch(**columns)
+    inputs = {name: columns.pop(name) for name in ("input_ids", "attention_mask")}
+    batch = Batch(inputs=inputs, **columns)
     kinds = {name: column.dtype for name, column in columns.items()}
-    floats = {"mask", "rollout_log_probs", "rewards"}
-    flags = {"attention_mask", "truncated", "valid"}
+    floats = {"mask", "log_probs", "rewards"}
+    flags = {"truncated", "valid"}
     assert {name for name, kind in kinds.items() if kind == torch.float32} == floats
     assert {name for name, kind in kinds.items() if kind == torch.bool} == flags
-    assert batch.input_ids.dtype == batch.groups.dtype == batch.versions.dtype == torch.int64
+    assert (
+        batch.inputs["input_ids"].dtype == batch.groups.dtype == batch.versions.dtype == torch.int64
+    )
 
 
 tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)
@@ -102,7 +105,7 @@ def test_every_sequence_can_be_read_back(spec, more_prompt, more_response):
         np.testing.assert_array_equal(arrays.input_ids[row][attended], whole)
         np.testing.assert_array_equal(arrays.input_ids[row][p:][sampled], c.tokens)
         np.testing.assert_array_equal(arrays.position_ids[row][attended], np.arange(len(whole)))
-        np.testing.assert_array_equal(arrays.rollout_log_probs[row][sampled], c.log_probs)
+        np.testing.assert_array_equal(arrays.log_probs[row][sampled], c.log_probs)
         np.testing.assert_array_equal(arrays.versions[row][sampled], c.versions)
         assert (arrays.input_ids[row][~attended] == PAD).all()
 

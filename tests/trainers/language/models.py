@@ -18,7 +18,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm, TokenBatch
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.tokens.protocol import TokenAlgorithm
 from rlinf.algorithms.tokens.registry import REGISTRY
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.fsdp import FSDPTrainer
@@ -77,7 +78,7 @@ def model(family: str = "qwen2", *, tied: bool = True, seed: int = 0, **sizes: A
 
 def random_batch(
     sequences: int = 12, *, group_size: int = 4, seed: int = 0, **replaced: Any
-) -> TokenBatch:
+) -> Batch:
     """Prompts of groups, responses of different lengths, and everything an algorithm asks for."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -97,11 +98,13 @@ def random_batch(
     ids = integers(3, VOCABULARY, sequences, PROMPT + LENGTH)
     ids[:, :PROMPT] = ids[groups, :PROMPT]
     tensors: dict[str, Any] = {
-        "input_ids": torch.where(attention_mask, ids, 0),
-        "attention_mask": attention_mask,
+        "inputs": {
+            "input_ids": torch.where(attention_mask, ids, 0),
+            "attention_mask": attention_mask,
+        },
         "mask": mask.float(),
-        "rollout_log_probs": -normal(*shape).abs() - 2.0,
-        "old_log_probs": -normal(*shape).abs() - 2.0,
+        "log_probs": -normal(*shape).abs() - 2.0,
+        "proximal_log_probs": -normal(*shape).abs() - 2.0,
         "reference_log_probs": -normal(*shape).abs() - 2.0,
         "values": normal(*shape),
         "rewards": normal(sequences),
@@ -110,7 +113,7 @@ def random_batch(
         "truncated": torch.zeros(sequences, dtype=torch.bool),
         "valid": torch.ones(sequences, dtype=torch.bool),
     }
-    return TokenBatch(**(tensors | replaced))
+    return Batch(**(tensors | replaced))
 
 
 def algorithm(name: str = "grpo", **keys: Any) -> TokenAlgorithm:
@@ -141,13 +144,13 @@ def trainer(
     return built
 
 
-def naive_log_probs(of: Any, batch: TokenBatch, temperature: float = 1.0) -> torch.Tensor:
+def naive_log_probs(of: Any, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
     """Sequence by sequence without padding, all logits."""
     result = torch.zeros(batch.mask.shape)
-    offset = batch.input_ids.shape[1] - batch.mask.shape[1]
+    offset = batch.inputs["input_ids"].shape[1] - batch.mask.shape[1]
     for row in range(len(batch)):
-        attended = batch.attention_mask[row]
-        ids = batch.input_ids[row][attended]
+        attended = batch.inputs["attention_mask"][row]
+        ids = batch.inputs["input_ids"][row][attended]
         with torch.no_grad():
             logits = of(input_ids=ids[None]).logits[0].float() / temperature
         log_probs = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]

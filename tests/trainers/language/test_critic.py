@@ -41,9 +41,12 @@ def test_a_value_depends_on_what_stands_before_the_token():
     one = critic()
     torch.nn.init.normal_(one._core.trained.named["head.weight"].data)
     batch = random_batch()
-    ids = batch.input_ids.clone()
+    ids = batch.inputs["input_ids"].clone()
     ids[:, 5 + 2] = (ids[:, 5 + 2] + 4) % 19
-    before, after = one.values(batch), one.values(replace(batch, input_ids=ids))
+    before, after = (
+        one.values(batch),
+        one.values(replace(batch, inputs={**batch.inputs, "input_ids": ids})),
+    )
     assert torch.equal(before[:, :3], after[:, :3])
     counted = batch.mask[:, 3] > 0
     assert bool((before[:, 3] != after[:, 3])[counted].all())

@@ -11,7 +11,7 @@ from rlinf.errors import ConfigError
 from rlinf.trainers.language import layout as layouts
 from rlinf.trainers.language.layout import layout_of
 from rlinf.trainers.language.scoring import TokenScorer, token_log_probs
-from rlinf.trainers.language.supervised import TargetBatch
+from rlinf.trainers.language.supervised import target_batch
 from tests.trainers.language.models import (
     LENGTH,
     PROMPT,
@@ -56,9 +56,10 @@ def test_gradients_without_padding_equal_those_with_it():
 
 def test_sequences_do_not_see_each_other():
     batch = random_batch()
-    ids = batch.input_ids.clone()
-    ids[1:] = torch.where(batch.attention_mask[1:], (ids[1:] + 5) % VOCABULARY, 0)
-    one, other = (scores(model(), b, packing=True) for b in (batch, replace(batch, input_ids=ids)))
+    ids = batch.inputs["input_ids"].clone()
+    ids[1:] = torch.where(batch.inputs["attention_mask"][1:], (ids[1:] + 5) % VOCABULARY, 0)
+    changed = replace(batch, inputs={**batch.inputs, "input_ids": ids})
+    one, other = (scores(model(), b, packing=True) for b in (batch, changed))
     torch.testing.assert_close(one[0], other[0], atol=1e-6, rtol=0)
     assert bool((one[1:] != other[1:])[batch.mask[1:] > 0].any())
 
@@ -84,7 +85,7 @@ def test_tokens_in_the_middle_of_a_response_may_not_count():
 
 
 def test_only_what_is_looked_at_is_computed():
-    batch = TargetBatch.of([([5, 6, 7], [8, 9]), ([5], [6, 7, 8])])
+    batch = target_batch([([5, 6, 7], [8, 9]), ([5], [6, 7, 8])])
     layout = layout_of(batch, packing=True, device=CPU)
     assert layout.tokens == 4 + 3
     assert sorted(layout.targets.tolist()) == [6, 7, 8, 8, 9]
@@ -94,7 +95,7 @@ def test_only_what_is_looked_at_is_computed():
 def test_a_prompt_is_computed_once_for_its_group(group_size):
     batch = random_batch(group_size=group_size)
     layout = layout_of(batch, packing=True, device=CPU)
-    prompts = batch.attention_mask[:, :PROMPT].sum(dim=1)
+    prompts = batch.inputs["attention_mask"][:, :PROMPT].sum(dim=1)
     # The last token of a sequence is before none.
     answers = batch.mask.sum(dim=1) - 1
     assert layout.tokens == int((prompts + answers).sum())
@@ -107,8 +108,7 @@ def test_prompts_are_told_apart_by_tokens_and_columns():
     ids = torch.tensor([[0, 5, 6, 7], [0, 5, 6, 8], [5, 6, 0, 7], [4, 5, 6, 7]])
     batch = replace(
         random_batch(4),
-        input_ids=ids,
-        attention_mask=ids > 0,
+        inputs={"input_ids": ids, "attention_mask": ids > 0},
         mask=torch.ones(4, 1),
     )
     layout = layout_of(batch, packing=True, device=CPU)
@@ -118,10 +118,11 @@ def test_prompts_are_told_apart_by_tokens_and_columns():
 
 def test_first_token_cannot_be_scored():
     batch = random_batch()
-    attended = batch.attention_mask.clone()
+    attended = batch.inputs["attention_mask"].clone()
     attended[0, :PROMPT] = False
+    changed = replace(batch, inputs={**batch.inputs, "attention_mask": attended})
     with pytest.raises(ValueError, match="it needs a prompt"):
-        layout_of(replace(batch, attention_mask=attended), packing=True, device=CPU)
+        layout_of(changed, packing=True, device=CPU)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -7,7 +7,7 @@ import torch
 
 from rlinf.errors import RunFailure
 from rlinf.trainers.language.config import ComputeConfig, SupervisedConfig
-from rlinf.trainers.language.supervised import SupervisedTrainer, TargetBatch
+from rlinf.trainers.language.supervised import SupervisedTrainer, target_batch
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
 
 EXAMPLES = [([3 + a, 3 + b, 12], [3 + (a + b) % 8, 2]) for a in range(8) for b in range(8)]
@@ -17,9 +17,9 @@ CONFIG = SupervisedConfig.model_validate(
 
 
 def test_examples_are_padded_on_both_sides():
-    batch = TargetBatch.of([([5, 6, 7], [8]), ([5], [6, 7])])
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 0], [0, 0, 5, 6, 7]]
-    assert batch.attention_mask.int().tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    batch = target_batch([([5, 6, 7], [8]), ([5], [6, 7])])
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 0], [0, 0, 5, 6, 7]]
+    assert batch.inputs["attention_mask"].int().tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
     assert batch.mask.tolist() == [[1, 0], [1, 1]]
 
 
@@ -28,7 +28,7 @@ def test_loss_falls_and_the_model_answers(param):
     of = model(hidden_size=64)
     compute = ComputeConfig.model_validate({"precision": {"param": param}})
     teacher = SupervisedTrainer.of_model(of, CONFIG, seed=0, compute=compute)
-    losses = [m["supervised/loss"] for m in teacher.fit(TargetBatch.of(EXAMPLES))]
+    losses = [m["supervised/loss"] for m in teacher.fit(target_batch(EXAMPLES))]
     assert len(losses) == 60
     assert losses[-1] < 0.1 * losses[0]
     teacher.finish()
@@ -41,10 +41,11 @@ def test_loss_falls_and_the_model_answers(param):
 
 
 def test_one_step_is_the_mean_cross_entropy():
-    batch = TargetBatch.of(EXAMPLES[:10])
+    batch = target_batch(EXAMPLES[:10])
     plain = model()
-    logits = plain(batch.input_ids).logits[:, 2:4]
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.input_ids[:, 3:].flatten())
+    ids = batch.inputs["input_ids"]
+    logits = plain(ids).logits[:, 2:4]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 3:].flatten())
     compute = ComputeConfig(max_tokens_per_micro_batch=9)
     teacher = SupervisedTrainer.of_model(model(), CONFIG, seed=0, compute=compute)
     metrics = teacher.step(batch, 0)
@@ -57,7 +58,7 @@ def test_one_step_is_the_mean_cross_entropy():
 def test_same_seed_same_losses():
     def losses(seed):
         teacher = SupervisedTrainer.of_model(model(), CONFIG, seed=seed)
-        fit = teacher.fit(TargetBatch.of(EXAMPLES))
+        fit = teacher.fit(target_batch(EXAMPLES))
         return [next(fit)["supervised/loss"] for _ in range(3)]
 
     assert losses(0) == losses(0)
@@ -87,4 +88,4 @@ def test_skipped_steps_are_bounded():
     config = SupervisedConfig(steps=5, max_skipped_updates=1)
     teacher = SupervisedTrainer.of_model(of, config, seed=0)
     with pytest.raises(RunFailure, match="2 supervised steps"):
-        list(teacher.fit(TargetBatch.of(EXAMPLES)))
+        list(teacher.fit(target_batch(EXAMPLES)))

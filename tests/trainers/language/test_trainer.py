@@ -84,7 +84,7 @@ def test_a_step_is_that_of_torch():
     loss_of = algorithm()
     for number in range(3):
         one.train(batch, number)
-        ids, attended = batch.input_ids, batch.attention_mask
+        ids, attended = batch.inputs["input_ids"], batch.inputs["attention_mask"]
         positions = (attended.cumsum(1) - 1).clamp(min=0)
         logits = plain(input_ids=ids, attention_mask=attended, position_ids=positions).logits
         scored = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
@@ -151,7 +151,7 @@ def test_nothing_to_train_on_is_no_step():
     assert_equal(before, weights_of(one))
 
 
-@pytest.mark.parametrize("column", ["advantages", "rollout_log_probs"])
+@pytest.mark.parametrize("column", ["advantages", "log_probs"])
 def test_an_update_that_is_not_finite_is_skipped(column):
     batch = prepared()
     spoilt = getattr(batch, column).clone()
@@ -173,7 +173,7 @@ def test_too_many_skipped_updates_end_the_run_with_the_batch_kept(tmp_path):
     with pytest.raises(RunFailure, match=r"2 updates of training phase 7 .*actor\.optim\.lr"):
         one.train(broken, 7)
     kept = load_file(tmp_path / "actor_batch_of_step_7.safetensors")
-    assert torch.equal(kept["input_ids"], batch.input_ids[4:8])
+    assert torch.equal(kept["inputs.input_ids"], batch.inputs["input_ids"][4:8])
     assert bool(kept["advantages"].isnan().all())
     about = json.loads((tmp_path / "actor_batch_of_step_7.json").read_text())
     assert about["step"] == 7
@@ -184,7 +184,7 @@ def test_a_refused_update_is_not_applied():
     one = trainer(keys={"early_stop_imp_ratio": 5.0})
     before = weights_of(one)
     batch = prepared()
-    far = replace(batch, rollout_log_probs=batch.rollout_log_probs - 3.0)
+    far = replace(batch, log_probs=batch.log_probs - 3.0)
     metrics = one.train(far, 0)
     assert metrics["actor/refused_updates"] == 1
     assert_equal(before, weights_of(one))
@@ -193,13 +193,13 @@ def test_a_refused_update_is_not_applied():
 def test_engine_and_trainer_must_agree_before_the_first_update():
     one = trainer(n_minibatches=2)
     batch = random_batch()
-    same = replace(batch, rollout_log_probs=one.log_probs(batch), version=0)
+    same = replace(batch, log_probs=one.log_probs(batch), version=0)
     metrics = one.train(algorithm().prepare(same)[0], 0)
     assert metrics["actor/optimizer_steps"] == 2
 
     other = trainer()
     before = weights_of(other)
-    shifted = replace(same, rollout_log_probs=same.rollout_log_probs - 0.2)
+    shifted = replace(same, log_probs=same.log_probs - 0.2)
     with pytest.raises(RunFailure, match=r"engine and trainer .*ratios are 2\.2\de-01 away"):
         other.train(algorithm().prepare(shifted)[0], 0)
     assert_equal(before, weights_of(other))
@@ -427,7 +427,7 @@ def test_an_update_that_would_be_refused_is_not_counted_as_skipped():
     assert batch.advantages is not None
     far = replace(
         batch,
-        rollout_log_probs=batch.rollout_log_probs - 3.0,
+        log_probs=batch.log_probs - 3.0,
         advantages=batch.advantages * torch.nan,
     )
     metrics = one.train(far, 0)

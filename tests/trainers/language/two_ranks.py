@@ -33,7 +33,7 @@ def rollout(name: str = "grpo", *, on_policy: Any = None) -> Any:
     batch = random_batch(13, group_size=4)
     if on_policy is not None:
         log_probs = on_policy.log_probs(batch)
-        batch = replace(batch, rollout_log_probs=log_probs, version=0)
+        batch = replace(batch, log_probs=log_probs, version=0)
     return algorithm(name).prepare(batch)[0]
 
 

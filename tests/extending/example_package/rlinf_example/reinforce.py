@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.advantages import (
-    decision_steps,
-    generalized_advantages,
-    normalize,
-    per_row,
-)
-from rlinf.algorithms.losses import at_level
-from rlinf.algorithms.protocol import Algorithm, Evaluation, TrainingBatch
-from rlinf.algorithms.samples import advantage_metrics, training_batch
+from rlinf.algorithms.advantages import decision_steps, generalized_advantages, per_row
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import Algorithm, Evaluation
+from rlinf.algorithms.samples import advantage_metrics, advantages_of, training_batch
 from rlinf.data.trajectory import Trajectory
 from rlinf_example.reinforce_config import ReinforceConfig
 
@@ -32,7 +25,7 @@ class Reinforce(Algorithm):
         """No critic."""
         return 0
 
-    def prepare(self, trajectory: Trajectory) -> tuple[TrainingBatch, dict[str, float]]:
+    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
         """Samples with their returns; without values, λ = 1 makes of GAE the plain return."""
         steps = decision_steps(trajectory, reward_type="chunk_level", bootstrap_type="none")
         returns, _ = generalized_advantages(
@@ -45,20 +38,19 @@ class Reinforce(Algorithm):
             returns=None,
             values=None,
             weights=None,
+            normalized=self.config.baseline,
         )
-        if self.config.baseline:
-            batch = replace(batch, advantages=normalize(batch.advantages))
         return batch, advantage_metrics(batch, trajectory)
 
-    def normalizer(self, batch: TrainingBatch) -> float:
+    def normalizer(self, batch: Batch) -> float:
         """Number of samples of the global batch."""
         return float(len(batch))
 
     def loss(
-        self, evaluation: Evaluation, batch: TrainingBatch, *, normalizer: float
+        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Share of a micro batch in the mean of −ρ A; the trainer needs `actor/approx_kl`."""
-        log_ratio = at_level(evaluation.log_probs, "chunk_level") - batch.log_probs
-        loss = -(log_ratio.exp() * batch.advantages).sum() / normalizer
+        log_ratio = batch.fold(evaluation.log_probs) - batch.log_probs
+        loss = -(log_ratio.exp() * advantages_of(batch)).sum() / normalizer
         kl = (torch.expm1(log_ratio) - log_ratio).sum() / normalizer
         return loss, {"actor/policy_loss": loss.detach(), "actor/approx_kl": kl.detach()}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlinf.envs.records import FaultReason
+from rlinf.envs.results import FaultReason
 
 T = TypeVar("T")
 _STACK_CHARACTERS = 4000

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.records import EnvFault, EpisodeRecord
+from rlinf.envs.results import EnvFault, EpisodeRecord
 from rlinf.errors import RunFailure
 
 

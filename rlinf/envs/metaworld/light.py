@@ -17,7 +17,7 @@ _GL_CHOICE = os.environ.setdefault("MUJOCO_GL", "disable")
 
 import mujoco  # noqa: E402
 
-from rlinf.envs.metaworld_quick import quick_class  # noqa: E402
+from rlinf.envs.metaworld.quick import quick_class  # noqa: E402
 from rlinf.envs.mujoco_picture import Painter  # noqa: E402
 
 FRAME = 18

@@ -59,7 +59,7 @@ class MetaWorldEnv(SimulatorEnv):
     skips_observations = True
 
     def __init__(self, options: MetaWorldOptions) -> None:
-        from rlinf.envs.metaworld_task import MetaWorldTask
+        from rlinf.envs.metaworld.task import MetaWorldTask
 
         super().__init__(options)
         self._options = options

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 # First of all: it says that no window system is needed, which MuJoCo reads when it is imported.
-from rlinf.envs.metaworld_light import FRAME, PHYSICS, SharedModel, light_class, physics
+from rlinf.envs.metaworld.light import FRAME, PHYSICS, SharedModel, light_class, physics
 
 # isort: split
 import mujoco

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.base import SimulatorEnv
-from rlinf.envs.block import SharedBlock, Status
-from rlinf.envs.checks import (
+from rlinf.envs.results import FaultReason
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.block import Status
+from rlinf.envs.supervised.checks import (
     EnvSideFault,
     ObservationRows,
     checked_reward,
     guarded,
 )
-from rlinf.envs.records import FaultReason
-from rlinf.envs.schedule import MAX_ATTEMPTS, EpisodeSchedule
-from rlinf.envs.spec import EnvSpec
-from rlinf.envs.wire import decode_tree, encode_tree
+from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeSchedule
 from rlinf.errors import RunFailure
+from rlinf.processes.shared_block import SharedBlock
+from rlinf.processes.wire import decode_tree, encode_tree
 
 _RESET_ATTEMPTS = 3
 _FLAGS = ("terminated", "truncated", "final", "recorded")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +13,16 @@ import numpy as np
 import pytest
 
 from rlinf.data.prompts.dataset import Prompt
-from rlinf.data.sequences import Completion
+from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
 from rlinf.engines.requests import given_tokens
+from rlinf.flow.stream import Item
 from rlinf.rescale.leader import GroupsToAdopt, RolloutSizes
 from rlinf.rescale.rollout import RescaledRollout, RolloutDevices
 from rlinf.workers.filling import Filling
-from rlinf.workers.group_book import SlotBook
+from rlinf.workers.group_book import GenerationReport, SlotBook, completion_seed
+from tests.workers.test_partial_rollout import Letters, length_of
 
 CAPACITY = 64
 SAMPLING = SamplingConfig(max_new_tokens=64)
@@ -146,3 +152,108 @@ def test_a_worker_without_a_device_looks_seldom(has_device: bool, seconds: float
     scored: Any = SimpleNamespace(ready=lambda within: bool(waited.append(within)))
     assert list(Filling(rollout._book, engine, rollout)._take_scores(scored)) == []
     assert waited == [seconds]
+
+
+class Mailbox:
+    """Of a worker in this process."""
+
+    def __init__(self) -> None:
+        self._messages: Queue[Any] = Queue()
+
+    def post(self, message: Any) -> None:
+        self._messages.put(pickle.loads(pickle.dumps(message)))
+
+    def take_all(self) -> list[Any]:
+        return [self._messages.get() for _ in range(self._messages.qsize())]
+
+
+class Scored(Mailbox):
+    """Scored groups of a worker."""
+
+    def ready(self, within: float = 0.0) -> bool:
+        end = time.monotonic() + within
+        while not self._messages.qsize() and time.monotonic() < end:
+            time.sleep(within / 10)
+        return bool(self._messages.qsize())
+
+    def __next__(self) -> Any:
+        return self._messages.get(timeout=30)
+
+
+class Slow(Letters):
+    """Takes long enough for what workers tell each other to arrive."""
+
+    def step(self) -> list[FinishedCompletion]:
+        time.sleep(0.005)
+        return super().step()
+
+
+class Given(Lease):
+    """Counts who has it."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def acquire(self) -> None:
+        self.held += 1
+
+    def release(self) -> None:
+        self.held -= 1
+
+
+def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot gets the group that it would have got, at the worker whose slot it is."""
+    monkeypatch.setattr("rlinf.workers.filling._PAUSE", 0.0)
+    workers, slots, size = 2, 8, 4
+    sizes = RolloutSizes(
+        workers=workers, slots=slots, group_size=size, global_batches=4, max_new_tokens=64,
+        capacity=CAPACITY, trainer_sizes=(1, 2),
+    )  # fmt: skip
+    leases, mailboxes = [Given() for _ in range(workers)], [Mailbox() for _ in range(workers)]
+    shared: Any = (tuple(leases), tuple(mailboxes))
+    devices = RolloutDevices(leases=shared[0], mailboxes=shared[1], sizes=sizes, offload=False)
+    scored = [Scored() for _ in range(workers)]
+    prompts = {slot: (100 + slot, prompt(slot)) for slot in range(slots)}
+
+    def seeds(draw: int) -> list[int]:
+        return [completion_seed(7, draw, place) for place in range(size)]
+
+    hooks: list[Any] = []
+    for rank in range(workers):
+        mailbox: Any = mailboxes[rank]
+        hooks.append(RescaledRollout(rank, Slow(), sizes, mailbox))
+
+    def fill(rank: int, step: int) -> tuple[dict[int, PromptGroup], GenerationReport]:
+        book = SlotBook(size, SAMPLING, seeds)
+        hooks[rank].begin(devices, book, step, lambda: None)
+        filling = Filling(book, hooks[rank]._engine, hooks[rank], True)
+        share = slots // workers
+        own = range(rank * share, (rank + 1) * share)
+        found: dict[int, PromptGroup] = {}
+        stream: Any = scored[rank]
+        for emitted in filling.run(book.begin({slot: prompts[slot] for slot in own}), stream):
+            if emitted.edge == "completions":
+                group = emitted.payload.scored((Score(reward=1.0),) * size)
+                scored[emitted.source // share].post(Item(0, emitted.source, group))
+            elif isinstance(emitted.payload, PromptGroup):
+                assert emitted.source in own
+                found[emitted.source] = emitted.payload
+        return found, book.report
+
+    moved = 0
+    for step in range(3):
+        with ThreadPoolExecutor(workers) as pool:
+            results = list(pool.map(fill, range(workers), [step] * workers))
+        groups = {slot: group for found, _ in results for slot, group in found.items()}
+        assert sorted(groups) == list(range(slots))
+        for slot, group in groups.items():
+            assert group.draw == 100 + slot
+            for completion, seed in zip(group.completions, seeds(group.draw), strict=True):
+                assert completion.tokens.tolist() == [
+                    (seed + n) % 997 for n in range(length_of(seed))
+                ]
+        assert [lease.held for lease in leases] == [0, 0]
+        tokens = sum(len(c) for group in groups.values() for c in group.completions)
+        assert sum(report.tokens for _, report in results) == tokens
+        moved += sum(report.moved for _, report in results)
+    assert moved > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -142,6 +144,15 @@ def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path, layout: st
     assert {line["actor/ranks_most"] for line in second if "actor/ranks_most" in line} == {2.0}
     resizes = [d for d in read_decisions(run) if d.reason.startswith("resize")]
     assert len(resizes) <= 2  # to two ranks, where a run begins and where it goes on
+
+
+def test_a_run_that_does_not_rescale_loads_nothing_of_it() -> None:
+    code = (
+        "import sys, rlinf.runners.reasoning, rlinf.runners.reasoning_system;"
+        "print(*[name for name in sys.modules if name.startswith('rlinf.rescale')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
 
 
 def test_a_disk_that_is_full_does_not_stop_a_step_that_rescales(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import socket
 import sys
@@ -126,6 +127,23 @@ def again(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     one.load_state_dict(torch.load(folder / "state.pt"))
     weights.append(dict(one.weights()))
     return {"weights": weights, "state": state}
+
+
+def saving(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
+    """Two of three ranks write their parts; one that has all then reads them."""
+    one, found = build("tied, reference"), batches(1)
+    movable = MovableTrainer(one, keep=ranks.rank == 0)
+    if ranks.rank == 0:
+        one.train_stream(found, 3)
+    ranks.move(movable, 1, 2)
+    written = [path.name for path in one.save_sharded(folder)] if movable.has_part else []
+    ranks.move(movable, 2, 1)
+    if not movable.has_part:
+        return {"written": written}
+    before = copy.deepcopy(one.state_dict())
+    other = build("tied, reference")
+    other.load_sharded(folder)
+    return {"written": written, "before": before, "after": other.state_dict()}
 
 
 def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:

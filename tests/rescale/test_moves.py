@@ -206,6 +206,19 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
 
 
 @pytest.mark.slow
+def test_ranks_that_have_parts_save_them_without_the_others(tmp_path: Path) -> None:
+    first, second, third = joining_scenarios.run("saving", tmp_path, 3)
+    assert first["written"] == ["__0_0.distcp", ".metadata"]
+    assert second["written"] == ["__1_0.distcp"]
+    assert third["written"] == []
+    before, after = first["before"]["model"], first["after"]["model"]
+    assert before["steps"] == after["steps"] == 1
+    for kind in KINDS:
+        for name, tensor in before[kind].items():
+            assert torch.equal(after[kind][name], tensor), name
+
+
+@pytest.mark.slow
 def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
     first, second = joining_scenarios.run("failing", tmp_path)
     failed = [message for message in first["messages"] if message != "moved"]

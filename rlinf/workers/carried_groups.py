@@ -16,7 +16,7 @@ from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest
-from rlinf.workers.group_book import Drawn, GenerationReport, GroupBook, OpenGroup, oldest_version
+from rlinf.workers.group_book import Drawn, GenerationReport, GroupBook, OpenGroup
 from rlinf.workers.partial_config import PartialRolloutConfig
 
 
@@ -82,7 +82,7 @@ class CarryBook(GroupBook):
         oldest = step - bound
         kept, self._kept = self._kept, []
         for scored in kept:
-            if oldest_version(scored.completions) >= oldest:
+            if _oldest_version(scored.completions) >= oldest:
                 self._kept.append(scored)
                 continue
             self._open[scored.draw] = OpenGroup(
@@ -93,7 +93,7 @@ class CarryBook(GroupBook):
                 completions=scored.completions,
             )
         for group in list(self._open.values()):
-            if group.oldest() < oldest:
+            if _oldest_version(group.completions) < oldest:
                 self.report.regenerated += 1
                 self.report.dropped_tokens += group.tokens
                 self._open[group.draw] = replace(group, completions=(None,) * self._size)
@@ -187,3 +187,9 @@ class CarryBook(GroupBook):
         self._open = {group.draw: group for group in opened[rank::ranks]}
         self._kept = scored[rank::ranks]
         self._lengths = {int(k): v for state in states for k, v in state["lengths"].items()}
+
+
+def _oldest_version(completions: Iterable[Completion | None]) -> float:
+    """Of the weights that sampled a token; infinite without tokens."""
+    versions = [c.versions.min() for c in completions if c is not None and len(c)]
+    return float(min(versions, default=math.inf))

@@ -6,7 +6,6 @@ draw, which no two groups of a run share; a request of its place p has the numbe
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,10 +86,6 @@ class OpenGroup:
     def unfinished(self) -> int:
         """Completions that go on."""
         return sum(c is None or c.stop_reason == "abort" for c in self.completions)
-
-    def oldest(self) -> float:
-        """Version of the oldest weights that sampled a token of it; infinite without tokens."""
-        return oldest_version(self.completions)
 
     def closed(self) -> PromptGroup:
         """The group, all of whose completions have ended."""
@@ -384,12 +379,6 @@ class SlotBook(GroupBook):
 
 def _longest(completions: Iterable[Completion | None]) -> int:
     return max(0 if c is None else len(c) for c in completions)
-
-
-def oldest_version(completions: Iterable[Completion | None]) -> float:
-    """Version of the oldest weights that sampled a token; infinite without tokens."""
-    versions = [c.versions.min() for c in completions if c is not None and len(c)]
-    return float(min(versions, default=math.inf))
 
 
 def completion_seed(seed: int, draw: int, place: int) -> int:

@@ -40,9 +40,10 @@ from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.flow.executor import StepReport
+from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_system import EmbodiedSystem
-from rlinf.runners.evaluate import evaluation_spec
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, play_episodes
+from rlinf.runners.groups import Groups
 
 SUCCESS = 0.9
 STANDSTILL = 1e-12
@@ -79,20 +80,20 @@ def simulator_ceiling(config: EmbodiedConfig, seconds: float) -> float:
 def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     """Env steps per second of rollout and of whole training steps, and the start-up time."""
     begin = time.perf_counter()
-    with EmbodiedSystem(config) as system:
-        system.start_step(0, synchronise=True).wait()
+    with Groups(Embodied(config, Path())) as groups:
+        groups.start_step(0, synchronise=True).wait()
         start = time.perf_counter() - begin
         rollout, hidden, whole, overhead = [], [], [], []
         step, begin = 1, time.perf_counter()
         while time.perf_counter() - begin < seconds:
             step_begin = time.perf_counter()
-            report = system.start_step(step, synchronise=True).wait()
+            report = groups.start_step(step, synchronise=True).wait()
             whole.append(time.perf_counter() - step_begin)
             rollout.append(max(r.seconds for r in report.stages["env"]))
             hidden.append(rollout[-1] - policy_seconds(report))
             overhead.append(exchange_overhead(report))
             step += 1
-        blocking = checkpoint_blocking(system, config)
+        blocking = checkpoint_blocking(groups, config)
         memory = proportional_memory()
     per_rollout = config.env_steps_per_rollout
     return {
@@ -119,7 +120,7 @@ def exchange_overhead(report: StepReport) -> float:
     return (env.seconds - own) / env.items_in
 
 
-def checkpoint_blocking(system: EmbodiedSystem, config: EmbodiedConfig) -> float:
+def checkpoint_blocking(groups: Groups, config: EmbodiedConfig) -> float:
     """Median seconds that a commit keeps the training waiting."""
     found = []
     with (
@@ -128,7 +129,7 @@ def checkpoint_blocking(system: EmbodiedSystem, config: EmbodiedConfig) -> float
     ):
         for step in range(1, 12):
             begin = time.perf_counter()
-            store.save(step, system.state())
+            store.save(step, groups.state())
             found.append(time.perf_counter() - begin)
             store.wait()  # between two real checkpoints the writer has many steps of time
     return statistics.median(found)
@@ -298,16 +299,16 @@ def beside_sb3(config: EmbodiedConfig, seconds: float, training: float) -> dict[
 def our_time_to_success(config: EmbodiedConfig, seed: int) -> tuple[float, int]:
     """Seconds of training and env steps until an evaluation reaches the success rate."""
     config = config.model_copy(update={"seed": seed})
-    episodes = evaluation_spec(config, "periodic").episodes
+    episodes = EpisodeEvaluator(config).spec("periodic").episodes
     seconds, interval = 0.0, max(1, config.evaluation.interval)
-    with EmbodiedSystem(config) as system:
+    with Groups(Embodied(config, Path())) as groups:
         for step in range(config.training_steps):
             begin = time.perf_counter()
-            system.start_step(step, synchronise=True).wait()
+            groups.start_step(step, synchronise=True).wait()
             seconds += time.perf_counter() - begin
             if (step + 1) % interval == 0:
-                system.sync_weights()
-                records = system.evaluate(episodes).episodes
+                groups.sync_weights()
+                records = play_episodes(groups, episodes).episodes
                 if np.mean([r.success_once for r in records]) >= SUCCESS:
                     return seconds, (step + 1) * config.env_steps_per_rollout
     return float("inf"), config.runner.total_env_steps
@@ -327,7 +328,7 @@ def sb3_time_to_success(
     After ``patience`` seconds of training it is given up: its time is infinite.
     """
     model = sb3_model(config, kind, seed, default=default, stock=stock)
-    episodes = evaluation_spec(config, "periodic").episodes
+    episodes = EpisodeEvaluator(config).spec("periodic").episodes
     interval = max(1, config.evaluation.interval) * config.env_steps_per_rollout
     judge = gym_environment(config, 0)()
     normalized = model.get_vec_normalize_env()

@@ -47,8 +47,9 @@ from rlinf.models.language import (
     save_language_model,
 )
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig
+from rlinf.runners.groups import Groups
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_system import ReasoningSystem
 
 LETTERS = string.ascii_letters + "0123"
 FIXED, LONGEST, CACHE = 64, 256, 200
@@ -143,12 +144,12 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
     seconds, tokens = [], 0
     with (
         tempfile.TemporaryDirectory() as directory,
-        ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
+        Groups(Reasoning(config, Path(directory))) as groups,
     ):
         for step in range(WARM + steps):
             step_begin = time.perf_counter()
             prompts = {"rollout": {"slots": PROMPTS, "prompts": loader.take(PROMPTS)}}
-            report = system.start_step(
+            report = groups.start_step(
                 step, synchronise=True, draw=lambda prompts=prompts: prompts
             ).wait()
             if step == 0:

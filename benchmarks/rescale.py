@@ -51,8 +51,9 @@ from rlinf.models.language import load_tokenizer
 from rlinf.planner.simulation.scenario_data import find_scenario
 from rlinf.rescale.joining_ranks import JoiningRanks
 from rlinf.rescale.movable_trainer import MovableTrainer
+from rlinf.runners.groups import Groups
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_system import ReasoningSystem
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
 
@@ -201,12 +202,12 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
     wanted = config.rollout.prompts
     with (
         tempfile.TemporaryDirectory() as directory,
-        ReasoningSystem(config, config.model, Path(directory) / "failures") as system,
+        Groups(Reasoning(config, Path(directory))) as groups,
     ):
         while (step := _next_step(link)) is not None:
             drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
-            report = system.start_step(
+            report = groups.start_step(
                 step, synchronise=True, draw=lambda drawn=drawn: drawn
             ).wait()
             seconds = time.perf_counter() - begin

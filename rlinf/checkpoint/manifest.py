@@ -12,7 +12,7 @@ from rlinf.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = "rlinf-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)

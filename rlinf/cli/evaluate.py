@@ -66,9 +66,10 @@ def evaluate(
     require_training(task, source)
     if other is not None and task_of_run(other) is not task:
         raise ConfigError("--compare: the two runs are of different tasks")
-    task.evaluation_module().evaluate(
-        path, episodes=episodes, spec=spec, video=video, compare=other
-    )
+
+    from rlinf.runners.evaluation import evaluate as evaluate_run
+
+    evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other)
 
 
 def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:
@@ -95,4 +96,4 @@ def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> Non
         reporting.log = directory.log
         print_batches(config)
         with logging_to(directory.log):
-            task.runner_module().evaluate(config, directory)
+            task(config, directory.path).evaluate_alone(directory)

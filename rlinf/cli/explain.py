@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.screen import say, show_table
-from rlinf.cli.tasks import TASKS
+from rlinf.cli.tasks import task_names
 
 
 def explain(
@@ -20,13 +20,14 @@ def explain(
     from rlinf.config.explain import Explanation
     from rlinf.config.explain import explain as look_up
     from rlinf.errors import ConfigError
+    from rlinf.runners.task import REGISTRY
 
     found: dict[Explanation, list[str]] = {}
     settings: dict[Explanation, list[tuple[str, str]]] = {}
     problems = []
-    for name, task in TASKS.items():
+    for name in task_names():
         try:
-            for entry in look_up(task.config_class(), key, task=name):
+            for entry in look_up(REGISTRY.load(name).config_class, key, task=name):
                 # What two tasks share is said once.
                 shared = replace(entry, settings=())
                 found.setdefault(shared, []).append(name)

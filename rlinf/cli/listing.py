@@ -25,6 +25,7 @@ class Kind(StrEnum):
     ENGINES = "engines"
     TOOLS = "tools"
     LOGGERS = "loggers"
+    TASKS = "tasks"
 
 
 # The registries of each kind, and what each is for where there are several; the docstring of a
@@ -39,13 +40,14 @@ REGISTRIES = {
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
+    Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},
 }
 
 
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
-    """List the recipes, environments, models, algorithms, engines, tools or loggers that exist."""
+    """List recipes, environments, models, algorithms, engines, tools, loggers, tasks."""
     rows = list(_rows(kind))
     show_table("", ("",) * len(rows[0]), rows)
 

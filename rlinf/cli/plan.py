@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.cli.simulated_plan import Asked
-    from rlinf.cli.tasks import Task
+    from rlinf.cli.tasks import AnyTask
     from rlinf.planner.cluster_shape import ClusterShape
     from rlinf.planner.profile import Profile
     from rlinf.planner.search import Planned
@@ -103,10 +104,13 @@ def _bytes(text: str) -> int:
 # -- the plan -----------------------------------------------------------------------------------
 
 
-def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path | None) -> Profile:
+def _profile(
+    task: AnyTask, config: Any, recipe: str, *, measure: bool, given: Path | None
+) -> Profile:
     """The profile to plan with, measured if asked for."""
     from rlinf.planner import kept_profiles, profiling
     from rlinf.planner.profile import Profile
+    from rlinf.runners.run import Run
 
     if given is not None:
         found = Profile.load(given)
@@ -115,7 +119,7 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
         return found
     kept, why = kept_profiles.usable_profile(config)
     if measure:
-        measured = profiling.measure(config, task.load_runner(), task.flow, say=say)
+        measured = profiling.measure(config, partial(Run, task), task.flow, say=say)
         try:
             say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
         except OSError as error:  # what was measured is there, so that it can be planned with
@@ -134,7 +138,7 @@ def _profile(task: Task, config: Any, recipe: str, *, measure: bool, given: Path
 
 
 def _show_plan(
-    task: Task,
+    task: AnyTask,
     config: Any,
     profile: Profile,
     shape: ClusterShape | None,
@@ -173,7 +177,7 @@ def _show_plan(
 
 
 def _solved(
-    task: Task, config: Any, profile: Profile, shape: ClusterShape | None
+    task: AnyTask, config: Any, profile: Profile, shape: ClusterShape | None
 ) -> tuple[Planned, list[str], list[str] | None]:
     """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
     from rlinf.planner.accepted_plan import find_accepted_plan
@@ -266,10 +270,11 @@ def _alternative(best: Planned, other: Planned) -> str:
 # -- memory -------------------------------------------------------------------------------------
 
 
-def _show_memory(task: Task, config: Any, limit: int | None) -> None:
+def _show_memory(task: AnyTask, config: Any, limit: int | None) -> None:
     from rlinf.planner.preflight import nearest_fitting, preflight
+    from rlinf.runners.run import Run
 
-    runner = task.load_runner()
+    runner = partial(Run, task)
     report = preflight(config, runner, task.flow, limit)
     rows = [(process.role, _mib(process.peak)) for process in report.processes]
     show_table("most memory of each process in the worst step", ("process", "peak"), rows)

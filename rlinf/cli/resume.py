@@ -33,4 +33,4 @@ def resume(
 
     with RunDirectory.open(path) as directory:
         directory.write_config(to_yaml(config))
-        execute(task.runner_module, "resume", config, directory)
+        execute(task, config, directory, resume=True)

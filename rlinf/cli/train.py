@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +13,8 @@ from rlinf.cli.run_paths import check_new, check_writable
 from rlinf.cli.screen import say, show_table
 
 if TYPE_CHECKING:
-    from rlinf.cli.tasks import RunConfig
+    from rlinf.cli.tasks import AnyTask
+    from rlinf.flow.placed_config import PlacedConfig
     from rlinf.monitor.run_directory import RunDirectory
 
 Overrides = Annotated[
@@ -61,22 +60,17 @@ def train(
     name = loaded.short_name
     with RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory:
         directory.write_config(to_yaml(config))
-        execute(task.runner_module, "train", config, directory)
+        execute(task, config, directory, resume=False)
 
 
-def execute(
-    runner_module: Callable[[], ModuleType],
-    verb: Literal["train", "resume"],
-    config: RunConfig,
-    directory: RunDirectory,
-) -> None:
-    """Run a task's runner with log, interruption and the exit code that belongs to its end.
+def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, resume: bool) -> None:
+    """Run a task with log, interruption and the exit code that belongs to its end.
 
     Args:
-        runner_module: Imports the runner, and with it torch.
-        verb: Function of the runner.
+        task: Of the recipe.
         config: The validated config.
         directory: The open run directory.
+        resume: Whether the run goes on.
     """
     from rlinf.monitor.log import logging_to
 
@@ -84,13 +78,15 @@ def execute(
     print_batches(config)
     say(f"\nrun directory: {directory.path}")
     with logging_to(directory.log), stop_on_interrupt() as stop:
-        getattr(runner_module(), verb)(config, directory, stop)
+        from rlinf.runners.run import Run
+
+        Run(task, config, directory, stop).run(resume=resume)
     if stop.is_set():
         say(f"\ninterrupted; continue with: rlinf resume {directory.path}")
         raise typer.Exit(INTERRUPTED)
 
 
-def print_dry_run(config: RunConfig) -> None:
+def print_dry_run(config: PlacedConfig) -> None:
     """Print everything that is decided before a run starts."""
     from rlinf.config.dump import config_hash, to_yaml
 
@@ -102,6 +98,8 @@ def print_dry_run(config: RunConfig) -> None:
     say(f"\nconfig {config_hash(config)[:12]}: nothing was started")
 
 
-def print_batches(config: RunConfig) -> None:
+def print_batches(config: PlacedConfig) -> None:
     """Print how environments or prompts become batches."""
-    show_table("batches", ("", ""), config.batch_table())
+    rows = config.batch_table()
+    if rows:
+        show_table("batches", ("", ""), rows)

@@ -23,7 +23,7 @@ def fingerprints(config: PlacedConfig) -> Fingerprints:
     Numbers of items, placements and seeds do not count: they are what a profile is asked about.
     """
     traits = config.planning
-    data = to_data(config)["model"]
+    data = to_data(config).get("model", {})
     path = data.get("path")
     described = Path(path) / "config.json" if path else None
     content = described.read_text("utf-8") if described and described.is_file() else ""

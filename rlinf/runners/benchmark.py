@@ -1,65 +1,159 @@
-"""Evaluates a model on a published benchmark: pass@k, mean@n and maj@n over its questions."""
+"""The benchmark task: a model answers published questions, and nothing is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
-from rlinf.algorithms.tokens.config import GRPOConfig
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import Component, illegal
 from rlinf.config.dump import to_data
+from rlinf.data.prompts.config import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.text_answers import AnswerKind
-from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec
+from rlinf.data.text_evaluation import TextEvaluationSpec
+from rlinf.engines import registry as engines
+from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
-from rlinf.models.language import load_tokenizer
+from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners.answering_system import AnsweringSystem
-from rlinf.runners.benchmark_config import BenchmarkRunConfig
-from rlinf.runners.context_limits import check_context
-from rlinf.runners.reasoning_evaluation import evaluate_model
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.protocol import Parties
-from rlinf.workers.generation import GenerationSetup, GenerationWorker
-from rlinf.workers.reward import RewardSetup, RewardWorker
+from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.correctness import CorrectnessConfig
+from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
+from rlinf.runners.task import Task
+
+COMPONENTS = ("rollout", "reward")
 
 
-def evaluate(config: BenchmarkRunConfig, directory: RunDirectory) -> TextEvaluationResult:
-    """Answer every question, print the rates and write specification and result down.
+class BenchmarkRolloutConfig(StrictModel):
+    """How questions are answered."""
 
-    Args:
-        config: The recipe.
-        directory: Where they are written.
+    samples: int = Field(default=1, ge=1)
+    """n, completions of each question."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How tokens are drawn."""
+    engine: Annotated[EngineConfig, Component(engines.REGISTRY)] = HFEngineConfig()
+    """What generates."""
 
-    Raises:
-        ConfigError: The file is not of the benchmark's format, or the model cannot be read.
-    """
-    with in_section("model"):
-        tokenizer = load_tokenizer(config.model)
-    with in_section("benchmark"):
-        dataset = config.benchmark.build(tokenizer)
-    check_context(
-        dataset,
-        config.rollout.sampling,
-        model=config.model,
-        engine=config.rollout.engine,
-        key="rollout.sampling",
-    )
-    spec = benchmark_spec(config, dataset)
-    spec.save(directory.evaluations / "spec.json")
-    with BenchmarkSystem(config) as system:
-        result = evaluate_model(system, spec, dataset, str(config.model.path), tokenizer)
-    result.save(directory.evaluations / "result.json")
-    print(f"{config.benchmark.format}, {len(dataset)} questions, {config.model.path}")
-    for metric in result.metrics:
-        print(f"  {result.estimate(metric)}")
-    print(
-        f"  {result.truncated_share:.1%} of the completions were cut off, mean length "
-        f"{result.mean_length:.0f} tokens, {result.n_invalid} not scored\n"
-        f"written to {directory.evaluations}",
-        flush=True,
-    )
-    return result
+
+class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
+    """An evaluation of a model on a published benchmark."""
+
+    task: Literal["benchmark"]
+    """Which runner executes the recipe."""
+    runner: RunnerConfig = RunnerConfig()
+    """Where the result is written."""
+    benchmark: BenchmarkConfig
+    """The questions."""
+    model: LanguageModelConfig
+    """What answers: a directory with a model, such as `model` of a run."""
+    rollout: BenchmarkRolloutConfig = BenchmarkRolloutConfig()
+    reward: RewardConfig
+    """What tells right from wrong."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the evaluation."""
+        return COMPONENTS
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show what is sampled."""
+        questions = "all" if self.benchmark.limit is None else f"the first {self.benchmark.limit}"
+        return [
+            ("benchmark", f"{self.benchmark.format}, {self.benchmark.path}"),
+            ("questions", questions),
+            ("completions", f"{self.rollout.samples} of each question"),
+            ("new tokens", f"up to {self.rollout.sampling.max_new_tokens} per completion"),
+        ]
+
+    @model_validator(mode="after")
+    def _rules(self) -> BenchmarkRunConfig:
+        self.check_cluster()
+        for problem in self._problems():
+            raise problem
+        return self
+
+    def _problems(self) -> Iterator[PydanticCustomError]:
+        yield from self.correctness_problems(self.reward)
+        if self.rollout.sampling.greedy and self.rollout.samples > 1:
+            yield illegal(
+                "rollout.samples",
+                f"{self.rollout.samples} greedy completions are all the same",
+                hint="nearest: 1, or sampling.greedy: false",
+            )
+        for section in ("lora", "architecture"):
+            if getattr(self.model, section) is not None:
+                yield illegal(f"model.{section}", "has no effect here", hint="leave it out")
+        without_effect = {
+            "checkpoint": self.checkpoint != CheckpointConfig(),
+            "logger": self.logger != LoggerConfig(),
+            "runner.plan": self.runner.plan is not None,
+            "runner.timeline": self.runner.timeline,
+        }
+        for key in (key for key, given in without_effect.items() if given):
+            yield illegal(key, "has no effect on an evaluation", hint="leave it out")
+
+
+class Benchmark(Task[BenchmarkRunConfig]):
+    """Evaluates a model on a published benchmark: pass@k, mean@n and maj@n over its questions."""
+
+    config_class = BenchmarkRunConfig
+    groups: ClassVar = {
+        "rollout": "rlinf.workers.generation:GenerationWorker",
+        "reward": "rlinf.workers.reward:RewardWorker",
+    }
+    weights = None
+    trains = False
+    changeable = ()
+
+    @classmethod
+    def evaluation(cls, flow: Flow, config: BenchmarkRunConfig) -> None:
+        """Answers to the questions are generated and scored."""
+        answering_step(flow)
+
+    def evaluate_alone(self, directory: RunDirectory) -> None:
+        """Answer every question, print the rates and write specification and result down.
+
+        Raises:
+            ConfigError: The file is not of the benchmark's format, or the model cannot be read.
+        """
+        from rlinf.models.language import load_tokenizer
+        from rlinf.runners.groups import Groups
+        from rlinf.runners.reasoning_model import check_context
+
+        config, rollout = self.config, self.config.rollout
+        with in_section("model"):
+            tokenizer = load_tokenizer(config.model)
+        with in_section("benchmark"):
+            dataset = config.benchmark.build(tokenizer)
+        check_context(
+            dataset,
+            rollout.sampling,
+            model=config.model,
+            engine=rollout.engine,
+            key="rollout.sampling",
+        )
+        spec = benchmark_spec(config, dataset)
+        spec.save(directory.evaluations / "spec.json")
+        with Groups(self, trains=False) as groups:
+            result = answer_prompts(groups, spec, dataset, str(config.model.path), tokenizer)
+        result.save(directory.evaluations / "result.json")
+        print(f"{config.benchmark.format}, {len(dataset)} questions, {config.model.path}")
+        for metric in result.metrics:
+            print(f"  {result.estimate(metric)}")
+        print(
+            f"  {result.truncated_share:.1%} of the completions were cut off, mean length "
+            f"{result.mean_length:.0f} tokens, {result.n_invalid} not scored\n"
+            f"written to {directory.evaluations}",
+            flush=True,
+        )
 
 
 def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEvaluationSpec:
@@ -75,47 +169,3 @@ def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEv
         seed=config.seed,
         answers=kind if config.rollout.samples > 1 else None,
     )
-
-
-class BenchmarkSystem(AnsweringSystem):
-    """Generation and reward workers on a cluster; a context manager that ends them.
-
-    Args:
-        config: The recipe.
-    """
-
-    def __init__(self, config: BenchmarkRunConfig) -> None:
-        super().__init__(config)
-        self._config = config
-
-    def _start(self) -> None:
-        config = self._config
-        # Nothing is trained: no group is judged by the algorithm, and no weights are received.
-        generation = GenerationSetup(
-            model=config.model,
-            engine=config.rollout.engine,
-            sampling=config.rollout.sampling,
-            algorithm=GRPOConfig(),
-            group_size=config.rollout.samples,
-            seed=config.seed,
-            weight_sync=AutoConfig(),
-            parties=Parties(sender="", receiver="rollout", receivers=config.world_size("rollout")),
-        )
-        self._launch(
-            {
-                "rollout": (GenerationWorker, generation),
-                "reward": (RewardWorker, RewardSetup(reward=config.reward, model=config.model)),
-            }
-        )
-        for handle in [group.start() for group in self._groups.values()]:
-            handle.wait()
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: an evaluation is not resumed."""
-        return {}
-
-    def load_state(self, state: dict[str, Any], checkpoint: Path) -> None:
-        """Nothing, likewise."""
-
-    def _closing(self) -> Iterable[str]:
-        return self._config.components

@@ -1,162 +1,186 @@
-"""The embodied runner: a policy is trained in simulators, one rollout and one update at a time."""
+"""The embodied task: a policy is trained in simulators, one rollout and one update at a time."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlinf.checkpoint.export import export_weights
-from rlinf.data.evaluation import EvaluationResult
-from rlinf.flow.executor import RunningStep, StepReport
-from rlinf.flow.graph import Flow
-from rlinf.monitor.run_directory import RunDirectory
+from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_system import EmbodiedSystem, training_flow
-from rlinf.runners.evaluate import (
-    EvaluationPurpose,
-    evaluate_policy,
-    evaluation_spec,
-    film_policy,
-)
-from rlinf.runners.resumable_run import RunState
-from rlinf.runners.training_runner import TrainingRunner
-from rlinf.workers.env import RolloutReport
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.runners.task import Counts, Evaluated, Purpose, Task
+from rlinf.workers.acting_config import LearningConfig
 
-FIGURES = (
-    ("env-steps", "env/steps", ",.0f"),
-    ("env-steps/s", "env/steps_per_second", ",.0f"),
-    ("success", "env/success_once", ".3f"),
-    ("eval success", "eval/success", ".3f"),
-    ("return", "env/return", ".2f"),
-    ("KL", "actor/approx_kl", ".4f"),
-    ("explained variance", "critic/explained_variance", ".3f"),
-)
+if TYPE_CHECKING:
+    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.flow.running_step import Arguments, StepReport
+    from rlinf.runners.groups import Groups
+    from rlinf.runners.run import Run
+    from rlinf.workers.env import RolloutReport
 
 POLICY_FILE = "policy.safetensors"
 
 
-def train(config: EmbodiedConfig, directory: RunDirectory, stop: threading.Event) -> EmbodiedState:
-    """Run a recipe from its beginning; see :class:`EmbodiedRunner`."""
-    return EmbodiedRunner(config, directory, stop).run(resume=False)
-
-
-def resume(config: EmbodiedConfig, directory: RunDirectory, stop: threading.Event) -> EmbodiedState:
-    """Continue a run from its newest good checkpoint; see :class:`EmbodiedRunner`."""
-    return EmbodiedRunner(config, directory, stop).run(resume=True)
+LearningT = TypeVar("LearningT", bound=LearningConfig)
 
 
 @dataclass
-class EmbodiedState(RunState):
-    """Progress of an embodied run."""
+class EpisodeCounts(Counts):
+    """What an embodied run counts."""
 
     env_steps: int = 0
     episodes: int = 0
-    faults: dict[str, int] = field(default_factory=dict)
     solved: bool = False
+    """Whether an evaluation reached the success rate that is enough."""
 
 
-class EmbodiedRunner(TrainingRunner[EmbodiedConfig, EmbodiedState, EmbodiedSystem]):
-    """Trains until the environment steps are used up or the wanted success rate is reached."""
+class Acting(Task[LearningT]):
+    """What tasks share in which a policy acts in simulators and is trained: until steps are used
+    up, or it succeeds often enough."""
 
-    figures = FIGURES
+    starts_with: ClassVar = {"rollout": "env", "actor": "env"}
+    evaluates = ("env", "rollout")
+    changeable = (
+        "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
+        "evaluation.video_episodes", "checkpoint", "logger",
+    )  # fmt: skip
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
+        ("env-steps", "env/steps", ",.0f"),
+        ("env-steps/s", "env/steps_per_second", ",.0f"),
+        ("success", "env/success_once", ".3f"),
+        ("eval success", "eval/success", ".3f"),
+        ("return", "env/return", ".2f"),
+    )
 
-    def _new_state(self, **values: Any) -> EmbodiedState:
-        return EmbodiedState(**values)
+    def __init__(self, config: LearningT, directory: Path) -> None:
+        super().__init__(config, directory)
+        self.counts = EpisodeCounts()
+        self.evaluator = EpisodeEvaluator(config)
 
-    def _new_system(self) -> EmbodiedSystem:
-        return EmbodiedSystem(self._config)
+    @classmethod
+    def collect(cls, flow: Flow) -> None:
+        """Environments and policy answer each other, perhaps ahead of the training."""
+        flow.loop(
+            "rollout",
+            Stage("env", "interact", inputs=("actions",), outputs=("observations", "trajectories")),
+            Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+            ahead=True,
+        )
 
-    @property
-    def _training_steps(self) -> int:
-        return self._config.training_steps
+    @classmethod
+    def evaluation(cls, flow: Flow, config: LearningT) -> None:
+        """Environments and policy answer each other until every episode has ended."""
+        flow.loop(
+            "evaluation",
+            Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
+            Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+        )
 
-    def _solved(self) -> bool:
-        return self._state.solved
+    steps = property(lambda self: self.config.training_steps)
+    ahead = property(lambda self: self.config.rollout.max_staleness)
+    sources = property(lambda self: self.config.sub_batches)
+    evaluation_interval = property(lambda self: self.config.evaluation.interval)
+    finished = property(lambda self: self.counts.solved)
 
-    def _progress_of_run(self) -> dict[str, Any]:
-        return {"env_steps": self._state.env_steps}
+    def arguments(self, step: int) -> Arguments:
+        """All but the environments are told the number of the step."""
+        return {name: {"step": step} for name in self.config.components if name != "env"}
 
-    @property
-    def _max_staleness(self) -> int:
-        return self._config.rollout.max_staleness
-
-    def _start_step(self, step: int, *, synchronise: bool) -> RunningStep:
-        """Synchronise and collect; training follows when the step is waited for."""
-        return self._system.start_step(step, synchronise=synchronise)
-
-    @property
-    def _training_flow(self) -> Flow:
-        return training_flow(self._config)
-
-    def _rates(self, seconds: float) -> dict[str, float]:
-        return {"env/steps_per_second": self._config.env_steps_per_rollout / seconds}
-
-    def _metrics(self, report: StepReport) -> dict[str, float]:
-        """Metrics of one step, from what env and actor workers returned."""
+    def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
+        """What env and actor workers returned, and totals of the run."""
         rollouts: list[RolloutReport] = report.results("env")
-        metrics: dict[str, float] = dict(report.results("actor")[0])
+        metrics: dict[str, float] = {}
+        for name in self.config.components:
+            result = report.results(name)[0] if name in report.stages else None
+            metrics.update(result if isinstance(result, dict) else {})
         episodes = [e for r in rollouts for e in r.episodes if e.valid]
-        faults = sum((r.faults for r in rollouts), Counter())
-        self._state.env_steps += sum(r.env_steps for r in rollouts)
-        self._state.episodes += len(episodes)
-        for reason, count in faults.items():
-            self._state.faults[reason] = self._state.faults.get(reason, 0) + count
-            metrics[f"env/faults/{reason}"] = float(count)
+        self.counts.env_steps += sum(r.env_steps for r in rollouts)
+        self.counts.episodes += len(episodes)
+        faults = sum((r.faults for r in rollouts), Counter[str]())
+        metrics.update(self.counts.add_faults(faults, "env"))
         if episodes:
             metrics["env/success_once"] = float(np.mean([e.success_once for e in episodes]))
             metrics["env/success_at_end"] = float(np.mean([e.success_at_end for e in episodes]))
             metrics["env/return"] = float(np.mean([e.episode_return for e in episodes]))
             metrics["env/episode_len"] = float(np.mean([e.episode_len for e in episodes]))
             metrics["env/reward"] = float(np.mean([e.reward for e in episodes]))
-        metrics["env/steps"] = float(self._state.env_steps)
-        metrics["env/episodes"] = float(self._state.episodes)
-        for component in ("env", "rollout", "actor"):
-            metrics[f"time/{component}"] = report.seconds(component)
+        metrics["env/steps"] = float(self.counts.env_steps)
+        metrics["env/episodes"] = float(self.counts.episodes)
+        metrics["env/steps_per_second"] = self.config.env_steps_per_rollout / seconds
+        metrics.update({f"time/{name}": report.seconds(name) for name in report.stages})
         return metrics
 
-    # -- evaluation -----------------------------------------------------------------------------
+    def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
+        """Play episodes; training ends once the policy succeeds often enough."""
+        found = super().evaluate(run, purpose)
+        target = self.config.evaluation.stop_at_success
+        if found is not None and purpose == "periodic":
+            self.counts.solved = target is not None and found.score >= target
+        return found
 
-    def _evaluate_now(self) -> dict[str, float] | None:
-        if not self._due(self._config.evaluation.interval):
-            return None
-        begin = time.perf_counter()
-        result = self._evaluate("periodic")
-        self._state.note_success(result.success_rate)
-        target = self._config.evaluation.stop_at_success
-        self._state.solved = target is not None and result.success_rate >= target
-        low, high = result.interval
-        return {
-            "eval/success": result.success_rate,
-            "eval/success_low": low,
-            "eval/success_high": high,
-            "eval/return": result.mean_return,
-            "time/eval": time.perf_counter() - begin,
-        }
+    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
+        """The policy acts without an actor."""
+        from rlinf.trainers.modules import POLICY
+        from rlinf.trainers.trainer import saved_weights
 
-    def _evaluate(self, purpose: EvaluationPurpose) -> EvaluationResult:
-        """Play the episodes of one purpose with the newest weights and write the result down."""
-        self._synchronise()
-        spec = evaluation_spec(self._config, purpose)
-        spec.save(self._directory.evaluations / f"{purpose}_spec.json")
-        checkpoint = f"{self._directory.name} step {self._state.step}"
-        result = evaluate_policy(self._system, spec, checkpoint)
-        result.save(self._directory.evaluations / f"{purpose}_step_{self._state.step:08d}.json")
-        return result
+        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
+        groups["rollout"].load_weights(weights, checkpoint.step).wait()
 
-    def _conclude(self) -> None:
-        """Final evaluation on held-out episodes, learning curve, policy weights and video."""
-        result = self._evaluate("held_out")
-        weights = self._system.state()["actor"]["trainer"]["policy"]
-        export_weights(self._directory.path / POLICY_FILE, weights)
-        seconds = self._state.training_seconds
-        print(f"training: {self._state.env_steps} env steps in {seconds:.1f} s")
-        print(f"held-out episodes: {result}")
-        self._show_curve()
-        video = film_policy(self._system, self._directory.videos / "trained_policy.mp4")
+    def conclude(self, run: Run) -> None:
+        """Final evaluation on held-out episodes, policy weights, learning curve and video."""
+        from rlinf.checkpoint.export import export_weights
+        from rlinf.trainers.modules import POLICY
+        from rlinf.trainers.trainer import saved_weights
+
+        run.evaluate("held_out")
+        weights = saved_weights(run.groups.state()["actor"]["trainer"], POLICY)
+        export_weights(self.directory / POLICY_FILE, weights)
+        seconds = run.state.training_seconds
+        print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
+        print(f"held-out episodes: {run.last_evaluation}")
+        run.show_curve()
+        video = EpisodeEvaluator(self.config).film(
+            run.groups, run.directory.videos / "trained_policy.mp4"
+        )
         if video is not None:
             print(f"video of the trained policy: {video}", flush=True)
+
+    def progress(self) -> dict[str, Any]:
+        """Environment steps so far."""
+        return {"env_steps": self.counts.env_steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted."""
+        return asdict(self.counts)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.counts = EpisodeCounts(**state)
+
+
+class Embodied(Acting[EmbodiedConfig]):
+    """Trains a policy on what it has just done."""
+
+    config_class = EmbodiedConfig
+    groups: ClassVar = {
+        "env": "rlinf.workers.env:EnvWorker",
+        "rollout": "rlinf.workers.rollout:RolloutWorker",
+        "actor": "rlinf.workers.actor:ActorWorker",
+    }
+    figures = (
+        *Acting.figures,
+        ("KL", "actor/approx_kl", ".4f"),
+        ("explained variance", "critic/explained_variance", ".3f"),
+    )
+
+    @classmethod
+    def step(cls, flow: Flow, config: EmbodiedConfig) -> None:
+        """Environments and policy answer each other, then the actor trains."""
+        cls.collect(flow)
+        flow.stage(
+            "train", Stage("actor", "train", ("trajectories",), replicated=("trajectories",))
+        )

@@ -8,44 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlinf.agents.config import AgentConfig
-from rlinf.algorithms.tokens import registry as algorithms
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.config.base import StrictModel
-from rlinf.config.component import Component, illegal
+from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.data.prompts.config import PromptDataConfig
-from rlinf.engines import registry as engines
-from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
+from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError
-from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
+from rlinf.flow.placed_config import RunnerConfig
 from rlinf.flow.planning_traits import PlanningTraits
-from rlinf.models.language_config import LanguageModelConfig
-from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.correctness import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
-from rlinf.trainers.language import registry as trainers
-from rlinf.trainers.language.config import (
-    CriticTrainerConfig,
-    LanguageTrainerConfig,
-    SupervisedConfig,
-)
-from rlinf.weight_sync import registry as weight_syncers
-from rlinf.weight_sync.config import AutoConfig, WeightSyncConfig
-from rlinf.workers.partial_config import PartialRolloutConfig
+from rlinf.trainers.language.config import SupervisedConfig
+from rlinf.workers.answering_config import AnsweringConfig
 
 COMPONENTS = ("rollout", "reward", "actor")
-
-AlgorithmSection = Annotated[TokenAlgorithmConfig, Component(algorithms.REGISTRY)]
-EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
-WeightSyncSection = Annotated[WeightSyncConfig, Component(weight_syncers.REGISTRY)]
-TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
 
 
 class ReasoningRunnerConfig(RunnerConfig):
@@ -53,32 +34,6 @@ class ReasoningRunnerConfig(RunnerConfig):
 
     total_steps: int = Field(ge=1)
     """Training steps of the run."""
-
-
-class ReasoningRolloutConfig(StrictModel):
-    """How completions are generated."""
-
-    prompts: int = Field(ge=1)
-    """Prompts of a training step."""
-    group_size: int = Field(ge=1)
-    """Completions of each prompt."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn."""
-    engine: EngineSection = HFEngineConfig()
-    """What generates."""
-    max_staleness: int = Field(default=0, ge=0)
-    """How many training phases may lie between the weights that sample and the training: with 0
-    each rollout waits for the training step before it, with k it runs up to k steps ahead."""
-    partial: PartialRolloutConfig | None = None
-    """Interrupt the longest answers of a step and go on with them in the next; null: every step
-    waits for its last answer."""
-    agent: AgentConfig | None = None
-    """Tools that answers may call, turn by turn; null: an answer is one turn."""
-
-    @property
-    def sequences(self) -> int:
-        """Completions of a training step."""
-        return self.prompts * self.group_size
 
 
 class ReasoningValidationConfig(CorrectnessConfig):
@@ -96,21 +51,13 @@ class ReasoningValidationConfig(CorrectnessConfig):
     """Seed of these completions."""
 
 
-class ReasoningConfig(PlacedConfig):
+class ReasoningConfig(AnsweringConfig):
     """A run that trains a language model on prompts with rewards."""
 
     task: Literal["reasoning"]
     """Which runner executes the recipe."""
     runner: ReasoningRunnerConfig
     data: PromptDataConfig
-    model: LanguageModelConfig
-    rollout: ReasoningRolloutConfig
-    reward: RewardConfig
-    algorithm: AlgorithmSection
-    actor: TrainerSection
-    critic: CriticTrainerConfig | None = None
-    """Trainer of the value network; only for an algorithm that needs one."""
-    weight_sync: WeightSyncSection = AutoConfig()
     warm_start: SupervisedConfig | None = None
     """Supervised training on the targets of a generated task before the first step; null: none."""
     validation: ReasoningValidationConfig = ReasoningValidationConfig()

@@ -1,50 +1,125 @@
-"""Evaluation of a language model on held-out prompts, by a specification with a hash."""
+"""Evaluation of a language model on prompts, by a specification with a hash."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind, read_answers
-from rlinf.data.text_evaluation import PromptOutcome, TextEvaluationResult, TextEvaluationSpec
+from rlinf.data.text_evaluation import (
+    PromptOutcome,
+    TextEvaluationResult,
+    TextEvaluationSpec,
+    compare_text,
+)
+from rlinf.data.text_metrics import PairedEstimate
 from rlinf.engines.config import SamplingConfig
+from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow, Stage
 from rlinf.rewards.config import MathConfig
+from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.workers.generation import Drawn
+from rlinf.runners.task import Purpose
+
+if TYPE_CHECKING:
+    from rlinf.runners.groups import Groups
+    from rlinf.workers.generation import GenerationReport
 
 
-def validation_spec(config: ReasoningConfig, dataset: PromptDataset) -> TextEvaluationSpec:
-    """What a run is evaluated on: the first prompts of its validation set."""
-    validation = config.validation
-    return TextEvaluationSpec.of(
-        dataset,
-        prompt_ids=range(min(validation.prompts, len(dataset))),
-        samples=validation.samples,
-        sampling=to_data(_sampling(config)),
-        reward=to_data(config.reward)["functions"],
-        threshold=validation.correct_from,
-        part=validation.correct_by,
-        seed=validation.seed,
-        answers="math" if validation.samples > 1 and _formulas(config) else None,
+class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
+    """Answers the first prompts of a validation set, and scores the answers.
+
+    Args:
+        config: The run's configuration.
+        dataset: Validation prompts; None: nothing is evaluated.
+        tokenizer: Of the model.
+    """
+
+    spec_class = TextEvaluationSpec
+
+    def __init__(
+        self, config: ReasoningConfig, dataset: PromptDataset | None, tokenizer: Any
+    ) -> None:
+        self._config = config
+        self._dataset = dataset
+        self._tokenizer = tokenizer
+
+    def spec(self, purpose: Purpose, items: int | None = None) -> TextEvaluationSpec | None:
+        """What a run is evaluated on, whatever the purpose; None without a set."""
+        config, validation, dataset = self._config, self._config.validation, self._dataset
+        if dataset is None:
+            return None
+        formulas = any(isinstance(f, MathConfig) for f in config.reward.functions.values())
+        return TextEvaluationSpec.of(
+            dataset,
+            prompt_ids=range(min(items or validation.prompts, len(dataset))),
+            samples=validation.samples,
+            sampling=to_data(validation.sampling or config.rollout.sampling),
+            reward=to_data(config.reward)["functions"],
+            threshold=validation.correct_from,
+            part=validation.correct_by,
+            seed=validation.seed,
+            # Where they are compared as formulas, they can be counted as such.
+            answers="math" if validation.samples > 1 and formulas else None,
+        )
+
+    def stem(self, purpose: Purpose) -> str:
+        """All evaluations of a run are of the same prompts."""
+        return "validation"
+
+    def check(self, spec: TextEvaluationSpec) -> None:
+        """Refuse the specification of other prompts, or of another reward."""
+        spec.check_dataset(self._prompts)
+        own = to_data(self._config.reward)["functions"]
+        if spec.reward != own:
+            raise ConfigError(
+                f"the evaluation specification is for the reward {dict(spec.reward)}, the run has "
+                f"{own}: evaluate a run of that reward, or write a specification for this one"
+            )
+
+    def play(self, groups: Groups, spec: TextEvaluationSpec, name: str) -> TextEvaluationResult:
+        """Answer the prompts of a specification."""
+        return answer_prompts(groups, spec, self._prompts, name, self._tokenizer)
+
+    def compare(self, first: TextEvaluationResult, second: TextEvaluationResult) -> PairedEstimate:
+        """Prompt by prompt."""
+        return compare_text(first, second)
+
+    def metrics(self, result: TextEvaluationResult) -> dict[str, float]:
+        """Pass rate with its interval, other rates, and what became of the completions."""
+        success = result.estimate("pass@1")
+        return {
+            "eval/success": success.value,
+            "eval/success_low": success.low,
+            "eval/success_high": success.high,
+            "eval/response_length": result.mean_length,
+            "eval/truncated": result.truncated_share,
+            "eval/invalid": float(result.n_invalid),
+            **{f"eval/{metric}": result.estimate(metric).value for metric in result.metrics},
+        }
+
+    @property
+    def _prompts(self) -> PromptDataset:
+        if self._dataset is None:
+            raise ConfigError(
+                "the run has no validation prompts; name files in data.files.validation"
+            )
+        return self._dataset
+
+
+def answering_step(flow: Flow) -> None:
+    """One evaluation: completions of prompts are generated and scored."""
+    flow.loop(
+        "evaluation",
+        Stage("rollout", "evaluate", inputs=("scored",), outputs=("completions",)),
+        Stage("reward", "score", inputs=("completions",), outputs=("scored",)),
     )
 
 
-class Answering(Protocol):
-    """Workers that answer prompts and score what they answered."""
-
-    def evaluate(
-        self, prompts: Sequence[Drawn], seeds: Sequence[Sequence[int]], sampling: SamplingConfig
-    ) -> list[PromptGroup]:
-        """Scored completions of some prompts, in their order."""
-        ...
-
-
-def evaluate_model(
-    system: Answering,
+def answer_prompts(
+    groups: Groups,
     spec: TextEvaluationSpec,
     dataset: PromptDataset,
     checkpoint: str,
@@ -53,7 +128,7 @@ def evaluate_model(
     """Answer the prompts of a specification with the weights that the engines hold.
 
     Args:
-        system: The workers.
+        groups: Generation and reward workers.
         spec: What is sampled.
         dataset: The prompts.
         checkpoint: What the weights are called.
@@ -63,9 +138,17 @@ def evaluate_model(
         ConfigError: The specification is of another prompt set.
     """
     spec.check_dataset(dataset)
-    prompts = [(number, dataset[number]) for number in spec.prompt_ids]
-    seeds = [spec.seeds(number) for number in spec.prompt_ids]
-    groups = system.evaluate(prompts, seeds, SamplingConfig(**spec.sampling))
+    report = groups.evaluate(
+        {
+            "rollout": {
+                "prompts": [(number, dataset[number]) for number in spec.prompt_ids],
+                "seeds": [spec.seeds(number) for number in spec.prompt_ids],
+                "sampling": SamplingConfig(**spec.sampling),
+            }
+        },
+        sources=len(spec.prompt_ids),
+    )
+    parts: list[GenerationReport] = report.results("rollout")
     outcomes = [
         PromptOutcome.of(
             group,
@@ -74,7 +157,8 @@ def evaluate_model(
             answers=_answers(group, spec.answers, tokenizer),
             level=dataset[group.prompt_id].level,
         )
-        for group in groups
+        for part in parts
+        for group in part.groups
     ]
     return TextEvaluationResult.of(spec, outcomes, checkpoint)
 
@@ -89,56 +173,3 @@ def _answers(
         skip_special_tokens=True,
     )
     return read_answers(texts, kind)
-
-
-def _formulas(config: ReasoningConfig) -> bool:
-    """Whether answers are compared as formulas, so that they can be counted as such."""
-    return any(isinstance(f, MathConfig) for f in config.reward.functions.values())
-
-
-def _sampling(config: ReasoningConfig) -> SamplingConfig:
-    return config.validation.sampling or config.rollout.sampling
-
-
-class Evaluator:
-    """The evaluations of one run, all by one specification.
-
-    Args:
-        config: The run's configuration.
-        dataset: Validation prompts; None: nothing is evaluated.
-        directory: Where specification and results are written.
-        tokenizer: Of the model.
-    """
-
-    def __init__(
-        self,
-        config: ReasoningConfig,
-        dataset: PromptDataset | None,
-        directory: Path,
-        tokenizer: Any,
-    ) -> None:
-        self._dataset = dataset
-        self._tokenizer = tokenizer
-        self._directory = directory
-        self._spec = None if dataset is None else validation_spec(config, dataset)
-        self.last: TextEvaluationResult | None = None
-
-    def evaluate(self, system: Answering, checkpoint: str, step: int) -> dict[str, float] | None:
-        """Evaluate, write the result down, and return what is to be logged; None without a set."""
-        if self._dataset is None or self._spec is None:
-            return None
-        self._spec.save(self._directory / "validation_spec.json")
-        self.last = result = evaluate_model(
-            system, self._spec, self._dataset, checkpoint, self._tokenizer
-        )
-        result.save(self._directory / f"validation_step_{step:08d}.json")
-        success = result.estimate("pass@1")
-        return {
-            "eval/success": success.value,
-            "eval/success_low": success.low,
-            "eval/success_high": success.high,
-            "eval/response_length": result.mean_length,
-            "eval/truncated": result.truncated_share,
-            "eval/invalid": float(result.n_invalid),
-            **{f"eval/{metric}": result.estimate(metric).value for metric in result.metrics},
-        }

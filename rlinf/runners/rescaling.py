@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,19 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
 
 
 def rescaled_training() -> Any:
-    """What lets the ranks of an actor change; see :meth:`LanguageActorWorker.start`."""
+    """What lets the ranks of an actor change; see :class:`WorkerContext`."""
     return load_attribute(f"{_PLUGIN}.training:RescaledTraining")
+
+
+def open_mailboxes(config: ReasoningConfig) -> list[Channel]:
+    """A channel to each rollout worker, through which it is told of others inside a step."""
+    from rlinf.scheduler import Channel
+
+    run = uuid.uuid4().hex[:8]
+    return [
+        Channel.create(f"rollout-{run}/{rank}", host=f"rollout:{rank}")
+        for rank in range(config.world_size("rollout"))
+    ]
 
 
 def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arguments:

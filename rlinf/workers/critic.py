@@ -4,49 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_network, check_tokenizer, load_tokenizer, padding_token
-from rlinf.models.language_config import LanguageModelConfig
-from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.critic import FSDPCritic
+from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker, read_batch, write_parts
-
-
-@dataclass(frozen=True)
-class CriticSetup:
-    """What a critic worker needs to build the value network.
-
-    Args:
-        model: Model of the policy: its tokenizer, and its layers where the critic has no own.
-        algorithm: Advantages and value loss.
-        critic: Trainer of the value network.
-        total_steps: Training phases of the run.
-        seed: Seed of the run.
-        failure_directory: Where a batch is saved that could not be trained on.
-    """
-
-    model: LanguageModelConfig
-    algorithm: TokenAlgorithmConfig
-    critic: CriticTrainerConfig
-    total_steps: int
-    seed: int
-    failure_directory: Path
 
 
 class CriticWorker(TrainingWorker):
     """One rank of the trainer of the value network."""
 
-    def __init__(self, setup: CriticSetup) -> None:
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
-        self._algorithm = setup.algorithm.build()
+        self._config, self._context = config, context
+        self._algorithm = config.algorithm.build()
         self._critic: FSDPCritic
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
@@ -55,21 +33,24 @@ class CriticWorker(TrainingWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
-        setup = self._setup
+        config, critic = self._config, self._config.critic
+        source = self._context.model or config.model
+        if critic is None:
+            raise ValueError("the config has no section critic")
         with in_section("model"):
-            self._tokenizer = load_tokenizer(setup.model)
-        with in_section("model" if setup.critic.model is None else "critic.model"):
+            self._tokenizer = load_tokenizer(source)
+        with in_section("model" if critic.model is None else "critic.model"):
             model = build_network(
-                setup.critic.model or setup.model, tokenizer=self._tokenizer, seed=setup.seed
+                critic.model or source, tokenizer=self._tokenizer, seed=config.seed
             )
             check_tokenizer(model, self._tokenizer)
-        self._critic = setup.critic.build(
+        self._critic = critic.build(
             model,
             self._algorithm,
             ranks=self._meet(rendezvous),
-            total_steps=setup.total_steps,
-            seed=setup.seed,
-            failure_directory=setup.failure_directory,
+            total_steps=config.training_steps,
+            seed=config.seed,
+            failure_directory=self._context.failures,
         )
         return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 

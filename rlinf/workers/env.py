@@ -11,39 +11,18 @@ from typing import Any
 import numpy as np
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
+from rlinf.data.trajectory import Trajectory
 from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.resharding import reshard
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure, in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-
-
-@dataclass(frozen=True)
-class EnvSetup:
-    """What an env worker needs to build its simulators.
-
-    Args:
-        train: Environments to train in.
-        evaluation: Environments to evaluate in; they are started at the first evaluation.
-        train_envs: Training environments of the whole run.
-        evaluation_envs: Evaluation environments of the whole run.
-        seed: Run seed; episode seeds are derived from it and the global environment number.
-        chunk_steps: T, chunk steps of one rollout.
-        chunk: C, primitive actions per chunk.
-        stages: Sub-batches in flight.
-    """
-
-    train: EnvConfig
-    evaluation: EnvConfig
-    train_envs: int
-    evaluation_envs: int
-    seed: int
-    chunk_steps: int
-    chunk: int
-    stages: int
+from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.context import WorkerContext
 
 
 @dataclass
@@ -79,18 +58,22 @@ class EvaluationReport:
 class EnvWorker(StageWorker):
     """Steps a share of the run's environments; sub-batches overlap with the policy."""
 
-    def __init__(self, setup: EnvSetup) -> None:
+    records = (Trajectory, RolloutReport, EpisodeRecord)
+    divides_state = True
+
+    def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
+        self._config, self._context = config, context
+        self._stages = config.rollout.pipeline_stage_num
         self._vectors: dict[str, SupervisedVectorEnv] = {}
         self._was_reset = False
 
-    def start(self, *, training: bool = True) -> EnvSpec:
+    def start(self) -> EnvSpec:
         """Start the training environments, or else those for evaluation."""
-        if not training:
+        if not self._context.trains:
             return self._evaluation_env([(0, 0)]).env_spec
-        setup = self._setup
-        self._vectors["train"] = self._build(setup.train, setup.train_envs, "train")
+        env = self._config.env
+        self._vectors["train"] = self._build(env.train, env.num_envs, "train")
         return self._vectors["train"].env_spec
 
     def _build(
@@ -107,11 +90,11 @@ class EnvWorker(StageWorker):
                 num_envs=count,
                 first_env=self._rank * count,
                 total_envs=total,
-                seed=self._setup.seed,
-                stages=self._setup.stages,
+                seed=self._config.seed,
+                stages=self._stages,
                 purpose=purpose,
                 episode_seeds=episodes,
-                max_chunk=self._setup.chunk,
+                max_chunk=self._config.model.num_action_chunks,
             )
 
     # -- stages ---------------------------------------------------------------------------------
@@ -121,16 +104,21 @@ class EnvWorker(StageWorker):
 
         Yields observations to the policy and, at the end, one trajectory per sub-batch.
         """
-        env, setup = self._vectors["train"], self._setup
+        env, steps = self._vectors["train"], self._config.chunk_steps
+        auto_reset = self._config.env.train.auto_reset
         report = RolloutReport()
         builders = [
-            TrajectoryBuilder(self._env_ids(env, stage), setup.chunk_steps)
-            for stage in range(setup.stages)
+            TrajectoryBuilder(
+                self._env_ids(env, stage),
+                steps,
+                keep_next_observations=self._config.keeps_next_observations,
+            )
+            for stage in range(self._stages)
         ]
         sent: list[ObservationBatch] = []
-        for stage in range(setup.stages):
+        for stage in range(self._stages):
             # Episodes go on across rollouts where environments reset themselves.
-            fresh = not self._was_reset or not setup.train.auto_reset
+            fresh = not self._was_reset or not auto_reset
             observations = env.reset(stage) if fresh else env.observations(stage)
             sent.append(self._batch(env, stage, observations))
             yield self._emit("observations", stage, sent[stage])
@@ -147,13 +135,13 @@ class EnvWorker(StageWorker):
             if builder.exhausted and not builder.complete:
                 raise RunFailure(
                     f"{dict(report.faults)} faults left too few valid transitions: "
-                    f"{builder.time} chunk steps did not fill a rollout of {setup.chunk_steps}"
+                    f"{builder.time} chunk steps did not fill a rollout of {steps}"
                 )
             sent[stage] = self._batch(
                 env, stage, step.observations, builder.time, step, act=not builder.complete
             )
             yield self._emit("observations", stage, sent[stage])
-        report.extra_rows = sum(builder.time - setup.chunk_steps for builder in builders)
+        report.extra_rows = sum(builder.time - steps for builder in builders)
         return report
 
     def evaluate(
@@ -170,8 +158,8 @@ class EnvWorker(StageWorker):
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
         report = EvaluationReport(frames=[[] for _ in filmed])
-        times = [0] * self._setup.stages
-        for stage in range(self._setup.stages):
+        times = [0] * self._stages
+        for stage in range(self._stages):
             observations = env.reset(stage)
             yield self._emit("observations", stage, self._batch(env, stage, observations))
         # A picture can be taken only while no simulator is at work.
@@ -206,11 +194,11 @@ class EnvWorker(StageWorker):
         result, so that the simulators have work while the policy thinks.
         """
         in_flight: deque[tuple[int, PolicyBatch]] = deque()
-        unfinished = self._setup.stages
+        unfinished = self._stages
         while unfinished:
             if not in_flight or (ahead and actions.ready()):
                 item = next(actions)
-                stage = item.source % self._setup.stages
+                stage = item.source % self._stages
                 answer: PolicyBatch | RolloutValues = item.payload
                 if isinstance(answer, RolloutValues):
                     unfinished -= 1
@@ -230,9 +218,12 @@ class EnvWorker(StageWorker):
         if "eval" in self._vectors:
             self._vectors["eval"].assign_episodes(episodes)
         else:
-            setup = self._setup
+            evaluation = self._config.evaluation
             self._vectors["eval"] = self._build(
-                setup.evaluation, setup.evaluation_envs, "eval", episodes
+                evaluation.environments(self._config.env.train),
+                evaluation.num_envs,
+                "eval",
+                episodes,
             )
         return self._vectors["eval"]
 
@@ -263,7 +254,7 @@ class EnvWorker(StageWorker):
         )
 
     def _emit(self, edge: str, stage: int, payload: Any) -> Emit:
-        return Emit(edge, self._rank * self._setup.stages + stage, payload)
+        return Emit(edge, self._rank * self._stages + stage, payload)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -272,10 +263,13 @@ class EnvWorker(StageWorker):
         return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
-        """Continue from the :meth:`state` of every rank."""
-        state = states[self._rank]
-        self._vectors["train"].load_state_dict(state["envs"])
-        self._was_reset = state["was_reset"]
+        """Continue from the :meth:`state` of every rank, which may have been another number.
+
+        Every environment goes on where it was.
+        """
+        envs = reshard([state["envs"] for state in states], self._world_size)
+        self._vectors["train"].load_state_dict(envs[self._rank])
+        self._was_reset = states[0]["was_reset"]
 
     def close(self) -> None:
         """End the env processes."""

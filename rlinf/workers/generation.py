@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlinf.agents.config import AgentConfig
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool_use import ToolUse
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
-from rlinf.data.sequences import PromptGroup
-from rlinf.engines.config import EngineConfig, SamplingConfig
+from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
-from rlinf.models.language_config import LanguageModelConfig
-from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
+from rlinf.workers.answering_config import AnsweringConfig
 from rlinf.workers.carried_groups import CarryBook
+from rlinf.workers.context import WorkerContext
 from rlinf.workers.filling import DeviceSharing, Filling, RolloutHook
 from rlinf.workers.group_book import (
     Drawn,
@@ -31,40 +28,8 @@ from rlinf.workers.group_book import (
     SlotBook,
     completion_seed,
 )
-from rlinf.workers.partial_config import PartialRolloutConfig
 
-__all__ = ["Drawn", "GenerationReport", "GenerationSetup", "GenerationWorker"]
-
-
-@dataclass(frozen=True)
-class GenerationSetup:
-    """What a generation worker needs to build its engine.
-
-    Args:
-        model: Directory and number format of the model.
-        engine: Which engine generates, and how.
-        sampling: How tokens are drawn in training.
-        algorithm: Says which groups are worth training on.
-        group_size: G, completions of a prompt in training.
-        seed: Seed of the run.
-        weight_sync: How new weights arrive.
-        parties: Who sends them, and who receives.
-        partial: How groups are carried from step to step; None: not at all.
-        tells_progress: Whether the trainer must know how long unfinished answers are already.
-        agent: Tools that answers may call; None: an answer is one turn.
-    """
-
-    model: LanguageModelConfig
-    engine: EngineConfig
-    sampling: SamplingConfig
-    algorithm: TokenAlgorithmConfig
-    group_size: int
-    seed: int
-    weight_sync: WeightSyncConfig
-    parties: Parties
-    partial: PartialRolloutConfig | None = None
-    tells_progress: bool = False
-    agent: AgentConfig | None = None
+__all__ = ["Drawn", "GenerationReport", "GenerationWorker"]
 
 
 class GenerationWorker(StageWorker):
@@ -74,51 +39,67 @@ class GenerationWorker(StageWorker):
     stays in order and with one worker.
     """
 
-    def __init__(self, setup: GenerationSetup) -> None:
+    records = (PromptGroup, Completion, Score, GenerationReport)
+    divides_state = True
+
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
-        self._algorithm = setup.algorithm.build()
+        self._config, self._context = config, context
         self._engine: Engine
-        self._weights: WeightReceiver[Any]
+        self._weights: WeightReceiver[Any] | None = None
         self._released = False
+        if context.trains:
+            self._prepare_training(config)
+
+    def _prepare_training(self, config: AnsweringConfig) -> None:
+        """What no evaluation needs, whose config may say nothing of it."""
+        rollout = config.rollout
+        self._algorithm = config.algorithm.build()
         self._hook: RolloutHook | None = None
         self._carried: CarryBook | None = None
-        if setup.partial is not None:
+        if rollout.partial is not None:
             self._carried = CarryBook(
-                setup.partial, setup.group_size, setup.sampling, self._seeds, self._worth
+                rollout.partial, rollout.group_size, rollout.sampling, self._seeds, self._worth
             )
 
     def start(self) -> None:
         """Build the engine; the weights that training begins with arrive with the first sync."""
-        setup = self._setup
+        config = self._config
+        engine, source = config.rollout.engine, self._context.model or config.model
         with in_section("model"):
-            if setup.engine.shares_module or setup.model.architecture is not None:
-                model, tokenizer = build_language_model(setup.model, seed=setup.seed)
+            if engine.shares_module or source.architecture is not None:
+                model, tokenizer = build_language_model(source, seed=config.seed)
             else:
-                model, tokenizer = None, load_tokenizer(setup.model)
-        self._engine = setup.engine.build(
+                model, tokenizer = None, load_tokenizer(source)
+        self._engine = engine.build(
             ModelSource(
-                path=setup.model.path,
+                path=source.path,
                 module=model,
                 shared=False,
                 tokenizer=tokenizer,
-                dtype=setup.model.dtype,
+                dtype=source.dtype,
             )
         )
-        if setup.agent is not None:
+        if not self._context.trains:
+            return
+        agent = config.rollout.agent
+        if agent is not None:
             self._engine = Conversations(
                 self._engine,
-                ToolUse(setup.agent, tokenizer),
-                max_turns=setup.agent.max_turns,
-                max_turn_tokens=setup.agent.max_turn_tokens,
+                ToolUse(agent, tokenizer),
+                max_turns=agent.max_turns,
+                max_turn_tokens=agent.max_turn_tokens,
             )
-        self._weights = setup.weight_sync.build_receiver(self, setup.parties)
+        parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
+        self._weights = config.weight_sync.build_receiver(self, parties)
 
     def receive_weights(self) -> int:
         """Take the weights that the actor sends; returns their version.
 
         They are applied between steps only, so that no batch is generated under half of them.
         """
+        if self._weights is None:
+            raise RuntimeError("the worker receives no weights")
         return self._weights.apply(self._load)
 
     def _load(self, weights: dict[str, Any], version: int) -> None:
@@ -173,8 +154,8 @@ class GenerationWorker(StageWorker):
             book = self._carried
             requests = book.begin(step, self._slots(slots), mine, own)
         else:
-            setup = self._setup
-            book = SlotBook(setup.group_size, setup.sampling, self._seeds, self._worth)
+            rollout = self._config.rollout
+            book = SlotBook(rollout.group_size, rollout.sampling, self._seeds, self._worth)
             if shared is not None:
                 hook = self._hook = shared.begin(
                     self._hook, engine=self._engine, book=book, step=step, rank=self._rank,
@@ -185,7 +166,7 @@ class GenerationWorker(StageWorker):
                 {slot: prompts[slot] for slot in slots_here},
                 {slot: spares[slot :: len(prompts)] for slot in slots_here},
             )
-        filling = Filling(book, self._engine, hook, self._setup.tells_progress)
+        filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
         yield from filling.run(requests, scored)
         book.report.engine_restarts = self._engine.restarts
         return book.report
@@ -225,7 +206,7 @@ class GenerationWorker(StageWorker):
 
     def _seeds(self, draw: int) -> list[int]:
         """Seeds of a group in training."""
-        seed, size = self._setup.seed, self._setup.group_size
+        seed, size = self._config.seed, self._config.rollout.group_size
         return [completion_seed(seed, draw, place) for place in range(size)]
 
     def _worth(self, group: PromptGroup) -> bool:
@@ -243,6 +224,7 @@ class GenerationWorker(StageWorker):
 
     def close(self) -> None:
         """Give the engine back."""
-        if hasattr(self, "_weights"):
+        if self._weights is not None:
             self._weights.close()
+        if hasattr(self, "_engine"):
             self._engine.close()

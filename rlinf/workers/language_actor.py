@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
-from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.files import WrittenFiles, place_for
-from rlinf.trainers.language.config import LanguageTrainerConfig
 from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import LanguageTrainer
-from rlinf.weight_sync.config import WeightSyncConfig
 from rlinf.weight_sync.protocol import Parties, WeightSender
+from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.context import WorkerContext
 from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     TrainingWorker,
@@ -33,79 +31,46 @@ from rlinf.workers.training_ranks import (
 )
 
 
-@dataclass(frozen=True)
-class LanguageActorSetup:
-    """What a language actor needs to build its trainer.
-
-    Args:
-        model: Directory and number format of the model.
-        algorithm: Advantages and loss.
-        actor: Trainer of the policy.
-        temperature: At which completions are sampled and scored.
-        total_steps: Training phases of the run.
-        seed: Seed of the run.
-        failure_directory: Where a batch is saved that could not be trained on.
-        weight_sync: How weights are sent.
-        parties: Who sends them, and who receives.
-        slots: Groups of a phase.
-        max_token_staleness: Age in phases beyond which a token does not count in the loss; None:
-            all count.
-    """
-
-    model: LanguageModelConfig
-    algorithm: TokenAlgorithmConfig
-    actor: LanguageTrainerConfig
-    temperature: float
-    total_steps: int
-    seed: int
-    failure_directory: Path
-    weight_sync: WeightSyncConfig
-    parties: Parties
-    slots: int
-    max_token_staleness: int | None = None
-
-
 class LanguageActorWorker(TrainingWorker):
     """One rank of the trainer of a language model."""
 
-    def __init__(self, setup: LanguageActorSetup) -> None:
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
-        self._algorithm = setup.algorithm.build()
+        self._config, self._context = config, context
+        self._algorithm = config.algorithm.build()
         self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
         self._hook: TrainingHook | None = None
 
-    def start(
-        self, rendezvous: str | None = None, hook: Callable[..., TrainingHook] | None = None
-    ) -> dict[str, int]:
+    def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
 
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
-            hook: What lets the number of ranks change, with the arguments of
-                :class:`~rlinf.trainers.language.parallel.Ranks`; rank 0 has the whole model then.
-                None: it does not change.
         """
-        setup = self._setup
+        config, failures = self._config, self._context.failures
+        hook = self._context.training_hook
+        source = self._context.model or config.model
         with in_section("model"):
-            model, self._tokenizer = build_language_model(setup.model, seed=setup.seed)
+            model, self._tokenizer = build_language_model(source, seed=config.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if hook is not None:
             self._hook = self._joined(hook, rendezvous)
-        self._trainer = setup.actor.build(
+        self._trainer = config.actor.build(
             model,
             self._algorithm,
             ranks=self._meet(rendezvous) if hook is None else Ranks(device=self._device()),
-            total_steps=setup.total_steps,
-            seed=setup.seed,
-            temperature=setup.temperature,
-            failure_directory=None if hook and self._rank else setup.failure_directory,
+            total_steps=config.training_steps,
+            seed=config.seed,
+            temperature=config.rollout.sampling.temperature,
+            failure_directory=None if hook and self._rank else failures,
         )
         if self._hook is not None:
             self._hook.attach(self._trainer)
         if self._rank == 0:
-            self._weights = setup.weight_sync.build_sender(self, setup.parties)
+            receivers = config.world_size("rollout")
+            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
+            self._weights = config.weight_sync.build_sender(self, parties)
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
@@ -144,7 +109,7 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _trains_parts(self) -> bool:
         """Whether a global batch can be trained on when its groups are known, before all are."""
-        actor = self._setup.actor
+        actor = self._config.actor
         if actor.order == "length":
             return True
         return actor.trains_in_order and self._algorithm.config.prepares_parts
@@ -152,7 +117,7 @@ class LanguageActorWorker(TrainingWorker):
     def _train_parts(self, stream: InputStream, step: int, shared: Any) -> dict[str, Any]:
         """Train on each global batch as soon as it is complete; the same wherever it runs."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        slots, actor = self._setup.slots, self._setup.actor
+        slots, actor = self._config.rollout.prompts, self._config.actor
         batches = GlobalBatches(
             stream,
             slots=slots,
@@ -182,7 +147,9 @@ class LanguageActorWorker(TrainingWorker):
         metrics: dict[str, float] = {}
         if batch.advantages is None:
             batch, metrics = self._algorithm.prepare(batch)
-        bound = self._setup.max_token_staleness
+        partial = self._config.rollout.partial
+        masks = partial is not None and partial.too_old == "mask"
+        bound = partial.max_token_staleness if partial is not None and masks else None
         if bound is not None:
             batch, masked = without_old_tokens(batch, bound)
             metrics["rollout/masked_tokens"] = float(masked)

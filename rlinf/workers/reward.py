@@ -11,23 +11,10 @@ from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream, Item
 from rlinf.models.language import load_tokenizer
-from rlinf.models.language_config import LanguageModelConfig
-from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.pool import RewardPool
 from rlinf.rewards.protocol import RewardInput, RewardOutput
-
-
-@dataclass(frozen=True)
-class RewardSetup:
-    """What a reward worker needs.
-
-    Args:
-        reward: The functions and their processes.
-        model: Its tokenizer turns tokens into text.
-    """
-
-    reward: RewardConfig
-    model: LanguageModelConfig
+from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.context import WorkerContext
 
 
 @dataclass
@@ -46,16 +33,19 @@ class RewardReport:
 class RewardWorker(StageWorker):
     """Turns tokens into text and text into rewards, in processes of their own."""
 
-    def __init__(self, setup: RewardSetup) -> None:
+    records = (RewardReport,)
+
+    def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
+        self._reward = config.reward
+        self._model = context.model or config.model
         self._pool: RewardPool | None = None
 
     def start(self) -> None:
         """Start the processes that score."""
         with in_section("model"):
-            self._tokenizer = load_tokenizer(self._setup.model)
-        self._pool = RewardPool(self._setup.reward)
+            self._tokenizer = load_tokenizer(self._model)
+        self._pool = RewardPool(self._reward)
 
     def score(self, completions: InputStream) -> Generator[Emit, None, RewardReport]:
         """Stage: score groups as they come; returns a :class:`RewardReport`.
@@ -65,7 +55,7 @@ class RewardWorker(StageWorker):
         """
         if self._pool is None:
             raise RuntimeError("the worker was not started")
-        report = RewardReport(values={name: [] for name in self._setup.reward.functions})
+        report = RewardReport(values={name: [] for name in self._reward.functions})
         for first in completions:
             # All that is there is handed out at once, so that every process has work.
             items = [first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,34 +14,10 @@ from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.policy import Policy
-from rlinf.models.registry import ModelConfig, build_policy
-
-
-@dataclass(frozen=True)
-class RolloutSetup:
-    """What a rollout worker needs to build its policy.
-
-    Args:
-        model: Configuration of the policy.
-        value_dim: V, values per chunk that the algorithm needs.
-        seed: Seed of the exploration noise.
-        block_size: Rows per forward pass; None: whatever arrives. A fixed size makes the result
-            independent of how environments are split, because a matrix product may round
-            differently for another number of rows.
-        total_envs: Environments of the whole run; noise is drawn for all of them and sliced, so
-            that it does not depend on the split either.
-        shares_devices: Whether the environments compute on devices of the policy. Where they do,
-            values that are computed while they work would only slow them down.
-    """
-
-    model: ModelConfig
-    value_dim: int
-    seed: int
-    block_size: int | None
-    total_envs: int
-    shares_devices: bool
-
+from rlinf.models.policy import RAW_ACTIONS, Policy
+from rlinf.models.registry import build_policy
+from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.context import WorkerContext
 
 _NOISE = "noise"
 _NOISE_STEPS = 16
@@ -49,29 +26,33 @@ _NOISE_STEPS = 16
 class RolloutWorker(StageWorker):
     """Answers observations with actions under one version of the weights."""
 
-    def __init__(self, setup: RolloutSetup) -> None:
+    def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._setup = setup
+        self._config = config
+        # Values that are computed while the environments work would only slow them down there.
+        self._shares_devices = config.plan.overlap(("env",), ("rollout",))
         self._version = -1
+        self._env_spec: EnvSpec
         self._policy: Policy
 
     def start(self, env_spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first synchronisation."""
-        setup = self._setup
+        config = self._config
+        self._env_spec = env_spec
         self._policy = build_policy(
-            setup.model, env_spec, value_dim=setup.value_dim, seed=setup.seed
+            config.model, env_spec, value_dim=config.value_dim, seed=config.seed
         ).eval()
         self._policy.to(self.compute_device)
 
-    def receive_weights(self, sender: str, receivers: int) -> int:
-        """Take the weights that the sender's rank 0 broadcasts; returns their version.
+    def receive_weights(self) -> int:
+        """Take the weights that rank 0 of the actor broadcasts; returns their version.
 
         They are applied between rollouts only, so that no action is taken under half of them.
         """
         weights: dict[str, torch.Tensor]
         version: int
         weights, version = self.broadcast(
-            None, groups=[(sender, 0), (self._group_name, list(range(receivers)))]
+            None, groups=[("actor", 0), (self._group_name, list(range(self._world_size)))]
         )
         self._policy.load_state_dict(weights)
         self._version = version
@@ -98,7 +79,8 @@ class RolloutWorker(StageWorker):
             deterministic: Whether to take the most likely action, for evaluation.
         """
         memories: dict[int, _Memory] = {}
-        noise = _Noise(self._setup, self._policy, step)
+        noise = _Noise(self._config, self._policy, step)
+        at_random = not deterministic and self._config.acts_at_random(step)
         for item in observations:
             batch: ObservationBatch = item.payload
             memory = memories.setdefault(item.source, _Memory())
@@ -109,12 +91,15 @@ class RolloutWorker(StageWorker):
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
-                    answer = self._act(seen, drawn)
+                    if at_random:
+                        answer = self._act_at_random(noise.rows(batch))
+                    else:
+                        drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
+                        answer = self._act(seen, drawn)
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
-            if self._policy.values_in_parts and not self._setup.shares_devices:
+            if self._policy.values_in_parts and not self._shares_devices:
                 self._value_while_waiting(observations, memories)
 
     def _on_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -137,6 +122,20 @@ class RolloutWorker(StageWorker):
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
+            version=self._version,
+        )
+
+    def _act_at_random(self, noise: torch.Tensor) -> PolicyBatch:
+        """Uniform actions [n, C, A] in the box: the quantiles of the noise that would have been."""
+        low, high = (
+            torch.as_tensor(bound, dtype=torch.float32)
+            for bound in (self._env_spec.action_low, self._env_spec.action_high)
+        )
+        actions = low + (high - low) * torch.special.ndtr(noise)
+        return PolicyBatch(
+            actions=actions.numpy(),
+            log_probs=torch.full_like(noise, -math.log(2.0)),  # over the box scaled to [−1, 1]
+            forward_inputs={RAW_ACTIONS: actions},
             version=self._version,
         )
 
@@ -181,7 +180,7 @@ class RolloutWorker(StageWorker):
     def _blocks(self, inputs: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
         """The rows in blocks of the configured size, the last one filled up with its last row."""
         rows = len(next(iter(inputs.values())))
-        size = self._setup.block_size or rows
+        size = self._config.rollout.block_size or rows
         for first in range(0, rows, size):
             block = {key: value[first : first + size] for key, value in inputs.items()}
             if rows - first < size:
@@ -225,9 +224,9 @@ class _Noise:
     neither the split of the environments nor the order of the exchanges matters.
     """
 
-    def __init__(self, setup: RolloutSetup, policy: Policy, step: int) -> None:
-        self._key = (setup.seed, step)
-        self._shape = (_NOISE_STEPS, setup.total_envs, policy.chunk, policy.action_dim)
+    def __init__(self, config: ActingConfig, policy: Policy, step: int) -> None:
+        self._key = (config.seed, step)
+        self._shape = (_NOISE_STEPS, config.env.num_envs, policy.chunk, policy.action_dim)
         self._drawn: dict[int, torch.Tensor] = {}
 
     def rows(self, batch: ObservationBatch) -> torch.Tensor:

@@ -15,11 +15,12 @@ import typer
 
 from rlinf.cli.failure import reporting
 from rlinf.cli.run_paths import find_run, find_run_or_checkpoint
-from rlinf.cli.tasks import TASKS, read_config, refuse_fixed_keys
+from rlinf.cli.tasks import read_config, refuse_fixed_keys
 from rlinf.cli.train import execute
 from rlinf.config.explain import explain
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.task import REGISTRY
 
 
 def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(
@@ -62,10 +63,11 @@ def test_a_run_is_found_by_its_path_by_its_name_and_by_its_checkpoint(
     assert find_run_or_checkpoint(str(checkpoint)) == checkpoint
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_changeable_keys_exist(task: Any) -> None:
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_changeable_keys_exist(name: str) -> None:
+    task = REGISTRY.load(name)
     for key in task.changeable:
-        assert explain(task.config_class(), key)
+        assert explain(task.config_class, key)
 
 
 def test_a_resumed_run_may_become_longer_but_not_another() -> None:

@@ -15,7 +15,8 @@ from rlinf.planner.planned import find_plan
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.planner.simulated import SimulationOptions, simulate_planned
 from rlinf.planner.simulation import Conditions, simulate
-from rlinf.runners import embodied_system, reasoning_system
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.reasoning import Reasoning
 
 from ..runners import reasoning_support, support
 
@@ -68,7 +69,7 @@ def test_the_plan_is_played_on_a_cluster_of_several_nodes(
     assert main([*words, "--cluster", CLUSTER, "--steps", "3", "--timeline", str(timeline)]) == 0
     printed = capsys.readouterr().out
 
-    flow = embodied_system.training_flow(config)
+    flow = Embodied.flow(config)
     found = find_plan(config, flow, profile, cluster=shape)
     played = simulate(
         flow, found.plan, profile, shape, config.planning.constraints,
@@ -112,7 +113,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
     low, middle, high = simulated_step(printed)
     assert low < middle < high
 
-    flow = reasoning_system.training_flow(config)
+    flow = Reasoning.flow(config)
     found = find_plan(config, flow, profile, cluster=shape)
     played = simulate_planned(config, flow, found.plan, profile, shape)
     assert (low, middle, high) == pytest.approx(played.quantiles(0.1, 0.5, 0.9), rel=1e-3)

@@ -13,9 +13,9 @@ import typer
 import yaml
 
 from rlinf.cli.main import app, main
-from rlinf.cli.tasks import TASKS
 from rlinf.config.load import recipe_names
 from rlinf.config.schema import walk
+from rlinf.runners.task import REGISTRY
 
 from ..extending.conftest import PACKAGE
 from .pages import (
@@ -30,7 +30,7 @@ from .pages import (
     trainings,
 )
 
-KEYS = {name for task in TASKS.values() for name, _, _ in walk(task.config_class())}
+KEYS = {name for task in REGISTRY.names() for name, _, _ in walk(REGISTRY.load(task).config_class)}
 SECTIONS = {key.partition(".")[0] for key in KEYS}
 OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks them itself
 OWN_KEYS = (

@@ -12,7 +12,7 @@ from rich.console import Console
 from rlinf.monitor.log import logging_to
 from rlinf.monitor.progress import Progress
 from rlinf.monitor.stage_timer import StageTimer
-from rlinf.runners.embodied import FIGURES
+from rlinf.runners.embodied import Embodied
 
 METRICS = {
     "env/steps": 20_480.0,
@@ -25,6 +25,8 @@ METRICS = {
     "time/actor": 0.1,
     "time/step": 0.6,
 }
+
+FIGURES = Embodied.figures
 
 
 class Clock:

@@ -21,9 +21,10 @@ from rlinf.planner import auto as auto_plan
 from rlinf.planner import kept_profiles, measured_settings, variants
 from rlinf.planner.measure import PROFILE_FILE
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
-from rlinf.runners import embodied
+from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_system import EmbodiedSystem
+from rlinf.runners.groups import Groups
+from rlinf.runners.run import Run
 from tests.runners import reasoning_support
 from tests.runners.support import assert_equal_runs, small_config
 
@@ -47,7 +48,7 @@ def train(directory: Path, *overrides: str) -> Path:
     directory.mkdir()
     config = small_config(directory, *SPLIT, "evaluation.interval=0", *overrides)
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
-        embodied.train(config, run, threading.Event())
+        Run(Embodied, config, run, threading.Event()).run()
     return run.path
 
 
@@ -82,17 +83,17 @@ def test_a_placement_that_does_not_start_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     plain = train(tmp_path / "plain")
-    original = getattr(EmbodiedSystem, method)
+    original = getattr(Groups, method)
     steps = []
 
-    def out_of_memory(system: EmbodiedSystem, *arguments: Any) -> None:
+    def out_of_memory(system: Groups, *arguments: Any) -> None:
         original(system, *arguments)
         if system._plan.components["actor"].processes == 2:
             committed = (tmp_path / "auto" / "run" / "checkpoints").glob("step_*")
             steps.append(len(list(committed)))
             raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(EmbodiedSystem, method, out_of_memory)
+    monkeypatch.setattr(Groups, method, out_of_memory)
     auto = train(tmp_path / "auto", AUTO, "checkpoint={interval: 0}")
     assert_equal_runs(plain, auto)
     assert steps
@@ -139,7 +140,7 @@ def report(tmp_path: Path) -> Any:
     """The report of one real step."""
     config = small_config(tmp_path, *SPLIT)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
-        runner = embodied.EmbodiedRunner(config, directory, threading.Event())
+        runner = Run(Embodied, config, directory, threading.Event())
         found, _ = next(iter(runner.rehearse(1)))
     # What a step took beside its nodes does not fit to the times that the tests make up.
     return replace(found, node_seconds={})
@@ -156,7 +157,7 @@ def planner(
     directory = tmp_path / "run"
     directory.mkdir()
     found = auto_plan.AutoPlanner(
-        config.runner.plan, config, embodied.training_flow(config), directory=directory,
+        config.runner.plan, config, Embodied.flow(config), directory=directory,
         switch=switches, warm_up=warm_up,
     )  # fmt: skip
     found.begin(0)
@@ -400,12 +401,12 @@ def test_a_run_goes_on_from_a_checkpoint_of_another_placement(tmp_path: Path) ->
     stop = _StopAt(tmp_path / "auto" / "run" / "metrics.jsonl", lines=5)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "auto" / "run") as run:
         run.write_config(to_yaml(config))
-        embodied.train(config, run, stop)
+        Run(Embodied, config, run, stop).run()
     # The run stopped under another placement than that of its recipe, with which it begins again.
     plans = [d.plan for d in read_decisions(run.path) if d.plan is not None]
     assert plans[-1] != plans[0]
     with RunDirectory.open(run.path) as run:
-        embodied.resume(config, run, threading.Event())
+        Run(Embodied, config, run, threading.Event()).run(resume=True)
     assert_equal_runs(plain, run.path)
 
 

@@ -12,7 +12,8 @@ from rlinf.monitor.memory import Held, MemoryWatch
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.measure import PROFILE_FILE, WARM_UP_STEPS, StepRecorder
 from rlinf.planner.profile import Profile
-from rlinf.runners import embodied
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.run import Run
 from tests.runners.support import small_config
 
 SLOTS = "cluster.cpu_devices_per_node=2"
@@ -55,7 +56,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[list[StepReport]]:
 def train(directory: Path, *overrides: str) -> Profile:
     config = small_config(directory, *SPLIT, "evaluation.interval=0", *overrides)
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
-        embodied.train(config, run, threading.Event())
+        Run(Embodied, config, run, threading.Event()).run()
     return Profile.load(run.path / PROFILE_FILE)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from rlinf.planner.measured_settings import Setting, fastest
-from rlinf.runners.reasoning_system import training_flow
+from rlinf.runners.reasoning import Reasoning
 from tests.runners.reasoning_support import small_config
 
 
 def setting(directory: Path, label: str, seconds: list[float], *overrides: str) -> Setting:
     config = small_config(directory, "cluster.cpu_devices_per_node=2", *overrides)
-    found = Setting.of(label, config, training_flow(config))
+    found = Setting.of(label, config, Reasoning.flow(config))
     found.seconds += seconds
     return found
 

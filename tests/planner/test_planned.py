@@ -27,9 +27,9 @@ from rlinf.planner.recording import new_recorder
 from rlinf.planner.search import ComponentConstraint
 from rlinf.planner.search import plan as solve
 from rlinf.planner.variants import changed, legal_trials
-from rlinf.runners import embodied
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_system import training_flow
 from tests.runners import reasoning_support, support
 
 ACCELERATORS = "cluster.accelerators_per_node=2"
@@ -74,7 +74,7 @@ def solved(config: ReasoningConfig, memory: int, switch_seconds: float = 0.1) ->
     shape = ClusterShape(
         groups=(NodeGroup(nodes=1, devices_per_node=config.devices, memory_bytes=memory * GB),)
     )
-    flow = training_flow(config)
+    flow = Reasoning.flow(config)
     return find_plan(config, flow, profile(switch_seconds), cluster=shape).plan
 
 
@@ -174,7 +174,7 @@ def test_a_plan_keeps_to_the_rules_of_an_embodied_recipe(
     says: str,
 ) -> None:
     config = support.small_config(tmp_path, *recipe)
-    flow, costs = embodied.training_flow(config), seconds_of(**times)
+    flow, costs = Embodied.flow(config), seconds_of(**times)
     found = find_plan(config, flow, costs)
     assert placed_by(config, found.plan).plan.same_places(found.plan)
     assert {name: found.plan.components[name].processes for name in processes} == processes
@@ -213,7 +213,7 @@ def test_the_fastest_plan_that_the_recipe_accepts_is_found(tmp_path: Path) -> No
         for name, seconds in {"rollout": 1.0, "reward": 0.01, "actor": 1.0}.items()
     }
     flow, costs = (
-        training_flow(config),
+        Reasoning.flow(config),
         Profile(hardware="h", model="m", config="c", components=parts),
     )
     fastest = find_plan(config, flow, costs)
@@ -258,7 +258,7 @@ def test_ranks_that_share_layers_are_processes(tmp_path: Path, devices: int) -> 
         "actor.tensor_parallel_size=2",
     )
     costs = on_devices(config, (1, 2, 4))
-    solved = find_accepted_plan(config, training_flow(config), costs)
+    solved = find_accepted_plan(config, Reasoning.flow(config), costs)
     actor = solved.found.plan.components["actor"]
     assert (len(actor.devices), actor.processes) == (devices, devices)
     assert not solved.passed_over
@@ -280,7 +280,7 @@ def test_actor_critic_and_engine_have_parallel_sizes_of_their_own(tmp_path: Path
         "critic={}",
     )
     costs = on_devices(config, (1, 2, 3, 4))
-    flow, limits = training_flow(config), config.planning.constraints
+    flow, limits = Reasoning.flow(config), config.planning.constraints
     solved = find_accepted_plan(config, flow, costs)
     parts = solved.found.plan.components
     assert {name: len(part.devices) // part.processes for name, part in parts.items()} == {
@@ -306,7 +306,7 @@ def test_a_recipe_that_refuses_all_plans_says_why(
 
     monkeypatch.setattr(accepted_plan, "placed_by", refuse)
     with pytest.raises(ConfigError, match=r"refuses all plans .* actor: not like"):
-        find_accepted_plan(config, embodied.training_flow(config), costs)
+        find_accepted_plan(config, Embodied.flow(config), costs)
 
 
 def test_the_command_drops_what_the_recipe_says_of_places(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_nodes_of_another_kind_are_a_group_of_the_cluster(tmp_path: Path) -> Non
     assert homes == {0, 1, 2, 3}
     recorder = new_recorder(
         changed(config, ["cluster.component_placement={'env,rollout': '2-3', actor: '1-2'}"]),
-        embodied.training_flow(config),
+        Embodied.flow(config),
         "a test",
     )
     assert recorder.device_kinds == {"env": "cpu", "rollout": "cpu", "actor": "H100+cpu"}
@@ -370,7 +370,7 @@ def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
         for name, part in costs.components.items()
     }
     kept = costs.model_copy(update={"components": named})
-    solved = find_accepted_plan(config, embodied.training_flow(config), kept)
+    solved = find_accepted_plan(config, Embodied.flow(config), kept)
     placed = solved.config.plan.components
     assert {name: set(part.devices) <= {2, 3} for name, part in placed.items()} == {
         "env": False, "rollout": False, "actor": True,
@@ -378,18 +378,18 @@ def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
     # The same for a cluster that the recipe does not describe yet.
     bare = support.small_config(tmp_path)
     shape = parse_cluster_shape("1x2:cpu,1x2:H100")
-    again = find_accepted_plan(bare, embodied.training_flow(bare), kept, cluster=shape)
+    again = find_accepted_plan(bare, Embodied.flow(bare), kept, cluster=shape)
     assert [group.kind for group in cluster_of(again.config).groups] == ["cpu", "H100"]
     with pytest.raises(ConfigError, match="nodes of equally many devices"):
         cluster_overrides(bare, parse_cluster_shape("1x2:cpu,1x4:H100"))
 
 
 def test_times_of_a_processor_do_not_plan_accelerators_that_are_not_here(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     config = support.small_config(tmp_path, ACCELERATORS)
     here = seconds_of(env={1: 1.0}, rollout={1: 1.0}, actor={1: 1.0})
-    flow = embodied.training_flow(config)
+    flow = Embodied.flow(config)
     assert find_plan(config, flow, here).seconds == pytest.approx(3.0)
     text = here.model_dump_json().replace('"device_kind":""', '"device_kind":"cpu"')
     with pytest.raises(ConfigError, match=r"measured on cpu, and the cluster .* has acc"):
@@ -431,8 +431,8 @@ def test_a_slot_has_its_share_of_the_host(tmp_path: Path) -> None:
 def test_an_accelerator_has_the_memory_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gigabytes: int | None
 ) -> None:
-    monkeypatch.setattr(placed_config, "nvidia_devices", lambda: 2)
-    monkeypatch.setattr(device_memory, "nvidia_devices", lambda: 2)
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(device_memory, "accelerators_here", lambda: 2)
     monkeypatch.setattr(device_memory, "_accelerator_model", lambda: model)
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
@@ -441,7 +441,7 @@ def test_an_accelerator_has_the_memory_of_its_model(
 
 
 def test_accelerators_that_are_not_here_have_no_known_memory(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     [group] = cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
     assert (group.kind, group.memory_bytes) == ("", None)

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from rlinf.cli.main import main
-from rlinf.cli.tasks import TASKS
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.planning_traits import Knob
 from rlinf.flow.running_step import StepReport
@@ -25,6 +24,7 @@ from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
 from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
 from rlinf.planner import memory_report, preflight
 from rlinf.planner.worst_step import measure_worst_step
+from rlinf.runners.embodied import Embodied
 from tests.runners import reasoning_support, support
 
 MIB = 2**20
@@ -147,7 +147,7 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
         tmp_path, "cluster.cpu_devices_per_node=2",
         "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
     )  # fmt: skip
-    flow = TASKS["embodied"].flow(config)
+    flow = Embodied.flow(config)
     first, second = memory_report.device_peaks(config, flow, _Found())
     assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
     assert (second.device, second.peak) == (1, 5)
@@ -234,7 +234,7 @@ def test_a_step_that_runs_out_of_memory_does_not_fit(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     config = support.small_config(tmp_path)
-    found = measure_worst_step(config, runner, TASKS["embodied"].flow, 900 * MIB)
+    found = measure_worst_step(config, runner, Embodied.flow, 900 * MIB)
     assert found.ended is not None
     assert why in found.ended
     report = memory_report.MemoryReport((), found.together, 2**60, (), found.ended)
@@ -260,7 +260,7 @@ def test_a_step_that_fails_otherwise_says_so(
     tmp_path: Path, runner: type[Greedy], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        measure_worst_step(support.small_config(tmp_path), runner, TASKS["embodied"].flow, 2**40)
+        measure_worst_step(support.small_config(tmp_path), runner, Embodied.flow, 2**40)
 
 
 def watched(*words: str) -> int:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlinf.cli.tasks import TASKS
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import ComponentPlan
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner import kept_profiles, profiling, recording, variants
 from rlinf.planner.planned import placement_text, plan_overrides
-from rlinf.runners.embodied import EmbodiedRunner
+from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.runners.run import Run
 from rlinf.scheduler.component_grammar import parse_component_placement
 from tests.runners import reasoning_support, support
 
@@ -39,7 +40,7 @@ def test_every_part_of_a_recipe_is_measured_where_it_runs(
     lines: list[str] = []
     begin = time.perf_counter()
     profile = profiling.measure(
-        config, EmbodiedRunner, TASKS["embodied"].flow, steps=2, say=lines.append
+        config, partial(Run, Embodied), Embodied.flow, steps=2, say=lines.append
     )
     seconds = time.perf_counter() - begin
     assert set(profile.components) == {"env", "rollout", "actor"}
@@ -68,28 +69,28 @@ def test_a_trial_that_fails_leaves_what_the_others_measured(
     monkeypatch.setattr(profiling, "legal_trials", lambda config: iter([*trials, trials[1]]))
     started: list[int] = []
 
-    def build(*arguments: Any) -> EmbodiedRunner:
+    def build(*arguments: Any) -> Run:
         started.append(len(started))
         if started[-1] == fails:
             raise RuntimeError("out of memory")
-        return EmbodiedRunner(*arguments)
+        return Run(Embodied, *arguments)
 
     lines: list[str] = []
     fails = 1
-    profile = profiling.measure(config, build, TASKS["embodied"].flow, steps=1, say=lines.append)
+    profile = profiling.measure(config, build, Embodied.flow, steps=1, say=lines.append)
     assert set(profile.components) == {"env", "rollout", "actor"}
     assert started == [0, 1, 2]
     assert lines[1] == f"{trials[1][0]} could not be measured: RuntimeError: out of memory"
     started.clear()
     fails = 0
     with pytest.raises(RuntimeError, match="out of memory"):
-        profiling.measure(config, build, TASKS["embodied"].flow, steps=1, say=lines.append)
+        profiling.measure(config, build, Embodied.flow, steps=1, say=lines.append)
 
 
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
     assert kept_profiles.usable_profile(config) == (None, ())
-    recorder = recording.new_recorder(config, TASKS["embodied"].flow(config), "a test")
+    recorder = recording.new_recorder(config, Embodied.flow(config), "a test")
     recorder.warm_up = 0
     for report in _rehearsed(config, tmp_path, 2):
         recorder.observe(report)
@@ -116,7 +117,7 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
 
 def _rehearsed(config: EmbodiedConfig, path: Path, steps: int) -> Iterator[StepReport]:
     with RunDirectory.create(path, "small", path=path / "rehearsal") as directory:
-        runner = EmbodiedRunner(config, directory, threading.Event())
+        runner = Run(Embodied, config, directory, threading.Event())
         yield from (report for report, _ in runner.rehearse(steps))
 
 
@@ -131,7 +132,7 @@ def test_more_steps_can_be_measured_than_a_run_has(tmp_path: Path, ahead: int) -
 def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
     here = kept_profiles.fingerprints(config)
-    flow = TASKS["embodied"].flow(config)
+    flow = Embodied.flow(config)
     recorder = recording.new_recorder(config, flow, "first")
     recorder.warm_up = 0
     reports = list(_rehearsed(config, tmp_path, 1))

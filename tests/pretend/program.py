@@ -19,12 +19,13 @@ if sys.argv[1] == "pretend":
 def embodied(directory: Path, *overrides: str) -> None:
     """PPO on a Gaussian policy."""
     from rlinf.monitor.run_directory import RunDirectory
-    from rlinf.runners.embodied import train
+    from rlinf.runners.embodied import Embodied
+    from rlinf.runners.run import Run
     from tests.runners.support import small_config
 
     config = small_config(directory, *overrides)
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
-        train(config, run, threading.Event())
+        Run(Embodied, config, run, threading.Event()).run()
 
 
 def forgetful(directory: Path, *overrides: str) -> None:

@@ -12,8 +12,9 @@ from rlinf.config.dump import to_yaml
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.run import Run
 
 from .support import metrics
 
@@ -74,8 +75,14 @@ def train(directory: Path, *overrides: str, stop: threading.Event | None = None)
     config = small_config(directory, *overrides)
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
         run.write_config(to_yaml(config))
-        reasoning.train(config, run, stop or threading.Event())
+        Run(Reasoning, config, run, stop or threading.Event()).run()
     return run.path
+
+
+def resume(run: Path, config: ReasoningConfig) -> None:
+    """Go on with a run."""
+    with RunDirectory.open(run) as directory:
+        Run(Reasoning, config, directory, threading.Event()).run(resume=True)
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:

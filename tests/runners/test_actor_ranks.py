@@ -15,7 +15,8 @@ pytest.importorskip("ray")
 from rlinf.checkpoint.reading import load_checkpoint
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
+from rlinf.runners.run import Run
 from rlinf.scheduler.cpu_slots import available_cores
 
 from .killing import kill_and_resume
@@ -71,7 +72,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     run = train(tmp_path, "runner.total_steps=2", *ON_RAY, before, stop=stop)
     with RunDirectory.open(run) as directory:
         longer = small_config(tmp_path, f"runner.total_steps={STEPS}", *ON_RAY, after)
-        reasoning.resume(longer, directory, threading.Event())
+        Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     assert_close_runs(one_rank, run)
 
 
@@ -85,7 +86,7 @@ def stopped_and_resumed(directory: Path, before: list[str], after: list[str]) ->
     run = train(directory, f"runner.total_steps={STEPS - 1}", *before)
     with RunDirectory.open(run) as opened:
         longer = small_config(directory, f"runner.total_steps={STEPS}", *after)
-        reasoning.resume(longer, opened, threading.Event())
+        Run(Reasoning, longer, opened, threading.Event()).run(resume=True)
     return run
 
 
@@ -97,7 +98,7 @@ def test_parts_of_a_checkpoint_are_what_the_whole_is(two_ranks: Path, tmp_path: 
     checkpoints = again / "checkpoints"
     files = {path.name for path in (checkpoints / "step_00000001" / "actor").iterdir()}
     assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    assert load_checkpoint(checkpoints / "latest").tree["system"]["actor"]["trainer"] is None
+    assert load_checkpoint(checkpoints / "latest").tree["workers"]["actor"]["trainer"] is None
     local = [SHARDED]
     alone = stopped_and_resumed(tmp_path / "one", parts, local)
     assert_equal_runs(stopped_and_resumed(tmp_path / "whole", whole, local), alone)

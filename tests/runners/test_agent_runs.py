@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 
 from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
-from rlinf.runners.evaluate_reasoning import evaluate
+from rlinf.runners.evaluation import evaluate
+from rlinf.runners.reasoning import Reasoning
+from rlinf.runners.run import Run
 
 from .reasoning_support import CALLING, assert_equal_runs, small_config, train, untimed
 from .test_reasoning import PLACEMENTS, StopAfter, needs_two_cores
@@ -53,7 +54,9 @@ def _cut_and_resumed(directory: Path, *overrides: str) -> Path:
     run = train(directory, *overrides, stop=StopAfter(2))
     assert len(untimed(run)) < 5
     with RunDirectory.open(run) as opened:
-        reasoning.resume(small_config(directory, *overrides), opened, threading.Event())
+        Run(Reasoning, small_config(directory, *overrides), opened, threading.Event()).run(
+            resume=True
+        )
     return run
 
 
@@ -72,7 +75,7 @@ def test_conversations_that_are_carried_from_step_to_step(tmp_path: Path) -> Non
 
 
 def test_evaluation_of_a_run_repeats_its_last_one(reference: Path) -> None:
-    result = evaluate(reference)
+    result = evaluate(Reasoning, reference)
     assert result.estimate("pass@1").value == untimed(reference)[-1]["eval/success"]
     validation = json.loads((reference / "evaluations/validation_step_00000004.json").read_text())
     # The model's own tokens: a call and an answer, without what the tool replied.

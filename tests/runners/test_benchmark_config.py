@@ -9,7 +9,7 @@ import pytest
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
-from rlinf.runners.benchmark_config import BenchmarkRunConfig
+from rlinf.runners.benchmark import BenchmarkRunConfig
 
 RECIPE = """
 task: benchmark

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
+from rlinf.runners.run import Run
 from rlinf.workers.reward import RewardReport, RewardWorker
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed
@@ -51,7 +52,7 @@ class UnevenReward(RewardWorker):
     def score(self, completions: Any) -> Generator[Any, None, RewardReport]:
         draw = random.Random(self.seed)
         assert self._pool is not None
-        report = RewardReport(values={name: [] for name in self._setup.reward.functions})
+        report = RewardReport(values={name: [] for name in self._reward.functions})
         for first in completions:
             time.sleep(draw.choice([0, 0.02, 0.1]))
             items = [first]
@@ -73,7 +74,7 @@ def test_the_speed_of_the_reward_changes_nothing(
     more = (*AGAIN, "rollout.partial={oversample: 1.5, schedule: history}") if partial else AGAIN
     expected = train(tmp_path / "even", *more) if partial else reference
     assert sum(rejected(expected)) > 0
-    monkeypatch.setattr("rlinf.runners.reasoning_system.RewardWorker", UnevenReward)
+    monkeypatch.setitem(Reasoning.groups, "reward", UnevenReward)
     found = []
     for seed in (1, 2):
         monkeypatch.setattr(UnevenReward, "seed", seed)
@@ -124,5 +125,7 @@ def test_interrupted_and_resumed(reference: Path, tmp_path: Path, questions: int
     run = train(tmp_path, *AGAIN, stop=StopAfter(questions))
     assert 0 < sum(rejected(run)) < sum(rejected(reference))
     with RunDirectory.open(run) as directory:
-        reasoning.resume(small_config(tmp_path, *AGAIN), directory, threading.Event())
+        Run(Reasoning, small_config(tmp_path, *AGAIN), directory, threading.Event()).run(
+            resume=True
+        )
     assert_equal_runs(reference, run)

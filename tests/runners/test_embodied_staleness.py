@@ -10,7 +10,8 @@ import pytest
 
 from rlinf.config.dump import to_yaml
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import embodied
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.run import Run
 
 from .killing import Task, kill_and_resume, train_without_a_simulator
 from .support import assert_equal_runs, metrics, small_config, write_recipe
@@ -66,10 +67,10 @@ def test_what_was_collected_ahead_outlives_an_interruption(
     config = small_config(tmp_path, *AHEAD)
     with RunDirectory.create(config.runner.output_dir, "small", path=tmp_path / "run") as run:
         run.write_config(to_yaml(config))
-        embodied.train(config, run, StopAfter(questions))
+        Run(Embodied, config, run, StopAfter(questions)).run()
     assert len(metrics(run.path)) < len(metrics(reference))
     with RunDirectory.open(run.path) as directory:
-        embodied.resume(config, directory, threading.Event())
+        Run(Embodied, config, directory, threading.Event()).run(resume=True)
     assert_equal_runs(reference, run.path)
 
 

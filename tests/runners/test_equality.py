@@ -9,7 +9,8 @@ import pytest
 
 from rlinf.models.mlp import MLPPolicy
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import embodied
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.run import Run
 from rlinf.scheduler.cpu_slots import available_cores
 from rlinf.workers.rollout import RolloutWorker
 
@@ -33,7 +34,7 @@ def train(directory: Path, *overrides: str) -> Path:
     config = small_config(directory, *overrides)
     run = RunDirectory.create(config.runner.output_dir, "small", path=directory / "run")
     with run:
-        embodied.train(config, run, threading.Event())
+        Run(Embodied, config, run, threading.Event()).run()
     return run.path
 
 

@@ -13,8 +13,9 @@ pytest.importorskip("transformers")
 
 from rlinf.data.text_evaluation import TextEvaluationSpec
 from rlinf.errors import ConfigError
-from rlinf.runners import evaluate_reasoning
-from rlinf.runners.evaluate_reasoning import evaluate
+from rlinf.runners import groups
+from rlinf.runners.evaluation import evaluate
+from rlinf.runners.reasoning import Reasoning
 
 from .reasoning_support import train
 
@@ -31,7 +32,7 @@ def _no_system(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*arguments: object) -> NoReturn:
         pytest.fail("workers were started")
 
-    monkeypatch.setattr(evaluate_reasoning, "ReasoningSystem", started)
+    monkeypatch.setattr(groups, "Groups", started)
 
 
 @pytest.mark.usefixtures("_no_system")
@@ -40,14 +41,14 @@ def test_a_specification_of_another_reward_is_refused(run: Path, tmp_path: Path)
     other = {"answer": {**spec.reward["answer"], "found_value": 0.5}}
     replace(spec, reward=other).save(tmp_path / "spec.json")
     with pytest.raises(ConfigError, match=r"for the reward .*0\.5.*the run has .*0\.2"):
-        evaluate(run, spec=tmp_path / "spec.json")
+        evaluate(Reasoning, run, spec=tmp_path / "spec.json")
 
 
 def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = train(tmp_path, *SHORT, "validation.prompts=5", "validation.seed=4")
-    result = evaluate(run, episodes=6, compare=other)
+    result = evaluate(Reasoning, run, items=6, compare=other)
     assert len(result.outcomes) == 6
     name = f"spec_{result.spec_sha256[:12]}_step_00000001.json"
     found = json.loads((other / "evaluations" / name).read_text())

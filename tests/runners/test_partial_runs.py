@@ -11,7 +11,8 @@ pytest.importorskip("transformers")
 
 from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
+from rlinf.runners.run import Run
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed
 from .test_reasoning import StopAfter, needs_two_cores
@@ -58,7 +59,7 @@ def test_an_interrupted_run_loses_no_group(
     assert len(untimed(run)) < 5
     with RunDirectory.open(run) as directory:
         config = small_config(tmp_path / "cut", *PARTIAL, *more)
-        reasoning.resume(config, directory, threading.Event())
+        Run(Reasoning, config, directory, threading.Event()).run(resume=True)
     assert_equal_runs(whole, run)
 
 

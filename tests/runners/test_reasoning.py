@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
-from rlinf.runners.evaluate_reasoning import evaluate
+from rlinf.runners.evaluation import evaluate
+from rlinf.runners.reasoning import Reasoning
 from rlinf.scheduler.cpu_slots import available_cores
 from tests.conftest import drawing
 
-from .reasoning_support import assert_equal_runs, small_config, train, untimed
+from .reasoning_support import assert_equal_runs, resume, small_config, train, untimed
 
 PLACEMENTS = {
     "one device": "{'rollout,reward,actor': '0'}",
@@ -105,15 +104,14 @@ def test_interrupted_and_resumed(reference: Path, tmp_path: Path, questions: int
     run = train(tmp_path, stop=StopAfter(questions))
     done = len(untimed(run))
     assert done < 5
-    with RunDirectory.open(run) as directory:
-        reasoning.resume(small_config(tmp_path), directory, threading.Event())
+    resume(run, small_config(tmp_path))
     assert_equal_runs(reference, run)
 
 
 def test_evaluation_of_a_run_repeats_its_last_one(
     reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = evaluate(reference)
+    result = evaluate(Reasoning, reference)
     assert result.estimate("pass@1").value == untimed(reference)[-1]["eval/success"]
     assert result.spec_sha256[:12] in capsys.readouterr().out
 

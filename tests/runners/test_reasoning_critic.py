@@ -13,9 +13,9 @@ from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_system import training_flow
+from rlinf.runners.run import Run
 from rlinf.scheduler.cpu_slots import available_cores
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed
@@ -34,7 +34,7 @@ needs_two_cores = pytest.mark.skipif(
 
 
 def nodes(config: ReasoningConfig) -> list[str]:
-    return [node.name for node in training_flow(config).order()]
+    return [node.name for node in Reasoning.flow(config).order()]
 
 
 def test_the_flow_has_the_stages_that_the_algorithm_needs(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_resumed(reference: Path, tmp_path: Path) -> None:
     run = train(tmp_path, *PPO, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
         config = small_config(tmp_path, *PPO, "runner.total_steps=3")
-        reasoning.resume(config, directory, threading.Event())
+        Run(Reasoning, config, directory, threading.Event()).run(resume=True)
     assert_equal_runs(reference, run)
 
 
@@ -158,7 +158,7 @@ def test_it_learns(tmp_path: Path) -> None:
     recipe = load_recipe("reasoning/arithmetic_grpo", SHORT)
     config = validate(ReasoningConfig, recipe.data, recipe)
     with RunDirectory.create(tmp_path, "learns", path=tmp_path / "run") as run:
-        reasoning.train(config, run, threading.Event())
+        Run(Reasoning, config, run, threading.Event()).run()
     lines = [line for line in untimed(run.path) if "rollout/rewards" in line]
     rewards = [line["rollout/rewards"] for line in lines]
     assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.1

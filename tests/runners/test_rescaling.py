@@ -17,8 +17,9 @@ from rlinf.engines.config import SGLangEngineConfig, VLLMEngineConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.rescaling import order_problems, rescaling_problems, write_choices
+from rlinf.runners.run import Run
 
 from .reasoning_support import assert_equal_runs, small_config, train, untimed, weights
 from .test_actor_ranks import ABSOLUTE, RELATIVE, STEPS
@@ -124,7 +125,7 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
     run = train(tmp_path, *BY_LENGTH, *SHARED, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
         longer = small_config(tmp_path, *BY_LENGTH, *SHARED)
-        reasoning.resume(longer, directory, threading.Event())
+        Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     assert_same(static, run)
 
 
@@ -139,7 +140,7 @@ def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path, layout: st
     run = train(tmp_path / "run", *equal, *shared, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
         longer = small_config(tmp_path / "run", *equal, *shared)
-        reasoning.resume(longer, directory, threading.Event())
+        Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     second = assert_same(static, run)
     assert {line["actor/ranks_most"] for line in second if "actor/ranks_most" in line} == {2.0}
     resizes = [d for d in read_decisions(run) if d.reason.startswith("resize")]
@@ -148,7 +149,7 @@ def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path, layout: st
 
 def test_a_run_that_does_not_rescale_loads_nothing_of_it() -> None:
     code = (
-        "import sys, rlinf.runners.reasoning, rlinf.runners.reasoning_system;"
+        "import sys, rlinf.runners.reasoning;"
         "print(*[name for name in sys.modules if name.startswith('rlinf.rescale')])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,9 +11,10 @@ pytest.importorskip("transformers")
 
 from rlinf.errors import UserError
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
+from rlinf.runners.run import Run
 
-from .reasoning_support import assert_equal_runs, small_config, train, untimed
+from .reasoning_support import assert_equal_runs, resume, small_config, train, untimed
 from .test_reasoning import PLACEMENTS, StopAfter, needs_two_cores
 
 AHEAD = "rollout.max_staleness=1"
@@ -89,8 +90,7 @@ def test_what_was_generated_ahead_outlives_an_interruption(
 ) -> None:
     run = train(tmp_path, AHEAD, stop=StopAfter(questions))
     assert len(untimed(run)) < 5
-    with RunDirectory.open(run) as directory:
-        reasoning.resume(small_config(tmp_path, AHEAD), directory, threading.Event())
+    resume(run, small_config(tmp_path, AHEAD))
     assert_equal_runs(reference, run)
 
 
@@ -100,7 +100,9 @@ def test_prompts_drawn_again_are_counted_once(tmp_path: Path) -> None:
     one = train(tmp_path / "one", AHEAD, again)
     two = train(tmp_path / "two", AHEAD, again, stop=StopAfter(2))
     with RunDirectory.open(two) as directory:
-        reasoning.resume(small_config(tmp_path / "two", AHEAD, again), directory, threading.Event())
+        Run(
+            Reasoning, small_config(tmp_path / "two", AHEAD, again), directory, threading.Event()
+        ).run(resume=True)
     assert_equal_runs(one, two)
     lines = untimed(one)[1:]
     rejected = sum(line["rollout/rejected_groups"] for line in lines)
@@ -117,9 +119,9 @@ def test_a_worker_that_fails_ahead_ends_the_run(
     from .failing_workers import FailingActor, FailingGeneration
 
     if broken == "rollout":
-        monkeypatch.setattr("rlinf.runners.reasoning_system.GenerationWorker", FailingGeneration)
+        monkeypatch.setitem(Reasoning.groups, "rollout", FailingGeneration)
     else:
-        monkeypatch.setattr("rlinf.runners.reasoning_system.LanguageActorWorker", FailingActor)
+        monkeypatch.setitem(Reasoning.groups, "actor", FailingActor)
     with pytest.raises(ArithmeticError, match=f"the {broken} broke"):
         train(tmp_path, AHEAD, f"cluster.runtime={runtime}", *placed("disaggregated"))
 
@@ -143,5 +145,7 @@ def test_with_a_critic(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", *critic)
     run = train(tmp_path / "cut", *critic, stop=StopAfter(2))
     with RunDirectory.open(run) as directory:
-        reasoning.resume(small_config(tmp_path / "cut", *critic), directory, threading.Event())
+        Run(Reasoning, small_config(tmp_path / "cut", *critic), directory, threading.Event()).run(
+            resume=True
+        )
     assert_equal_runs(whole, run)

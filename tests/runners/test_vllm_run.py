@@ -15,8 +15,9 @@ pytest.importorskip("transformers")
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.runners import reasoning
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.runners.run import Run
 
 from .reasoning_support import SMALL, untimed, weights
 
@@ -53,7 +54,7 @@ def test_a_run_with_vllm(tmp_path: Path, runtime: str, residency: str, asynchron
     recipe = load_recipe(str(path), [*OVERRIDES, *cluster])
     config = validate(ReasoningConfig, recipe.data, recipe)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "run") as run:
-        reasoning.train(config, run, threading.Event())
+        Run(Reasoning, config, run, threading.Event()).run()
     lines = [line for line in untimed(run.path) if "actor/optimizer_steps" in line]
     assert [line["step"] for line in lines] == [1, 2, 3]
     # The first update compares the log-probs of engine and trainer: weights of each step arrived.

@@ -53,11 +53,10 @@ def worker(rank: int, ranks: int) -> Any:
     """A generation worker without a model."""
     algorithm = DAPOConfig()
     made: Any = object.__new__(GenerationWorker)
-    made._setup = SimpleNamespace(
-        group_size=GROUP,
-        sampling=SamplingConfig(max_new_tokens=100),
+    made._config = SimpleNamespace(
+        rollout=SimpleNamespace(group_size=GROUP, sampling=SamplingConfig(max_new_tokens=100)),
+        actor=SimpleNamespace(order="slot"),
         seed=7,
-        tells_progress=False,
     )
     made._algorithm, made._engine, made._carried = algorithm.build(), Letters(), None
     made._rank, made._world_size = rank, ranks

@@ -17,7 +17,7 @@ from rlinf.flow.stream import Item
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.workers import reward as worker_module
-from rlinf.workers.reward import RewardSetup, RewardWorker
+from rlinf.workers.reward import RewardWorker
 
 
 class Stream:
@@ -73,7 +73,7 @@ def test_an_answer_that_a_tool_gave_earns_nothing(
         {"processes": 1, "functions": {"answer": {"type": "exact_match"}}}
     )
     worker: Any = object.__new__(RewardWorker)
-    worker._setup = RewardSetup(reward=reward, model=LanguageModelConfig(path=tmp_path))
+    worker._reward, worker._model = reward, LanguageModelConfig(path=tmp_path)
     worker._pool = None
     worker.start()
     try:

@@ -1,7 +1,7 @@
 """Which tasks exist: a literal table, and entry points of packages outside.
 
-A package adds a task by an entry point in the group ``rlinf.tasks`` that names its config class, a
-subclass of :class:`~rlinf.data.tasks.base_config.TaskConfig`.
+A package adds a task by an entry point in the group ``rlinf.data_tasks`` that names its config
+class, a subclass of :class:`~rlinf.data.tasks.base_config.TaskConfig`.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ TASKS = {
     "reversal": "rlinf.data.tasks.config:ReversalConfig",
 }
 
-REGISTRY = Registry("task", "rlinf.tasks", TASKS, TaskConfig)
+REGISTRY = Registry("task", "rlinf.data_tasks", TASKS, TaskConfig)

@@ -1,0 +1,152 @@
+"""Evaluation of a policy on fixed episodes that training never sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf.data.evaluation import (
+    EpisodeOutcome,
+    EvaluationResult,
+    EvaluationSpec,
+    PairedComparison,
+    compare_paired,
+)
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.monitor.video import tile, write_video
+from rlinf.runners.evaluation import Evaluator
+from rlinf.runners.task import Purpose
+from rlinf.workers.acting_config import ActingConfig
+
+if TYPE_CHECKING:
+    from rlinf.runners.groups import Groups
+    from rlinf.workers.env import EvaluationReport
+
+log = logging.getLogger(__name__)
+
+_PURPOSE_NUMBERS = {"periodic": 0, "held_out": 1}
+FRAMES_PER_SECOND = 30
+
+
+class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
+    """Plays episodes in the simulators of a recipe with the policy's most likely actions.
+
+    The evaluations during training and the held-out ones at the end share no seed, and neither
+    shares one with training: each is drawn from the evaluation seed and its purpose.
+
+    Args:
+        config: The recipe.
+    """
+
+    spec_class = EvaluationSpec
+    films = True
+
+    def __init__(self, config: ActingConfig) -> None:
+        self._config = config
+
+    def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:
+        """The episodes that a run is evaluated on."""
+        config, evaluation = self._config, self._config.evaluation
+        configured = evaluation.periodic_episodes if purpose == "periodic" else evaluation.episodes
+        sequence = np.random.SeedSequence((evaluation.seed, _PURPOSE_NUMBERS[purpose]))
+        # 31 bits, because some simulators keep seeds in a signed 32-bit integer.
+        seeds = sequence.generate_state(items or configured) >> 1
+        env = evaluation.environments(config.env.train)
+        return EvaluationSpec(
+            task={
+                "type": env.type,
+                "options": dict(env.options),
+                "ignore_terminations": env.ignore_terminations,
+            },
+            episodes=tuple((number, int(seed)) for number, seed in enumerate(seeds)),
+            horizon=env.max_episode_steps,
+            chunk=config.model.num_action_chunks,
+            success=evaluation.success,
+        )
+
+    def check(self, spec: EvaluationSpec) -> None:
+        """Refuse the specification of another task."""
+        own = self.spec("held_out")
+        for name in ("task", "horizon", "chunk"):
+            wanted, given = getattr(spec, name), getattr(own, name)
+            if wanted != given:
+                raise ConfigError(
+                    f"the evaluation specification is for {name} {wanted}, the run has {given}: "
+                    "evaluate a run of that task, or write a specification for this one"
+                )
+
+    def play(self, groups: Groups, spec: EvaluationSpec, name: str) -> EvaluationResult:
+        """Play a specification's episodes."""
+        seeds = dict(spec.episodes)
+        # A faulty episode is tried again; its last record counts.
+        records = {e.episode_id: e for e in play_episodes(groups, spec.episodes).episodes}
+        outcomes = [
+            EpisodeOutcome(
+                episode_id=record.episode_id,
+                seed=seeds[record.episode_id],
+                success_once=record.success_once,
+                success_at_end=record.success_at_end,
+                episode_return=record.episode_return,
+                episode_len=record.episode_len,
+                valid=record.valid,
+            )
+            for record in records.values()
+        ]
+        return EvaluationResult.of(spec, outcomes, name)
+
+    def compare(self, first: EvaluationResult, second: EvaluationResult) -> PairedComparison:
+        """Episode by episode."""
+        return compare_paired(first, second)
+
+    def metrics(self, result: EvaluationResult) -> dict[str, float]:
+        """Success rate with its interval, and return."""
+        low, high = result.interval
+        return {
+            "eval/success": result.success_rate,
+            "eval/success_low": low,
+            "eval/success_high": high,
+            "eval/return": result.mean_return,
+        }
+
+    def film(self, groups: Groups, path: Path) -> Path | None:
+        """Write held-out episodes side by side; None, with a warning, if nothing renders."""
+        evaluation = self._config.evaluation
+        count = min(evaluation.video_episodes, evaluation.num_envs)
+        if count == 0:
+            return None
+        spec = self.spec("held_out", evaluation.num_envs)
+        try:
+            videos = play_episodes(groups, spec.episodes, frames=count).frames
+        except RunFailure as failure:
+            log.warning("no video: %s Run `rlinf doctor` for what rendering needs.", failure)
+            return None
+        return write_video(path, tile(videos), FRAMES_PER_SECOND)
+
+
+def play_episodes(
+    groups: Groups, episodes: Sequence[tuple[int, int]], *, frames: int = 0
+) -> EvaluationReport:
+    """Play the given (episode id, seed) pairs with the policy's most likely actions.
+
+    Args:
+        groups: Env and rollout workers.
+        episodes: What to play.
+        frames: Environments, of all, to take pictures of.
+    """
+    report = groups.evaluate(
+        {
+            "env": {"episodes": list(episodes), "frames": frames},
+            "rollout": {"step": 0, "deterministic": True},
+        }
+    )
+    first, *others = report.results("env")
+    whole: EvaluationReport = first
+    for part in others:
+        whole.episodes.extend(part.episodes)
+        whole.frames.extend(part.frames)
+    whole.episodes.sort(key=lambda record: record.episode_id)
+    return whole

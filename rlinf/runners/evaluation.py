@@ -1,0 +1,200 @@
+"""Evaluation as a contract: a file says what is played or answered, results carry its hash.
+
+What is the same for all tasks: while a run trains, and of a run or checkpoint by ``rlinf eval``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
+from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult
+from rlinf.errors import CheckpointError, ConfigError
+from rlinf.flow.placed_config import PlacedConfig
+from rlinf.monitor.run_directory import CONFIG_FILE
+from rlinf.runners.task import Evaluated, Purpose, Task
+
+if TYPE_CHECKING:
+    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.runners.groups import Groups
+
+SpecT = TypeVar("SpecT", bound=HashedSpec)
+ResultT = TypeVar("ResultT", bound=SpecifiedResult)
+ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
+
+
+class Evaluator(ABC, Generic[SpecT, ResultT]):
+    """How the runs of a task are evaluated."""
+
+    spec_class: ClassVar[type[HashedSpec]]
+    """What a specification file is read as."""
+
+    @abstractmethod
+    def spec(self, purpose: Purpose, items: int | None = None) -> SpecT | None:
+        """What a run is evaluated on; None: nothing.
+
+        Args:
+            purpose: Whether training goes on by what is found, or it is what is reported at last.
+            items: Episodes or prompts; None: as many as the recipe says.
+        """
+
+    @abstractmethod
+    def check(self, spec: SpecT) -> None:
+        """Refuse a specification that is not of this run's task.
+
+        Raises:
+            ConfigError: Says in what they differ.
+        """
+
+    @abstractmethod
+    def play(self, groups: Groups, spec: SpecT, name: str) -> ResultT:
+        """Do what a specification says with the weights that the workers hold.
+
+        Args:
+            groups: The workers.
+            spec: What is played or answered.
+            name: What the weights are called.
+        """
+
+    @abstractmethod
+    def compare(self, first: ResultT, second: ResultT) -> object:
+        """How two results on the same items differ, as what can be printed."""
+
+    @abstractmethod
+    def metrics(self, result: ResultT) -> dict[str, float]:
+        """What is logged; ``eval/success`` among it."""
+
+    def stem(self, purpose: Purpose) -> str:
+        """With what the names of the files of a run begin."""
+        return purpose
+
+    def film(self, groups: Groups, path: Path) -> Path | None:
+        """Write a video of what the weights do; None: nothing renders."""
+        raise ConfigError("--video: there is nothing to see; leave it out")
+
+    films: ClassVar[bool] = False
+    """Whether there is something to see."""
+
+    def of_run(
+        self, groups: Groups, purpose: Purpose, name: str, step: int, *, directory: Path
+    ) -> Evaluated | None:
+        """Evaluate the weights that the workers hold, and write specification and result down.
+
+        Args:
+            groups: The workers.
+            purpose: See :meth:`spec`.
+            name: What the weights are called.
+            step: Training steps that were done.
+            directory: Where the files are written.
+        """
+        spec = self.spec(purpose)
+        if spec is None:
+            return None
+        stem = self.stem(purpose)
+        spec.save(directory / f"{stem}_spec.json")
+        result = self.play(groups, spec, name)
+        result.save(directory / f"{stem}_step_{step:08d}.json")
+        metrics = self.metrics(result)
+        return Evaluated(metrics, score=metrics["eval/success"], text=str(result))
+
+
+# -- runs that are there ------------------------------------------------------------------------
+
+
+def evaluate(
+    task: type[Task[Any]],
+    source: Path,
+    *,
+    items: int | None = None,
+    spec: Path | None = None,
+    video: bool = False,
+    compare: Path | None = None,
+) -> SpecifiedResult:
+    """Evaluate a run or a checkpoint, print the result and write it to the run's directory.
+
+    Args:
+        task: Of the run.
+        source: A run directory, or one of its checkpoints.
+        items: Number of held-out episodes or prompts; None: what the run's recipe says.
+        spec: File with the exact list of them, instead.
+        video: Whether to write a video.
+        compare: Another run or checkpoint to compare with on the same items.
+
+    Raises:
+        ConfigError: The specification is for another task than the run, or nothing is evaluated.
+        CheckpointError: There is no good checkpoint.
+    """
+    first, own, given = _evaluate_one(task, source, items=items, spec_file=spec, video=video)
+    if compare is not None:
+        other, _, _ = _evaluate_one(task, compare, spec=given)
+        print(own.compare(other, first))
+    return first
+
+
+def _evaluate_one(
+    task: type[Task[Any]],
+    source: Path,
+    *,
+    items: int | None = None,
+    spec_file: Path | None = None,
+    spec: HashedSpec | None = None,
+    video: bool = False,
+) -> tuple[SpecifiedResult, Evaluator[Any, Any], HashedSpec]:
+    """The result, who evaluated, and by which specification."""
+    from rlinf.runners.groups import Groups
+
+    config, checkpoint = load_run(source, task.config_class)
+    run = checkpoint.path.parent.parent
+    prepared = task(config, run)
+    evaluator = prepared.evaluator
+    if evaluator is None:
+        raise ConfigError(f"runs of task '{config.task}' are not evaluated")
+    if video and not evaluator.films:
+        raise ConfigError(f"--video: task '{config.task}' has nothing to show; leave it out")
+    if spec_file is not None:
+        spec = evaluator.spec_class.load(spec_file)
+    spec = spec or evaluator.spec("held_out", items)
+    if spec is None:
+        raise ConfigError("the run has no validation prompts; name files in data.files.validation")
+    evaluator.check(spec)
+    with Groups(prepared, trains=task.evaluates is None) as groups:
+        prepared.load_weights(groups, checkpoint)
+        name = f"{run.name} step {checkpoint.step}"
+        result = evaluator.play(groups, spec, name)
+        stem = f"spec_{spec.sha256[:12]}_step_{checkpoint.step:08d}"
+        file = run / "evaluations" / f"{stem}.json"
+        result.save(file)
+        print(f"{name}: {result}\nwritten to {file}", flush=True)
+        written = evaluator.film(groups, run / "videos" / f"{stem}.mp4") if video else None
+        if written is not None:
+            print(f"video: {written}", flush=True)
+    return result, evaluator, spec
+
+
+def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkpoint]:
+    """Configuration and newest good checkpoint of a run, or those of one checkpoint.
+
+    Args:
+        source: A run directory, or one of its checkpoints.
+        config_class: Of the run's task.
+
+    Raises:
+        CheckpointError: There is no good checkpoint.
+    """
+    from rlinf.checkpoint.reading import load_checkpoint
+    from rlinf.checkpoint.store import CheckpointStore
+
+    if (source / CONFIG_FILE).is_file():
+        run = source
+        store = CheckpointStore(run / "checkpoints", read_only=True)
+        if not store.steps():
+            raise CheckpointError(f"the run {run} has no checkpoint yet")
+        checkpoint = store.load()
+    else:
+        run = source.parent.parent
+        checkpoint = load_checkpoint(source)
+    recipe = load_recipe(str(run / CONFIG_FILE), [])
+    return validate(config_class, recipe.data, recipe), checkpoint

@@ -1,0 +1,336 @@
+"""The worker groups of a run on a cluster: started together, fed step by step, ended together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from rlinf.checkpoint.manifest import FileRecord
+from rlinf.checkpoint.records import from_tree, to_tree
+from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep, StepReport
+from rlinf.flow.graph import Flow
+from rlinf.flow.running_step import Arguments, Reports
+from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker, WorkerPlace
+from rlinf.flow.stream import Item
+from rlinf.runners.task import Task, worker_class
+from rlinf.scheduler import Cluster, ComponentPlacement
+from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
+
+_PATIENCE_SECONDS = 5.0
+"""For workers to close after a failure."""
+
+
+class Groups:
+    """A context manager that starts the groups of a task and ends them.
+
+    Args:
+        task: Says which groups there are, and what they do in a step.
+        trains: Whether there is a trainer; otherwise the groups that evaluate are started.
+    """
+
+    def __init__(self, task: Task[Any], *, trains: bool = True) -> None:
+        self._task, self._config, self._trains = task, task.config, trains
+        self._plan = task.config.plan
+        self._groups: dict[str, WorkerGroup] = {}
+        self._executors: list[Executor] = []
+        self._evaluations: dict[int, Executor] = {}
+        self._cluster: Cluster
+        self._training: Executor
+        self._weights: WeightHandover | None = None
+        chosen = None if trains else task.evaluates
+        self._workers: dict[str, type[StageWorker]] = {
+            name: worker_class(reference)
+            for name, reference in task.groups.items()
+            if name in task.config.components and (chosen is None or name in chosen)
+        }
+        self.started: dict[str, list[Any]] = {}
+        """What the ``start`` of each component returned, by rank."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._launch()
+            self._start()
+        except BaseException:
+            self.close(failed=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self.close(failed=kind is not None)
+
+    def __getitem__(self, component: str) -> WorkerGroup:
+        """The group of a component."""
+        return self._groups[component]
+
+    # -- beginning and end ----------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        """Join the cluster and launch a group for each component."""
+        config = self._config
+        self._cluster = Cluster(cluster_cfg=config.cluster)
+        config.check_nodes([len(ranks) for ranks in self._cluster.accelerator_ranks])
+        placement = ComponentPlacement(
+            {"cluster": {"component_placement": config.placement()}}, self._cluster
+        )
+        context = self._task.context(trains=self._trains)
+        for name, worker in self._workers.items():
+            self._groups[name] = worker.create_group(config, context).launch(
+                self._cluster, placement_strategy=placement.get_strategy(name), name=name
+            )
+
+    def _start(self) -> None:
+        """Let the workers build what their stages need, all at the same time where they may."""
+        task, starting = self._task, dict[str, WorkerGroupFuncResult]()
+        for name, group in self._groups.items():
+            arguments = []
+            first = task.starts_with.get(name)
+            if first is not None:
+                if first in starting:
+                    self.started[first] = starting.pop(first).wait()
+                arguments.append(self.started[first][0])
+            if self._config.world_size(name) > 1 and hasattr(self._workers[name], "meeting"):
+                arguments += group.execute_on(0).meeting().wait()
+            starting[name] = group.start(*arguments)
+            if self._plan.components[name].residency == "offload":
+                # What shares its devices begins with their memory.
+                self.started[name] = starting.pop(name).wait()
+                group.offload().wait()
+        self.started |= {name: handle.wait() for name, handle in starting.items()}
+        if not self._trains or not task.trains:
+            return
+        flow, depth = task.flow(self._config), task.ahead + 1
+        self._training = self._executor(flow, task.sources, depth, task.handing_over)
+        if task.weights is not None:
+            sender, receiver = (self._groups[name] for name in task.weights)
+            self._weights = WeightHandover(sender.send_weights, receiver.receive_weights)
+        task.launched(self)
+
+    def _executor(
+        self, flow: Flow, sources: int, depth: int = 1, handing_over: Collection[str] = ()
+    ) -> Executor:
+        executor = Executor(
+            flow,
+            self._plan,
+            self._groups,
+            self._cluster,
+            sources=sources,
+            depth=depth,
+            timeline=self._config.runner.timeline,
+            handing_over=handing_over,
+        )
+        self._executors.append(executor)
+        return executor
+
+    def close(self, *, failed: bool = False) -> None:
+        """End what workers hold, the worker groups and the cluster.
+
+        Args:
+            failed: Workers may be dead, or wait for one that is: they get a few seconds, and what
+                goes wrong is not told, as the first failure is.
+        """
+        for executor in self._executors:
+            executor.close()
+        if not Cluster.has_initialized():
+            return
+        try:
+            handles = [self._groups[n].close() for n in self._with("close") if n in self._groups]
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while failed and time.monotonic() < deadline and not all(h.done() for h in handles):
+                time.sleep(0.02)
+            for handle in handles if not failed else ():
+                handle.wait()
+        finally:
+            self._cluster.shutdown()
+
+    def _with(self, method: str) -> list[str]:
+        """Components whose workers have a method."""
+        return [name for name, worker in self._workers.items() if hasattr(worker, method)]
+
+    # -- training steps -------------------------------------------------------------------------
+
+    def start_step(
+        self,
+        step: int,
+        *,
+        synchronise: bool,
+        draw: Callable[[], Arguments] = dict,
+        ended: Callable[[Reports], None] = lambda reports: None,
+    ) -> RunningStep:
+        """Let the rollout of a training step begin; the rest begins when the step is waited for.
+
+        Args:
+            step: Number of the step.
+            synchronise: Whether who receives weights gets the newest ones first.
+            draw: Called when the rollout of the step before has ended; further arguments.
+            ended: Called with the reports of the rollout when it has ended.
+        """
+        receive = self._weights.begin() if synchronise and self._weights is not None else None
+
+        def begin() -> Arguments:
+            if receive is not None:
+                receive()
+            return draw()
+
+        try:
+            return self._training.start(step, self._task.arguments(step), Hooks(begin, ended))
+        except BaseException:
+            if receive is not None:
+                with suppress(Exception):  # what made the start fail is what is to be told
+                    receive()
+            raise
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether those who receive weights have the same until they get others."""
+        weights = self._task.weights
+        return weights is None or self._plan.components[weights[1]].residency == "resident"
+
+    def sync_weights(self) -> None:
+        """Bring the newest weights to all who receive them, once all workers are at rest."""
+        for executor in self._executors:
+            executor.settle()
+        if self._weights is not None:
+            self._weights.begin()()
+
+    def save_steps(self, steps: Iterable[RunningStep]) -> list[Any]:
+        """What steps under way have generated ahead, for a checkpoint; waits for the rollouts."""
+        return [to_tree(self._training.save(step)) for step in steps]
+
+    def restore_steps(self, saved: Sequence[Any]) -> list[RunningStep]:
+        """Steps under way as :meth:`save_steps` gave them."""
+        handed_on = {each for worker in self._workers.values() for each in worker.records}
+        records = (SavedStep, StageReport, StageCost, Item, *handed_on)
+        steps: list[SavedStep] = [from_tree(tree, records) for tree in saved]
+        return [self._training.restore(step, self._task.arguments(step.step)) for step in steps]
+
+    def watch_memory(self, on: bool) -> None:
+        """Let the reports of training steps that start from now on say what memory stages held."""
+        self._training.watch_memory(on)
+
+    def places(self) -> list[WorkerPlace]:
+        """Where every worker is."""
+        handles = [group.place() for group in self._groups.values()]
+        return [place for handle in handles for place in handle.wait()]
+
+    def evaluate(self, arguments: Arguments, sources: int | None = None) -> StepReport:
+        """Do what the task's evaluation says.
+
+        Args:
+            arguments: Of its stages.
+            sources: By how many its items are numbered; None: as in training.
+        """
+        count = self._task.sources if sources is None else sources
+        if count not in self._evaluations:
+            flow = Flow("evaluate")
+            self._task.evaluation(flow, self._config)
+            self._evaluations[count] = self._executor(flow, count)
+        return self._evaluations[count].run(0, arguments)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """State of every component whose workers have one, for a checkpoint.
+
+        Of workers with states of their own a list by rank, of equal ones that of rank 0.
+        """
+        handles = {
+            name: self._groups[name].state(**({"whole": False} if name in self._parts else {}))
+            for name in self._with("state")
+        }
+        found = {name: handle.wait() for name, handle in handles.items()}
+        return {n: s if self._workers[n].divides_state else s[0] for n, s in found.items()}
+
+    def load_state(self, state: Mapping[str, Any], checkpoint: Path) -> None:
+        """Continue from :meth:`state`.
+
+        Args:
+            state: What it gave.
+            checkpoint: Directory of the checkpoint, where workers may have written parts.
+        """
+        written = self._with("save_parts")
+        handles = [
+            self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))
+            for name in self._with("state")
+        ]
+        for handle in handles:
+            handle.wait()
+
+    @property
+    def _parts(self) -> list[str]:
+        """Components each of whose ranks writes its part of a checkpoint."""
+        sharded = self._config.checkpoint.layout == "sharded"
+        found = self._with("save_parts") if sharded else []
+        return [name for name in found if self._config.world_size(name) > 1]
+
+    @property
+    def writes_parts(self) -> bool:
+        """Whether workers write some of their state into a checkpoint themselves."""
+        return bool(self._parts)
+
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Let workers write what :meth:`state` leaves to them.
+
+        Args:
+            checkpoint: Directory of the checkpoint, which is not committed yet.
+
+        Returns:
+            The files that they wrote, by their names in it.
+
+        Raises:
+            OSError: One could not write.
+        """
+        handles = [self._groups[name].save_parts(checkpoint) for name in self._parts]
+        return {
+            name: record
+            for handle in handles
+            for files in handle.wait()
+            for name, record in files.items()
+        }
+
+
+class WeightHandover:
+    """Both sides of a synchronisation, begun at different times.
+
+    The sender begins before its next training phase, the receivers when their rollout has ended. A
+    version is sent only after the one before was taken, so that which weights a rollout has does
+    not depend on who is faster.
+
+    Args:
+        send: Starts the sending side.
+        receive: Starts the receiving side, whose methods return the version.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[], WorkerGroupFuncResult],
+        receive: Callable[[], WorkerGroupFuncResult],
+    ) -> None:
+        self._send = send
+        self._receive = receive
+        self._taken: threading.Event | None = None
+
+    def begin(self) -> Callable[[], int]:
+        """Let the sender begin.
+
+        Returns:
+            What lets the receivers take the weights, and returns their version; to be called once,
+            whatever happens, or the sender waits in vain.
+        """
+        if self._taken is not None:
+            self._taken.wait()
+        sent = self._send()
+        taken = self._taken = threading.Event()
+
+        def receive() -> int:
+            try:
+                received = self._receive()
+                sent.wait()
+                return int(received.wait()[0])
+            finally:
+                taken.set()
+
+        return receive

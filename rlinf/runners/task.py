@@ -1,0 +1,259 @@
+"""What a task is: the training step of one kind of run, and where all of them are found.
+
+The modules of tasks import no torch, so that a recipe is checked in an instant; worker classes are
+named, and imported when they are launched.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+from rlinf.config.registry import Registry, load_attribute
+from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow
+from rlinf.flow.placed_config import PlacedConfig
+
+if TYPE_CHECKING:
+    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.flow.running_step import Arguments, Reports, StepReport
+    from rlinf.flow.stage_worker import StageWorker
+    from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.runners.evaluation import Evaluator
+    from rlinf.runners.groups import Groups
+    from rlinf.runners.run import Run
+    from rlinf.workers.context import WorkerContext
+
+ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
+Purpose = Literal["periodic", "held_out"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation of a run showed.
+
+    Args:
+        metrics: What is logged.
+        score: The figure by which the best checkpoint is kept; higher is better.
+        text: The result in words.
+    """
+
+    metrics: Mapping[str, float]
+    score: float
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Task(ABC, Generic[ConfigT]):
+    """What happens in a training step, and what belongs to it; :class:`Run` does all the rest.
+
+    A subclass gives `config_class`, `groups`, `step`, `steps` and `metrics`; everything else has a
+    default. An object belongs to one run: it holds what the run draws from and counts.
+
+    Args:
+        config: The run's configuration.
+        directory: Of the run.
+    """
+
+    config_class: ClassVar[type[PlacedConfig]]
+    """Of the recipes of the task."""
+    groups: ClassVar[Mapping[str, str | type[StageWorker]]]
+    """Worker class of each component, or where it is: ``module:Class``. Each is made with the
+    run's config and the task's context, and started in this order."""
+    starts_with: ClassVar[Mapping[str, str]] = {}
+    """Components whose ``start`` is given what that of another component's rank 0 returned."""
+    weights: ClassVar[tuple[str, str] | None] = ("actor", "rollout")
+    """Who sends new weights (``send_weights``) and who receives them (``receive_weights``, which
+    returns their version); None: nobody does."""
+    evaluates: ClassVar[tuple[str, ...] | None] = None
+    """Components that ``rlinf eval`` starts; None: all."""
+    trains: ClassVar[bool] = True
+    """Whether there is something to train; otherwise `evaluate_alone` is all that the task does."""
+    changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
+    """Keys, or sections, that may change when a run is resumed: those that do not decide what was
+    trained so far."""
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = ()
+    """What the progress display shows, besides step, times and ETA: label, metric, format."""
+
+    def __init__(self, config: ConfigT, directory: Path) -> None:
+        self.config = config
+        self.directory = directory
+        self.evaluator: Evaluator[Any, Any] | None = None
+
+    # -- the step -------------------------------------------------------------------------------
+
+    @classmethod
+    def step(cls, flow: Flow, config: ConfigT) -> None:
+        """Add to a flow what happens in a training step."""
+        raise ConfigError(f"a recipe of task '{config.task}' trains nothing")
+
+    @classmethod
+    def evaluation(cls, flow: Flow, config: ConfigT) -> None:
+        """Add to a flow what happens in an evaluation."""
+        raise ConfigError(f"runs of task '{config.task}' are not evaluated")
+
+    @classmethod
+    def flow(cls, config: Any) -> Flow:
+        """What happens in a training step of a config."""
+        flow = Flow("train")
+        cls.step(flow, config)
+        return flow
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the run."""
+        raise ConfigError(f"a recipe of task '{self.config.task}' trains nothing")
+
+    @property
+    def ahead(self) -> int:
+        """How many steps a rollout may run ahead of the training: the largest staleness."""
+        return 0
+
+    @property
+    def sources(self) -> int:
+        """By how many sources the items of a step are numbered."""
+        return 1
+
+    @property
+    def handing_over(self) -> tuple[str, ...]:
+        """Components whose workers lease their devices themselves."""
+        return ()
+
+    def arguments(self, step: int) -> Arguments:
+        """Arguments of the stages of a step that its number says, by component or stage key."""
+        del step
+        return {}
+
+    def draw(self, *, worst: bool = False) -> Arguments:
+        """Further arguments, drawn when the rollout of the step before has ended.
+
+        Args:
+            worst: Whether the step is to need as much memory as any can.
+        """
+        del worst
+        return {}
+
+    def rolled_out(self, reports: Reports) -> None:
+        """Take note of what the rollout of a step reported when it ended."""
+
+    def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
+        """Metrics of a step, from what the workers returned.
+
+        Args:
+            report: Of the step.
+            step: Steps that were done before.
+            seconds: What it took.
+        """
+        del step, seconds
+        found = {f"time/{name}": report.seconds(name) for name in report.stages}
+        for name in report.stages:
+            result = report.results(name)[0]
+            found.update(result if isinstance(result, Mapping) else {})
+        return found
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def context(self, *, trains: bool) -> WorkerContext:
+        """What workers are told beside the config.
+
+        Args:
+            trains: Whether there is a trainer.
+        """
+        from rlinf.workers.context import WorkerContext
+
+        return WorkerContext(self.directory, trains=trains)
+
+    def launched(self, groups: Groups) -> None:
+        """Called when all workers of a run have started."""
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Training steps between two evaluations; 0: none."""
+        return 0
+
+    def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
+        """Evaluate the newest weights, which the workers have; None: there is nothing to.
+
+        Args:
+            run: The run.
+            purpose: Whether training goes on by what is found, or it is what is reported at last.
+        """
+        if self.evaluator is None:
+            return None
+        name, directory = f"{self.directory.name} step {run.state.step}", run.directory.evaluations
+        return self.evaluator.of_run(run.groups, purpose, name, run.state.step, directory=directory)
+
+    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
+        """Give the workers of an evaluation what a checkpoint holds."""
+        groups.load_state(checkpoint.tree["workers"], checkpoint.path)
+        groups.sync_weights()
+
+    def evaluate_alone(self, directory: RunDirectory) -> None:
+        """All that a recipe does which trains nothing."""
+        raise ConfigError(f"a recipe of task '{self.config.task}' is to train")
+
+    # -- from the beginning to the end ------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether training may end before all its steps."""
+        return False
+
+    def begin(self, run: Run) -> None:
+        """What comes before the first step of a run that is not resumed."""
+
+    def conclude(self, run: Run) -> None:
+        """What comes after the last step: a last evaluation, and what is left behind."""
+
+    def progress(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says beside its step."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted and drawn, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+
+
+@dataclass
+class Counts:
+    """What a task counts over a run; a part of its state."""
+
+    faults: dict[str, int] = field(default_factory=dict)
+    """How often what went wrong."""
+
+    def add_faults(self, faults: Mapping[str, int], prefix: str) -> dict[str, float]:
+        """Count the faults of a step; returns them as metrics."""
+        for reason, count in faults.items():
+            self.faults[reason] = self.faults.get(reason, 0) + count
+        return {f"{prefix}/faults/{reason}": float(count) for reason, count in faults.items()}
+
+
+REGISTRY: Registry[Task[Any]] = Registry(
+    kind="task",
+    group="rlinf.tasks",
+    table={
+        "embodied": "rlinf.runners.embodied:Embodied",
+        "off_policy": "rlinf.runners.off_policy:OffPolicy",
+        "reasoning": "rlinf.runners.reasoning:Reasoning",
+        "benchmark": "rlinf.runners.benchmark:Benchmark",
+    },
+    base=Task,
+)
+
+
+def worker_class(reference: str | type[StageWorker]) -> type[StageWorker]:
+    """The worker class that a task names."""
+    found: type[StageWorker] = (
+        load_attribute(reference) if isinstance(reference, str) else reference
+    )
+    return found

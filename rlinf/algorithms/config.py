@@ -37,6 +37,8 @@ class AlgorithmConfig(NamedConfig):
     """Whether the policy must have a critic."""
     needs_groups: ClassVar[bool] = False
     """Whether environments must start in groups of equal reset states."""
+    needs_replay: ClassVar[bool] = False
+    """Whether it learns from transitions of the whole run, and not from the newest rollout."""
 
     def build(self, *, group_size: int = 1) -> Algorithm:
         """The algorithm.
@@ -195,3 +197,25 @@ class GRPOConfig(ClippedObjectiveConfig):
                 hint=f"nearest: {low}",
             )
         return self
+
+
+class SACConfig(AlgorithmConfig):
+    """Soft actor-critic."""
+
+    implementation = "rlinf.algorithms.sac:SAC"
+    needs_replay: ClassVar[bool] = True
+    type: Literal["sac"] = "sac"
+    """Which algorithm this section configures."""
+    gamma: float = Field(default=0.99, gt=0, le=1)
+    """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """Share of the Q functions that their targets take over at each update."""
+    update_to_data: float = Field(default=1.0, gt=0)
+    """Optimizer steps per transition that was collected."""
+    initial_temperature: float = Field(default=1.0, gt=0)
+    """α that the run begins with: how much reward a nat of entropy is worth."""
+    learn_temperature: bool = True
+    """Adapt α so that the policy keeps `target_entropy`; otherwise it stays as it is."""
+    target_entropy: float | None = None
+    """Entropy of an action chunk in nats, over actions scaled to [−1, 1]; null: −A·C, minus one per
+    action dimension of the chunk."""

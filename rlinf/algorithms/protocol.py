@@ -1,52 +1,143 @@
-"""What an algorithm offers to the trainer."""
+"""What an algorithm offers to the trainer, and what passes between them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    pass
+
 
 class Evaluation(Protocol):
-    """Stored actions under the present weights, as a policy returns it."""
+    """The terms of a batch under the present weights of a policy."""
 
     @property
     def log_probs(self) -> Tensor:
-        """[N, C, A]."""
+        """[N, K], or of action dimensions [N, C, A]."""
 
     @property
-    def values(self) -> Tensor:
-        """[N, V]."""
+    def values(self) -> Any:
+        """[N, V] of a policy that has a critic of its own."""
 
     @property
-    def entropy(self) -> Tensor:
-        """[N, C, A], in nats."""
+    def entropy(self) -> Any:
+        """Shaped as ``log_probs``, in nats; None where it was not asked for."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """An :class:`Evaluation` of tokens."""
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+Modules = Mapping[str, nn.Module]
+"""What an algorithm trains, and what follows it, by name. ``policy`` is called with a batch and
+gives an :class:`Evaluation`; ``critic``, where the policy has no values of its own, is called with
+a batch of answers and gives [N, L]."""
+Share = tuple[Tensor, dict[str, Tensor]]
+"""Of a micro batch: a scalar loss, and scalars without gradient."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss, with an optimizer step of its own.
+
+    Args:
+        name: ``policy``, ``critic``, …
+        parameters: Names of the modules that it trains.
+        of: Share of a micro batch in the loss of its global batch, and in metrics, from the
+            modules, the micro batch and the normaliser of the global batch; all are summed over
+            micro batches and ranks.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    of: Callable[[Modules, Batch, float], Share]
 
 
 class Algorithm(ABC):
-    """Advantages and loss of one algorithm, and what data they need."""
+    """Credit and losses of one algorithm, and what data they need.
 
-    needs_reference: bool
-    """Whether the batch must carry log-probs of a reference policy."""
+    Order of calls in a step: :meth:`keep_group` as groups arrive; :meth:`prepare` once; for each
+    global batch :meth:`normalizer`, the :meth:`losses` of its micro batches, :meth:`accepts` with
+    their summed metrics, :meth:`after_update`.
+    """
+
+    needs_values: bool = False
+    """Whether a critic must be trained and batches must carry its values."""
+    needs_reference: bool = False
+    """Whether batches must carry log-probs of the reference policy."""
+    needs_proximal: bool = False
+    """Whether batches must carry log-probs that the trainer recomputed."""
+    needs_entropy: bool = False
+    """Whether a policy for tokens must give the entropy."""
     needs_present: bool = False
     """Whether a rollout of older weights comes with what the present ones make of it, by
     :meth:`prepare_stale`."""
 
-    @abstractmethod
+    def keep_group(self, rewards: np.ndarray, valid: np.ndarray | None = None) -> bool:
+        """Whether a group of answers is worth training on; if not, another one is drawn.
+
+        Args:
+            rewards: [G].
+            valid: [G] bool; None where all are.
+        """
+        del rewards, valid
+        return True
+
+    def trains_policy(self, step: int) -> bool:
+        """Whether the policy is trained in this step of the run, counted from 0.
+
+        Where not, the trainer leaves out the policy's forward, backward and optimizer step.
+        """
+        del step
+        return True
+
+    def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
+        """What is trained for actions, and what follows it, by name, with fresh weights.
+
+        Args:
+            model: Of the policy.
+            env_spec: Observations and actions to be dealt with.
+            seed: Of the weights.
+        """
+        values = self.value_dim(model.num_action_chunks)
+        return {"policy": model.build(env_spec, value_dim=values, seed=seed)}
+
     def value_dim(self, chunk: int) -> int:
-        """V that the policy must have for chunks of ``chunk`` primitive actions."""
+        """V that a policy for chunks of ``chunk`` primitive actions must have; 0: no critic."""
+        del chunk
+        return 0
 
     @abstractmethod
-    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
-        """Turn a whole rollout into samples with advantages, and metrics about it.
+    def prepare(self, rollout: Any) -> tuple[Batch, dict[str, float]]:
+        """Give a whole rollout its credit, and return metrics about it.
 
-        The samples are those of the rows that no fault spoilt, row by row, environments in the
-        order of their numbers. Running statistics are updated.
+        Rows of a trajectory that a fault spoilt are left out. In a batch of answers ``mask``
+        becomes 0 for whole sequences that are not trained on. Running statistics are updated.
+
+        Args:
+            rollout: Chunk steps over time; or answers, of which groups must be whole.
+
+        Raises:
+            ValueError: The rollout lacks what the algorithm needs.
         """
 
     def prepare_stale(
@@ -62,27 +153,69 @@ class Algorithm(ABC):
         del present
         return self.prepare(trajectory)
 
-    @abstractmethod
-    def normalizer(self, batch: Batch) -> float:
-        """Normaliser of the loss of one global batch, to be passed to its micro batches."""
+    def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch drawn from a replay with the random numbers that its losses need.
+
+        They are drawn for whole batches, so that losses do not depend on how ranks divide them.
+        """
+        del generator
+        return batch
 
     @abstractmethod
-    def loss(
-        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics of a micro batch, both to be summed over the micro batches.
+    def normalizer(self, batch: Batch) -> float:
+        """Normaliser of the losses of one prepared global batch, to be passed to its micro batches.
+
+        It belongs to the whole global batch, over all ranks.
+        """
+
+    def losses(self) -> tuple[Loss, ...]:
+        """What is trained, in the order of the optimizer steps on one global batch."""
+        return (Loss("policy", ("policy",), self._of_policy),)
+
+    def _of_policy(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
+        return self.loss(modules["policy"](batch), batch, normalizer=normalizer)
+
+    def loss(self, evaluation: Evaluation, batch: Batch, *, normalizer: float) -> Share:
+        """Share of a micro batch in loss and metrics of the policy, summed over micro batches.
 
         The sums equal loss and metrics of the global batch whatever the split.
 
         Args:
             evaluation: The micro batch under the present weights.
-            batch: The micro batch.
+            batch: The prepared micro batch.
             normalizer: :meth:`normalizer` of the global batch.
 
         Returns:
             Scalar loss, and scalars without gradient; ``actor/approx_kl`` among them where
             ``actor.target_kl`` is to end a phase early.
+
+        Raises:
+            ValueError: The batch lacks what the loss needs.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no loss of a policy alone")
+
+    def value_loss(self, values: Tensor, batch: Batch, *, normalizer: float) -> Share:
+        """As :meth:`loss`, of the critic.
+
+        Args:
+            values: [n, V] under the present weights of the critic.
+            batch: The prepared micro batch.
+            normalizer: :meth:`normalizer` of the global batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no critic")
+
+    def accepts(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the update of a global batch may be applied to the policy.
+
+        Args:
+            metrics: Of its loss, summed over all micro batches and ranks.
+        """
+        del metrics
+        return True
+
+    def after_update(self, modules: Modules) -> None:
+        """Change modules that no loss trains, such as target networks, after each global batch."""
+        del modules
 
     def state_dict(self) -> dict[str, Any]:
         """Running statistics; a tree of tensors and numbers."""

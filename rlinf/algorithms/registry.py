@@ -20,6 +20,7 @@ ALGORITHMS = {
     "ppo": "rlinf.algorithms.config:PPOConfig",
     "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
     "grpo": "rlinf.algorithms.config:GRPOConfig",
+    "sac": "rlinf.algorithms.config:SACConfig",
 }
 
 REGISTRY = Registry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)

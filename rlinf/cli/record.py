@@ -56,18 +56,35 @@ def record(
     else:
         if overrides:
             raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
-        path = find_run_or_checkpoint(source)
-        _require_simulator(task_of_run(path).config_class, source)
+        path = _find_run(source)
+        task = task_of_run(path)
+        _require_simulator(task.config_class, source)
         from rlinf.runners.record import policy_of
         from rlinf.runners.record import record as play
 
-        config, actor, name = policy_of(path)
+        config, actor, name = policy_of(task, path)
     found = play(
         config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
         noise=noise,
     )  # fmt: skip
     say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
         f"rlinf check demonstrations {out}")  # fmt: skip
+
+
+def _find_run(source: str) -> Path:
+    """The run or checkpoint that is named.
+
+    Raises:
+        ConfigError: There is neither it nor a recipe of that name.
+    """
+    try:
+        return find_run_or_checkpoint(source)
+    except ConfigError as error:
+        from rlinf.config.load import recipe_names
+        from rlinf.config.nearest import did_you_mean
+
+        hint = did_you_mean(source, recipe_names())
+        raise ConfigError(f"{error}. Nor is it a recipe; {hint}") from error
 
 
 def _require_simulator(config_class: type, source: str) -> None:

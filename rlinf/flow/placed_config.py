@@ -19,6 +19,7 @@ from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import ComponentPlan, Plan, Residency
 from rlinf.flow.plan_policy import AutoPlanConfig, read_plan_policy
 from rlinf.monitor.config import LoggerConfig
+from rlinf.scheduler.accelerators import installed_accelerators
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
@@ -112,7 +113,7 @@ class PlacedConfig(StrictModel):
     def devices(self) -> int:
         """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
         cluster = self.cluster
-        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or nvidia_devices()
+        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or accelerators_here()
         return (found or 1) * cluster.num_nodes
 
     def check_nodes(self, accelerators: Sequence[int]) -> None:
@@ -137,7 +138,7 @@ class PlacedConfig(StrictModel):
     def on_accelerators(self) -> bool:
         """Whether devices have memory of their own."""
         cluster = self.cluster
-        found = cluster.accelerators_per_node or nvidia_devices()
+        found = cluster.accelerators_per_node or accelerators_here()
         return cluster.cpu_devices_per_node is None and found > 0
 
     @property
@@ -239,6 +240,6 @@ class PlacedConfig(StrictModel):
             raise illegal("cluster.residency", why, hint=hint)
 
 
-def nvidia_devices() -> int:
-    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+def accelerators_here() -> int:
+    """Accelerators of this machine by their driver's files; asking torch would take seconds."""
+    return installed_accelerators()[1]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -85,6 +85,10 @@ class Policy(torch.nn.Module, ABC):
             forward_inputs: The observations and what :meth:`sample` returned as such, each
                 [B, ...].
         """
+
+    def forward(self, batch: Any) -> ActionEvaluation:
+        """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights."""
+        return self.evaluate_actions(batch.inputs)
 
     @abstractmethod
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:

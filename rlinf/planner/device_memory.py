@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from rlinf.flow.placed_config import PlacedConfig, nvidia_devices
+from rlinf.flow.placed_config import PlacedConfig, accelerators_here
 from rlinf.planner.cluster_shape import CPU, GIGABYTE, MEMORY_GB, kind_of_model
+from rlinf.scheduler.accelerators import accelerator_model, installed_accelerators
 
 _SIZE = re.compile(r"\b(\d+) ?GB\b")
 
@@ -27,7 +28,7 @@ def device_memory(config: PlacedConfig) -> int | None:
     described and not here, or of a model of which nothing is known.
     """
     if config.on_accelerators:
-        return _memory_of_model(_accelerator_model()) if nvidia_devices() else None
+        return _memory_of_model(_accelerator_model()) if accelerators_here() else None
     limits = [limit for limit, _ in _control_groups()]
     total = min([psutil.virtual_memory().total, *limits])
     return total // (config.devices // config.cluster.num_nodes)
@@ -41,7 +42,7 @@ def device_kind(config: PlacedConfig) -> str:
     """
     if not config.on_accelerators:
         return CPU
-    return kind_of_model(_accelerator_model()) if nvidia_devices() else ""
+    return kind_of_model(_accelerator_model()) if accelerators_here() else ""
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
@@ -59,10 +60,8 @@ def _control_groups() -> Iterator[tuple[int, int]]:
 
 
 def _accelerator_model() -> str:
-    from rlinf.scheduler.accelerators import accelerator_model
-    from rlinf.scheduler.hardware import AcceleratorType
-
-    return accelerator_model(AcceleratorType.NV_GPU)
+    kind, _ = installed_accelerators()
+    return accelerator_model(kind)
 
 
 def _memory_of_model(model: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import RunFailure
 from rlinf.models.registry import build_policy
-from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator
 from rlinf.runners.evaluation import load_run
+from rlinf.runners.task import Purpose, Task
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.trainer import saved_weights
+from rlinf.workers.acting_config import ActingConfig
 
 _PURPOSE = 2
 """Number of recordings among the purposes of episodes; evaluations have 0 and 1."""
 
 
-def recorded_seeds(config: EmbodiedConfig, count: int, seed: int) -> list[int]:
+def recorded_seeds(config: ActingConfig, count: int, seed: int) -> list[int]:
     """Seeds of episodes to record, none of which an evaluation of the recipe plays.
 
     Args:
@@ -29,29 +33,33 @@ def recorded_seeds(config: EmbodiedConfig, count: int, seed: int) -> list[int]:
         count: Number of episodes.
         seed: Of the recording; another one gives other episodes.
     """
-    evaluator = EpisodeEvaluator(config)
-    specs = (evaluator.spec("periodic"), evaluator.spec("held_out"))
-    evaluated = {each for spec in specs for _, each in spec.episodes}
+    evaluated = {
+        each for purpose in get_args(Purpose)
+        for _, each in EpisodeEvaluator(config).spec(purpose).episodes
+    }  # fmt: skip
     sequence = np.random.SeedSequence((config.evaluation.seed, _PURPOSE, seed))
     # 31 bits, because some simulators keep seeds in a signed 32-bit integer.
     drawn = (sequence.generate_state(count + len(evaluated)) >> 1).tolist()
     return [each for each in drawn if each not in evaluated][:count]
 
 
-def policy_of(run: Path) -> tuple[EmbodiedConfig, Actor, str]:
+def policy_of(task: type[Task[Any]], run: Path) -> tuple[ActingConfig, Actor, str]:
     """The recipe of a run, its trained policy as who acts (by its mode), and what it is called.
 
     Args:
+        task: Of the run.
         run: A run directory, or one of its checkpoints.
 
     Raises:
         CheckpointError: There is no good checkpoint.
     """
-    config, checkpoint = load_run(run, EmbodiedConfig)
+    config, checkpoint = load_run(run, task.config_class)
+    assert isinstance(config, ActingConfig)
+    weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
 
     def actor(spec: EnvSpec) -> Act:
         policy = build_policy(config.model, spec, value_dim=config.value_dim).eval()
-        policy.load_state_dict(checkpoint.tree["workers"]["actor"]["trainer"]["policy"])
+        policy.load_state_dict(weights)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}
@@ -63,7 +71,7 @@ def policy_of(run: Path) -> tuple[EmbodiedConfig, Actor, str]:
 
 
 def record(
-    config: EmbodiedConfig,
+    config: ActingConfig,
     out: Path,
     *,
     actor: Actor | None = None,

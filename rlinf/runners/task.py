@@ -243,6 +243,7 @@ REGISTRY: Registry[Task[Any]] = Registry(
     group="rlinf.tasks",
     table={
         "embodied": "rlinf.runners.embodied:Embodied",
+        "off_policy": "rlinf.runners.off_policy:OffPolicy",
         "reasoning": "rlinf.runners.reasoning:Reasoning",
         "benchmark": "rlinf.runners.benchmark:Benchmark",
     },

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import join_choices, nearest_divisors
+from rlinf.config.registry import Registry, load_attribute
+from rlinf.errors import ConfigError
+from rlinf.models.language_config import LanguageModelConfig, LoraConfig
+
+if TYPE_CHECKING:
+    from rlinf.algorithms.protocol import Algorithm
+    from rlinf.trainers.trainer import Trainer
 
 
 class OptimizerConfig(StrictModel):
@@ -52,19 +62,97 @@ class LearningRateScheduleConfig(StrictModel):
         return self.final_fraction + (1 - self.final_fraction) * decay
 
 
-class ActorConfig(StrictModel):
-    """How the policy is trained on one rollout."""
+NumberFormat = Literal["float32", "bfloat16"]
 
-    global_batch_size: int = Field(ge=1)
-    """Samples of one optimizer step, over all data-parallel ranks."""
+
+class PrecisionConfig(StrictModel):
+    """Number formats; the weights that the optimizer changes are always float32."""
+
+    param: NumberFormat = "float32"
+    """Format in which weights are used in forward and backward passes, and sent to engines."""
+    reduce: NumberFormat = "float32"
+    """Format in which gradients are summed over ranks."""
+
+
+class OffloadConfig(StrictModel):
+    """What leaves the device between phases, where the component's residency is `offload`."""
+
+    weights: bool = True
+    """Weights, and the optimizer's float32 copy of them."""
+    gradients: bool = True
+    """The buffer of gradients, which is given back."""
+    optimizer: bool = True
+    """Moments of the optimizer."""
+
+
+class TrainerConfig(StrictModel):
+    """How gradients are computed and applied, whatever is trained."""
+
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Samples of one forward and backward pass; null: the global batch divided by the ranks."""
+    """Rows (samples or sequences) of one forward and backward pass on one rank; null: all of the
+    rank."""
     update_epoch: int = Field(default=1, ge=1)
-    """Passes over the samples of a rollout."""
+    """Passes over the rows of a rollout."""
+    precision: PrecisionConfig = PrecisionConfig()
+    """Number formats."""
+    offload: OffloadConfig = OffloadConfig()
+    """What leaves the device between phases, where `cluster.residency` says offload."""
     optim: OptimizerConfig = OptimizerConfig()
     """Optimizer."""
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()
     """Learning-rate schedule."""
+    max_skipped_updates: int = Field(default=3, ge=0)
+    """Optimizer steps that may be skipped for a loss or gradient that is not finite, in one phase
+    and in a row; one more stops the run."""
+    reshard: Literal["auto", "after_forward", "after_update"] = "auto"
+    """When ranks drop the weights that they gathered from each other: after each layer's forward
+    pass, with gradients summed after each micro batch; or after the optimizer step, with weights
+    gathered and gradients summed once for it, which takes the memory of both whole; auto: the
+    second for weights of at most 256 MiB, with one message for all layers."""
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that compute the same rows together; all others hold different data.
+
+        A trainer with further kinds of parallelism multiplies their sizes here.
+        """
+        return 1
+
+    def partition(self, rows: int) -> tuple[int, bool]:
+        """Rows of one optimizer step, and whether their order is drawn anew in each pass."""
+        return rows, False
+
+
+@dataclass(frozen=True)
+class FirstUpdateBounds:
+    """How far the policy that trains may be from the one that acted, while their weights are equal.
+
+    Args:
+        kl: Largest mean KL.
+        mean_ratio: Largest mean distance of probability ratios from 1; None: any.
+        any_ratio: Largest distance of any one ratio; None: any.
+    """
+
+    kl: float
+    mean_ratio: float | None = None
+    any_ratio: float | None = None
+
+
+class PolicyTrainerConfig(TrainerConfig):
+    """How a policy is trained, as its weights or as an adapter."""
+
+    lora: LoraConfig | None = None
+    """Train an adapter instead of the weights; null: train all weights."""
+
+
+class ActorConfig(PolicyTrainerConfig):
+    """How a policy for actions is trained on one rollout."""
+
+    type: Literal["plain", "fsdp"] = "plain"
+    """How ranks hold the policy: whole on each, with gradients summed in an order that does not
+    depend on their number; or divided over them by FSDP2, which needs the runtime `ray`."""
+    global_batch_size: int = Field(ge=1)
+    """Samples of one optimizer step, over all data-parallel ranks."""
     target_kl: float | None = Field(default=None, gt=0)
     """The phase ends early once the approximate KL of a global batch passes this; null: never."""
     first_update_kl_bound: float = Field(default=1e-6, gt=0)
@@ -72,6 +160,221 @@ class ActorConfig(StrictModel):
     synchronisation, where both hold the same weights; a larger one stops the run."""
     first_update_ratio_bound: float = Field(default=1e-3, gt=0)
     """Largest distance of a probability ratio from 1 there."""
+
+    @model_validator(mode="after")
+    def _check_use(self) -> Self:
+        if self.precision.param != "float32":
+            raise illegal(
+                "precision.param",
+                "policies for actions act and train in float32",
+                hint="nearest: float32",
+            )
+        if self.type == "plain" and self.reshard != "auto":
+            raise illegal("reshard", "every rank holds the whole policy", hint="nearest: auto")
+        return self
+
+    def partition(self, rows: int) -> tuple[int, bool]:
+        """Samples of one optimizer step, and whether their order is drawn anew."""
+        del rows
+        return self.global_batch_size, True
+
+    @property
+    def first_update_bounds(self) -> FirstUpdateBounds:
+        """Of every ratio, as rollout and training compute in the same number format."""
+        return FirstUpdateBounds(
+            self.first_update_kl_bound, any_ratio=self.first_update_ratio_bound
+        )
+
+
+class SequenceConfig(TrainerConfig):
+    """How gradients over token sequences are computed and applied."""
+
+    max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Tokens of one forward and backward pass instead; a longer sequence has its own."""
+    packing: bool = True
+    """Put sequences one behind the other without padding. Architectures whose attention needs
+    more than causality (a sliding window shorter than the text, soft-capped scores) cannot."""
+    balance: bool = True
+    """Give each data-parallel rank about the same number of tokens (Karmarkar and Karp 1982)."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer and compute the rest again in the backward pass."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share each layer; all others hold different data."""
+    logits_per_chunk: int = Field(default=1 << 24, ge=1)
+    """Numbers in the output of the vocabulary layer that exist at the same time. Where a micro
+    batch has more, they are computed twice."""
+    optim: OptimizerConfig = OptimizerConfig(lr=1e-6, max_grad_norm=1.0)
+    """Optimizer."""
+
+    @model_validator(mode="after")
+    def _check_micro_batch(self) -> Self:
+        if self.micro_batch_size is not None and self.max_tokens_per_micro_batch is not None:
+            raise illegal(
+                "max_tokens_per_micro_batch",
+                "micro_batch_size bounds the same thing",
+                hint="write null for one of them",
+            )
+        if self.optim.value_lr is not None:
+            raise illegal(
+                "optim.value_lr",
+                "a language model's critic is a network of its own",
+                hint="write null, and the rate as optim.lr of the critic",
+            )
+        return self
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """See :attr:`TrainerConfig.ranks_per_replica`."""
+        return self.tensor_parallel_size
+
+    def check_ranks(self, world_size: int) -> None:
+        """Refuse a number of ranks that :attr:`ranks_per_replica` does not divide.
+
+        Raises:
+            ConfigError: Its key is the one to change.
+        """
+        if world_size % self.tensor_parallel_size:
+            nearest = join_choices(nearest_divisors(world_size, self.tensor_parallel_size))
+            raise ConfigError(
+                f"{self.tensor_parallel_size} does not divide {world_size} ranks; "
+                f"nearest: {nearest}",
+                key="tensor_parallel_size",
+            )
+
+
+class PhaseConfig(SequenceConfig):
+    """How often the sequences of a rollout are passed over, in which pieces."""
+
+    n_minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps of one pass; the global batch is the sequences of a rollout divided by it."""
+    shuffle: bool = True
+    """Draw the order of the sequences anew for each pass."""
+    order: Literal["slot", "length"] = "slot"
+    """Without `shuffle`, which groups form a global batch: those whose prompts were drawn one after
+    another, or those whose longest answers are of similar length, shortest first, so that training
+    can begin while the longest are generated."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.order == "length" and (self.shuffle or self.update_epoch > 1):
+            raise illegal(
+                "order",
+                "is by length, but the sequences are shuffled or passed over more than once",
+                hint="nearest: shuffle false and update_epoch 1",
+            )
+        return self
+
+    def partition(self, rows: int) -> tuple[int, bool]:
+        """Sequences of one optimizer step, and whether their order is drawn anew."""
+        size = math.ceil(rows / self.n_minibatches)
+        return size, self.shuffle and size < rows
+
+    @property
+    def trains_in_order(self) -> bool:
+        """Whether a global batch is a range of slots that is passed over once."""
+        return self.update_epoch == 1 and not self.shuffle and self.n_minibatches > 1
+
+    def global_batch_size(self, sequences: int) -> int:
+        """Sequences of one optimizer step.
+
+        Args:
+            sequences: Prompts of a rollout times answers to each.
+
+        Raises:
+            ConfigError: They do not divide; of the key `n_minibatches`.
+        """
+        if sequences % self.n_minibatches:
+            nearest = join_choices(nearest_divisors(sequences, self.n_minibatches))
+            raise ConfigError(
+                f"{self.n_minibatches} does not divide {sequences} sequences; nearest: {nearest}",
+                key="n_minibatches",
+            )
+        return sequences // self.n_minibatches
+
+
+class LanguageTrainerConfig(PhaseConfig, PolicyTrainerConfig):
+    """Base of every section for the policy of a language run; a backend adds its own keys."""
+
+    implementation: ClassVar[str]
+    """``module:function`` that builds the trainer, with the arguments of :meth:`build`."""
+
+    type: str
+    """Which trainer this section configures."""
+    first_update_kl_bound: float | None = Field(default=None, gt=0)
+    """Largest KL between engine and trainer over the tokens that the present weights sampled,
+    before the first update of a phase; null: 1e-4 in float32, 0.05 in bfloat16."""
+    first_update_ratio_bound: float | None = Field(default=None, gt=0)
+    """Largest mean distance of their probability ratios from 1; null: 0.01 in float32, 0.2 in
+    bfloat16."""
+
+    @property
+    def first_update_bounds(self) -> FirstUpdateBounds:
+        """Of the mean, as an engine rounds otherwise than the trainer."""
+        kl, ratio = (1e-4, 0.01) if self.precision.param == "float32" else (0.05, 0.2)
+        return FirstUpdateBounds(
+            self.first_update_kl_bound or kl, mean_ratio=self.first_update_ratio_bound or ratio
+        )
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.tensor_parallel_size > 1:
+            raise illegal(
+                "tensor_parallel_size",
+                "adapters are not divided over ranks",
+                hint="nearest: 1",
+            )
+        return self
+
+    def build(self, model: Any, algorithm: Algorithm, **options: Any) -> Trainer:
+        """The trainer of a causal language model of transformers.
+
+        Args:
+            model: The model, trained in place; the same on every rank.
+            algorithm: Losses.
+            **options: See :func:`~rlinf.trainers.sequences.policy_trainer`.
+        """
+        trainer: Trainer = load_attribute(self.implementation)(model, algorithm, self, **options)
+        return trainer
+
+
+class FSDPTrainerConfig(LanguageTrainerConfig):
+    """Fully sharded data parallelism, with tensor parallelism; on one rank a plain module."""
+
+    implementation = "rlinf.trainers.sequences:policy_trainer"
+    type: Literal["fsdp"] = "fsdp"
+    """Which trainer this section configures."""
+
+
+class CriticTrainerConfig(PhaseConfig):
+    """The value network of PPO: a language model's layers and one linear output."""
+
+    model: LanguageModelConfig | None = None
+    """Model whose layers the value network begins with; null: that of the policy."""
+    optim: OptimizerConfig = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
+    """Optimizer."""
+
+
+class SupervisedConfig(StrictModel):
+    """Supervised fine-tuning on target tokens; what it computes with is the trainer's."""
+
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(default=256, ge=1)
+    """Sequences of one optimizer step, over all ranks."""
+    optim: OptimizerConfig = OptimizerConfig(lr=1e-3, max_grad_norm=1.0)
+    """Optimizer."""
+    lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()
+    """Learning-rate schedule, stepped with the optimizer."""
     max_skipped_updates: int = Field(default=3, ge=0)
-    """Optimizer steps that may be skipped for a gradient that is not finite, in one phase and in a
-    row over phases."""
+    """Optimizer steps that may be skipped for a loss or gradient that is not finite."""
+
+
+TRAINERS = {
+    "fsdp": "rlinf.trainers.config:FSDPTrainerConfig",
+}
+"""Which trainers of language models there are; a package adds one by an entry point in the group
+``rlinf.trainers`` that names its config class. It may divide the model over ranks in any way
+(tensors, layers, sequences, experts): what it takes and gives back are whole batches and whole
+weights, on every rank."""
+
+REGISTRY = Registry("trainer", "rlinf.trainers", TRAINERS, LanguageTrainerConfig)

@@ -1,92 +1,101 @@
-"""AdamW over a few vectors."""
+"""AdamW over tensors, which may be vectors of many parameters or the local parts of larger ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from rlinf.trainers.config import OptimizerConfig
 
-_STATE = ("exp_avg", "exp_avg_sq", "step")
 
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019) by torch's functional form.
 
-def parameter_groups(
-    policy: torch.nn.Module, value_parameters: Iterable[torch.nn.Parameter]
-) -> list[list[torch.nn.Parameter]]:
-    """What is trained: the parameters of the policy, then those that only the values depend on."""
-    values = list(value_parameters)
-    value_ids = {id(parameter) for parameter in values}
-    rest = [p for p in policy.parameters() if p.requires_grad and id(p) not in value_ids]
-    return [rest, values]
-
-
-class VectorAdamW:
-    """AdamW (Loshchilov and Hutter 2019) for parameters that lie in a vector per group.
-
-    The arithmetic is torch's functional AdamW. Its class of that name imports the compiler on the
-    first step, which costs a second and 65 MB per process, and twice the time of every step.
+    It works on each number by itself, so a rank can step its part of a tensor alone. Torch's class
+    of that name imports the compiler on the first step, which costs a second and 65 MB per process,
+    and twice the time of every step of a small network.
 
     Args:
-        vectors: Parameters of the policy and of the value network, each as one vector; the second
-            may be empty.
-        config: Rates and moments.
+        tensors: What is trained, float32.
+        config: Moments and clipping.
+        rates: Learning rate of each tensor; None: that of the config for all.
+        blank: The moments are going to be set, and need not be 0.
+
+    Attributes:
+        config: The same.
+        steps: Steps that were applied.
+        averages: First moments.
+        squares: Second moments.
     """
 
-    def __init__(self, vectors: Sequence[torch.Tensor], config: OptimizerConfig) -> None:
-        self._config = config
-        self._vectors = list(vectors)
-        self._rates = (config.lr, config.value_lr or config.lr)
-        self._factor = 1.0
-        self._state: list[dict[str, torch.Tensor]] = [
-            {
-                "exp_avg": torch.zeros_like(vector),
-                "exp_avg_sq": torch.zeros_like(vector),
-                "step": torch.zeros((), dtype=torch.float32, device=vector.device),
-            }
-            for vector in self._vectors
-        ]
-
-    def set_factor(self, factor: float) -> None:
-        """Scale every group's learning rate, for the schedule."""
-        self._factor = factor
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        config: OptimizerConfig,
+        *,
+        rates: Sequence[float] | None = None,
+        blank: bool = False,
+    ) -> None:
+        self.config = config
+        self._tensors = list(tensors)
+        self._rates = [config.lr] * len(self._tensors) if rates is None else list(rates)
+        self.steps = 0
+        make = torch.empty_like if blank else torch.zeros_like
+        self.averages = [make(tensor) for tensor in self._tensors]
+        self.squares = [make(tensor) for tensor in self._tensors]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Apply one gradient per vector, of its shape."""
-        config = self._config
-        for vector, gradient, rate, state in zip(
-            self._vectors, gradients, self._rates, self._state, strict=True
-        ):
-            if not vector.numel():
-                continue
-            adamw(
-                [vector],
-                [gradient],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
-                [],
-                [state["step"]],
-                fused=True,
-                amsgrad=False,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                lr=rate * self._factor,
-                weight_decay=config.weight_decay,
-                eps=config.eps,
-                maximize=False,
-            )
+    def step(self, gradients: Sequence[Tensor], *, factor: float) -> None:
+        """Apply one gradient per tensor at ``factor`` times the learning rates."""
+        for rate in dict.fromkeys(self._rates):
+            used = [
+                number
+                for number, tensor in enumerate(self._tensors)
+                if self._rates[number] == rate and tensor.numel()
+            ]
+            if used:
+                self._step(used, gradients, rate * factor)
+        self.steps += 1
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Moments and step count by number of the vector, in host memory."""
-        return {
-            str(number): {name: tensor.cpu() for name, tensor in state.items()}
-            for number, state in enumerate(self._state)
-        }
+    def _step(self, used: list[int], gradients: Sequence[Tensor], rate: float) -> None:
+        config, device = self.config, self._tensors[used[0]].device
+        adamw(
+            [self._tensors[number] for number in used],
+            [gradients[number] for number in used],
+            [self.averages[number] for number in used],
+            [self.squares[number] for number in used],
+            [],
+            [torch.tensor(float(self.steps), device=device) for _ in used],
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=rate,
+            weight_decay=config.weight_decay,
+            eps=config.eps,
+            maximize=False,
+        )
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Continue from :meth:`state_dict`."""
-        for number, own in enumerate(self._state):
-            for name in _STATE:
-                own[name].copy_(state[str(number)][name])
+
+def learning_rates(
+    module: nn.Module, named: Mapping[str, nn.Parameter], config: OptimizerConfig
+) -> dict[str, float]:
+    """The rate of each trained parameter, by name.
+
+    Args:
+        module: Where it has ``value_parameters`` (:class:`~rlinf.models.policy.Policy`), these
+            take ``config.value_lr``.
+        named: Its trained parameters.
+        config: Rates.
+    """
+    of_values = getattr(module, "value_parameters", None)
+    values: set[int] = set()
+    if config.value_lr is not None and of_values is not None:
+        values = {id(parameter) for parameter in of_values()}
+    return {
+        name: config.value_lr if config.value_lr and id(parameter) in values else config.lr
+        for name, parameter in named.items()
+    }

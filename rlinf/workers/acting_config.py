@@ -15,13 +15,20 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.envs.config import EnvConfig
-from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
-from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
 
 AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
+
+
+class ActingRunnerConfig(RunnerConfig):
+    """How long the run lasts and where it is written."""
+
+    total_env_steps: int = Field(ge=1)
+    """Environment steps of the run, over all environments; rounded up to whole rollouts."""
 
 
 class TrainingEnvironments(StrictModel):
@@ -90,6 +97,16 @@ class ActingConfig(PlacedConfig):
     @abstractmethod
     def value_dim(self) -> int:
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
+
+    @property
+    def keeps_next_observations(self) -> bool:
+        """Whether rollouts hold what followed each of their rows."""
+        return False
+
+    def acts_at_random(self, step: int) -> bool:
+        """Whether the rollout of a step is taken with uniformly random actions."""
+        del step
+        return False
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -165,16 +182,28 @@ class ActingConfig(PlacedConfig):
             )
 
 
-class OnPolicyConfig(ActingConfig):
-    """A run in which a policy is trained on what it has just done."""
+class LearningConfig(ActingConfig):
+    """A run that collects what its policy is trained on."""
 
+    runner: ActingRunnerConfig
     algorithm: AlgorithmSection
-    actor: ActorConfig
+    actor: TrainerConfig
 
     @property
-    @abstractmethod
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        return {}
+
+    @property
     def training_steps(self) -> int:
         """Rollouts of the run, each followed by one training phase."""
+        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
+
+
+class OnPolicyConfig(LearningConfig):
+    """A run in which a policy is trained on what it has just done."""
+
+    actor: ActorConfig
 
     @property
     def value_dim(self) -> int:

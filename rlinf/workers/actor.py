@@ -12,40 +12,43 @@ from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.registry import build_policy
-from rlinf.trainers.policy_trainer import PolicyTrainer
-from rlinf.trainers.reduction import sum_ranks
-from rlinf.workers.acting_config import OnPolicyConfig
+from rlinf.trainers.ranks import Replicas, sum_ranks
+from rlinf.trainers.trainer import Trainer
+from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.context import WorkerContext
 
 
 class ActorWorker(StageWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, config: OnPolicyConfig, context: WorkerContext) -> None:
+    def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
         super().__init__()
-        self._config = config
-        self._version = 0
-        self._trainer: PolicyTrainer
+        self._config, self._context = config, context
+        self._trainer: Trainer
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters."""
+        """Build what is trained, and the trainer; returns the number of parameters."""
         config = self._config
         algorithm = build_algorithm(config.algorithm, group_size=config.group_size)
-        policy = build_policy(config.model, env_spec, value_dim=config.value_dim, seed=config.seed)
-        policy.to(self.compute_device)
-        self._trainer = PolicyTrainer(
-            policy,
+        modules = algorithm.modules(config.model, env_spec, seed=config.seed)
+        self._trainer = Trainer(
+            modules,
             algorithm,
             config.actor,
-            samples=config.samples,
+            ranks=Replicas(
+                self._rank,
+                self._world_size,
+                device=self.compute_device,
+                all_reduce=self._all_reduce if self._world_size > 1 else None,
+            ),
+            optim=config.optimizers,
+            rows=config.samples,
             total_steps=config.training_steps,
             seed=config.seed,
-            rank=self._rank,
-            world_size=self._world_size,
-            all_reduce=self._all_reduce if self._world_size > 1 else None,
+            failure_directory=self._context.failures,
         )
-        return {"parameters": sum(p.numel() for p in policy.parameters())}
+        trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
+        return {"parameters": sum(parameter.numel() for parameter in trained)}
 
     def train(
         self, trajectories: InputStream, *, step: int
@@ -57,24 +60,33 @@ class ActorWorker(StageWorker):
             step: Number of the training phase.
         """
         parts: list[Trajectory] = [item.payload for item in trajectories]
-        metrics = self._trainer.train(concatenate(parts), step, version=self._version)
-        self._version = step + 1
         yield from ()  # a stage is a generator, also one that yields nothing
-        return metrics
+        return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
+
+    def train_on(
+        self, batches: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: train on global batches that come one by one; returns the phase's metrics.
+
+        Args:
+            batches: Stream of :class:`Batch`, each an optimizer step of every loss.
+            step: Number of the training phase.
+        """
+        yield from ()
+        return self._trainer.train((item.payload for item in batches), step)
 
     def send_weights(self) -> int:
         """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
+        weights = {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._trainer.weights()
+        }
         if self._rank == 0:
-            weights = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self._trainer.policy.state_dict().items()
-            }
             receivers = list(range(self._config.world_size("rollout")))
             self.broadcast(
-                (weights, self._version),
+                (weights, self._trainer.version),
                 groups=[(self._group_name, 0), ("rollout", receivers)],
             )
-        return self._version
+        return self._trainer.version
 
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks in rank order: gathered and summed on rank 0, then broadcast."""
@@ -89,12 +101,10 @@ class ActorWorker(StageWorker):
         return total
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; the ranks are equal, so rank 0 gives it."""
-        if self._rank > 0:
-            return None
-        return {"version": self._version, "trainer": self._trainer.state_dict()}
+        """Everything that training needs to continue; rank 0 gives it."""
+        state = self._trainer.state_dict()
+        return {"trainer": state} if self._rank == 0 else None
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._version = state["version"]
         self._trainer.load_state_dict(state["trainer"])

@@ -108,7 +108,12 @@ class EnvWorker(StageWorker):
         auto_reset = self._config.env.train.auto_reset
         report = RolloutReport()
         builders = [
-            TrajectoryBuilder(self._env_ids(env, stage), steps) for stage in range(self._stages)
+            TrajectoryBuilder(
+                self._env_ids(env, stage),
+                steps,
+                keep_next_observations=self._config.keeps_next_observations,
+            )
+            for stage in range(self._stages)
         ]
         sent: list[ObservationBatch] = []
         for stage in range(self._stages):

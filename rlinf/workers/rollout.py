@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.policy import Policy
+from rlinf.models.policy import RAW_ACTIONS, Policy
 from rlinf.models.registry import build_policy
 from rlinf.workers.acting_config import ActingConfig
 from rlinf.workers.context import WorkerContext
@@ -31,11 +32,13 @@ class RolloutWorker(StageWorker):
         # Values that are computed while the environments work would only slow them down there.
         self._shares_devices = config.plan.overlap(("env",), ("rollout",))
         self._version = -1
+        self._env_spec: EnvSpec
         self._policy: Policy
 
     def start(self, env_spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first synchronisation."""
         config = self._config
+        self._env_spec = env_spec
         self._policy = build_policy(
             config.model, env_spec, value_dim=config.value_dim, seed=config.seed
         ).eval()
@@ -77,6 +80,7 @@ class RolloutWorker(StageWorker):
         """
         memories: dict[int, _Memory] = {}
         noise = _Noise(self._config, self._policy, step)
+        at_random = not deterministic and self._config.acts_at_random(step)
         for item in observations:
             batch: ObservationBatch = item.payload
             memory = memories.setdefault(item.source, _Memory())
@@ -87,8 +91,11 @@ class RolloutWorker(StageWorker):
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
-                    answer = self._act(seen, drawn)
+                    if at_random:
+                        answer = self._act_at_random(noise.rows(batch))
+                    else:
+                        drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
+                        answer = self._act(seen, drawn)
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
@@ -115,6 +122,20 @@ class RolloutWorker(StageWorker):
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
+            version=self._version,
+        )
+
+    def _act_at_random(self, noise: torch.Tensor) -> PolicyBatch:
+        """Uniform actions [n, C, A] in the box: the quantiles of the noise that would have been."""
+        low, high = (
+            torch.as_tensor(bound, dtype=torch.float32)
+            for bound in (self._env_spec.action_low, self._env_spec.action_high)
+        )
+        actions = low + (high - low) * torch.special.ndtr(noise)
+        return PolicyBatch(
+            actions=actions.numpy(),
+            log_probs=torch.full_like(noise, -math.log(2.0)),  # over the box scaled to [−1, 1]
+            forward_inputs={RAW_ACTIONS: actions},
             version=self._version,
         )
 

@@ -15,8 +15,7 @@ from rlinf.data.prompts.assemble import assemble_sequences
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
-from rlinf.scheduler.accelerators import process_device
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.rendezvous import meet, open_place
 from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.parallel import Ranks
@@ -69,8 +68,8 @@ class TrainingWorker(StageWorker):
         return Ranks(device=self._device())
 
     def _device(self) -> str:
-        device = process_device()
-        if device == "cpu" or self._world_size == 1:
+        device = own_device()
+        if ":" in device or device == "cpu" or self._world_size == 1:
             return device
         return f"{device}:{os.environ.get('LOCAL_RANK', '0')}"
 

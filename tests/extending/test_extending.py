@@ -19,7 +19,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.registry import build_policy
 from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
-from rlinf.trainers.policy_trainer import PolicyTrainer
+from rlinf.trainers.trainer import Trainer
 
 from .conftest import PACKAGE
 
@@ -86,7 +86,7 @@ def test_env_conforms(capsys):
     assert "13 of 13 checks passed" in capsys.readouterr().out
 
 
-def collect(env, policy, steps: int, generator: torch.Generator):
+def collect(env, policy, steps: int, generator: torch.Generator, *, version: int):
     """One rollout of ``steps`` chunk steps under a policy without a critic."""
     ids = np.arange(env.num_envs, dtype=np.int64)
     builder = TrajectoryBuilder(ids, steps)
@@ -101,7 +101,7 @@ def collect(env, policy, steps: int, generator: torch.Generator):
             actions=sample.actions.numpy(),
             log_probs=sample.log_probs,
             forward_inputs=sample.forward_inputs,
-            version=0,
+            version=version,
         )
         builder.add(seen, answer, step)
         observations = step.observations
@@ -115,13 +115,18 @@ def test_model_and_algorithm_learn_in_the_env():
     generator = torch.Generator().manual_seed(1)
     with SupervisedVectorEnv(settings.env.train, num_envs=8, seed=3) as env:
         policy = build_policy(settings.model, env.env_spec, value_dim=algorithm.value_dim(1))
-        trainer = PolicyTrainer(
-            policy, algorithm, settings.actor, samples=settings.samples, total_steps=30, seed=0
+        trainer = Trainer(
+            {"policy": policy},
+            algorithm,
+            settings.actor,
+            rows=settings.samples,
+            total_steps=30,
+            seed=0,
         )
         rewards = []
         for step in range(30):
-            trajectory = collect(env, policy, settings.chunk_steps, generator)
-            metrics = trainer.train(trajectory, step)
+            trajectory = collect(env, policy, settings.chunk_steps, generator, version=step)
+            metrics = trainer.learn(trajectory, step)
             assert abs(metrics["actor/first_update_kl"]) < 1e-6
             assert metrics["actor/optimizer_steps"] == 1
             rewards.append(metrics["rollout/rewards"])

@@ -385,7 +385,7 @@ def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
 
 
 def test_times_of_a_processor_do_not_plan_accelerators_that_are_not_here(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     config = support.small_config(tmp_path, ACCELERATORS)
     here = seconds_of(env={1: 1.0}, rollout={1: 1.0}, actor={1: 1.0})
@@ -431,8 +431,8 @@ def test_a_slot_has_its_share_of_the_host(tmp_path: Path) -> None:
 def test_an_accelerator_has_the_memory_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gigabytes: int | None
 ) -> None:
-    monkeypatch.setattr(placed_config, "nvidia_devices", lambda: 2)
-    monkeypatch.setattr(device_memory, "nvidia_devices", lambda: 2)
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(device_memory, "accelerators_here", lambda: 2)
     monkeypatch.setattr(device_memory, "_accelerator_model", lambda: model)
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
@@ -441,7 +441,7 @@ def test_an_accelerator_has_the_memory_of_its_model(
 
 
 def test_accelerators_that_are_not_here_have_no_known_memory(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     [group] = cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
     assert (group.kind, group.memory_bytes) == ("", None)

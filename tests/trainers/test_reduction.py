@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from rlinf.trainers.reduction import block_of, sum_ranks, tree_sum
+from rlinf.trainers.ranks import sum_ranks, tree_sum
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 3, 5, 8, 16])
@@ -23,7 +23,8 @@ def test_any_power_of_two_of_ranks_gives_the_same_bits(ranks):
     def leaf(index: int) -> torch.Tensor:
         return values[index].clone()
 
-    parts = [tree_sum(*block_of(rank, ranks, 16), leaf) for rank in range(ranks)]
+    size = 16 // ranks
+    parts = [tree_sum(first, first + size, leaf) for first in range(0, 16, size)]
     assert torch.equal(sum_ranks(parts), tree_sum(0, 16, leaf))
 
 
@@ -33,9 +34,3 @@ def test_a_plain_running_sum_would_not_give_the_same_bits():
     for value in values[1:]:
         running += value
     assert not torch.equal(running, tree_sum(0, 16, lambda i: values[i].clone()))
-
-
-def test_blocks_must_divide():
-    assert block_of(1, 2, 8) == (4, 8)
-    with pytest.raises(ValueError, match="3 micro batches do not divide over 2 ranks"):
-        block_of(0, 2, 3)

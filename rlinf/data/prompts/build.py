@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlinf.data.prompts.config import (
-    EncodingConfig,
-    FilesConfig,
-    PromptDataConfig,
-    RecordFilesConfig,
-)
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
 from rlinf.data.prompts.encode import PromptTokenizer, encode_prompts
 from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError, raw_prompt
@@ -18,6 +13,14 @@ from rlinf.data.prompts.records import BrokenRecord, read_records
 from rlinf.data.prompts.report import Notes
 from rlinf.data.tasks.protocol import Task, TaskItem
 from rlinf.errors import ConfigError, in_section
+
+if TYPE_CHECKING:
+    from rlinf.data.prompts.config import (
+        EncodingConfig,
+        FilesConfig,
+        PromptDataConfig,
+        RecordFilesConfig,
+    )
 
 
 def build_sets(config: PromptDataConfig, tokenizer: PromptTokenizer) -> PromptSets:

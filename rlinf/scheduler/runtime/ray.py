@@ -22,12 +22,17 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WorkerDiedError
-from rlinf.scheduler.node import NodeInfo
-from rlinf.scheduler.node_table import probe_node
+from rlinf.scheduler.node import NodeInfo, probe_node
 from rlinf.scheduler.placement import NodePlacementStrategy
 from rlinf.scheduler.process import Process, set_process
-from rlinf.scheduler.runtime.attach import ATTACH_VARIABLE, enter_cluster, enter_from_environment
+from rlinf.scheduler.runtime.attach import (
+    ATTACH_VARIABLE,
+    ChannelHost,
+    enter_cluster,
+    enter_from_environment,
+)
 from rlinf.scheduler.runtime.deaths import DeathWatch
 from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
 from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
@@ -135,13 +140,10 @@ class RayRuntime(RayRuntimeBase):
         return result
 
     def _channel_worker(self, cluster: Cluster, node: int) -> str:
-        from rlinf.scheduler.channel.channel_worker import ChannelWorker
-
         name = f"ChannelWorker_node{node}"
         if node not in self._channel_nodes:
             self._channel_nodes.add(node)
-            strategy = NodePlacementStrategy([node])
-            ChannelWorker.create_group().launch(cluster, strategy, name=name)
+            start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
         return f"{name}:0"
 
     def flush_traces(self, registry: RegistryService) -> None:

@@ -1,0 +1,167 @@
+"""Trained weights for those who act, and in the formats of transformers and peft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlinf.models.adapters import (
+    adapted_layers,
+    adapter_file_name,
+    is_adapter,
+    merged,
+    plain_name,
+)
+from rlinf.models.buffers import saved_buffers
+from rlinf.models.file_format import file_weights
+from rlinf.trainers.scoring import Scorer
+from rlinf.trainers.trained import TrainedModule
+
+Content = Literal["merged", "adapter"]
+"""Weights in which an adapter is contained, or the adapter alone."""
+
+_FILE_BYTES = 4 << 30
+
+
+def network(module: nn.Module) -> Any:
+    """The model whose names weights have."""
+    return module.model if isinstance(module, Scorer) else module
+
+
+def weights_of(held: TrainedModule, content: Content) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors of a module; see :meth:`~rlinf.trainers.trainer.Trainer.weights`."""
+    held.keep_gathered()
+    model = network(held.module)
+    adapted = any(map(is_adapter, held.named))
+    if content == "adapter" and not adapted:
+        raise ValueError("there is no adapter; write a section lora")
+    if content == "adapter":
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                yield adapter_file_name(name), _whole(held, parameter)
+        return
+    named = model.named_parameters()
+    plain = ((name, _whole(held, parameter)) for name, parameter in named)
+    yield from chain(_merged(held, model) if adapted else plain, saved_buffers(model))
+
+
+def _whole(held: TrainedModule, parameter: Tensor) -> Tensor:
+    return held.whole(parameter, None if parameter.dtype == held.dtype else held.dtype)
+
+
+def _merged(held: TrainedModule, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    layers = adapted_layers(model)
+    for name, parameter in model.named_parameters():
+        plain = plain_name(name)
+        if plain is None:
+            continue
+        whole = _whole(held, parameter)
+        layer = name.removesuffix(".base_layer.weight")
+        if layer in layers and layer != name:
+            first, second = (
+                _whole(held, next(iter(getattr(layers[layer], key).parameters())))
+                for key in ("lora_A", "lora_B")
+            )
+            whole = merged(whole, first, second, layers[layer].scaling["default"])
+        yield plain, whole
+
+
+def save_model(
+    directory: Path, model: Any, weights: Iterable[tuple[str, Tensor]], *, write: bool
+) -> None:
+    """Write configuration and weights, in files of up to 4 GiB.
+
+    Args:
+        directory: Made where it does not exist.
+        model: A transformers model.
+        weights: Its whole tensors, a tied one once; read to the end on every rank.
+        write: False on ranks that only take part.
+    """
+    pieces: list[dict[str, Tensor]] = [{}]
+    size = 0
+    names: list[Path] = []
+    for name, tensor in weights:
+        if not write:
+            continue
+        if pieces[-1] and size + tensor.nbytes > _FILE_BYTES:
+            names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
+            pieces.append({})
+            size = 0
+        pieces[-1][name] = tensor.detach().to("cpu")
+        size += tensor.nbytes
+    if not write:
+        return
+    dtypes = {tensor.dtype for tensor in pieces[-1].values() if tensor.is_floating_point()}
+    names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
+    _name_pieces(directory, names)
+    _write_config(directory, model, dtypes.pop() if len(dtypes) == 1 else None)
+
+
+def _write_piece(directory: Path, number: int, tensors: dict[str, Tensor]) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"piece-{number}.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+def _name_pieces(directory: Path, pieces: list[Path]) -> None:
+    """Give the files the names that transformers looks for, with an index where there are more."""
+    if len(pieces) == 1:
+        pieces[0].replace(directory / "model.safetensors")
+        return
+    from safetensors import safe_open
+
+    places: dict[str, str] = {}
+    total = 0
+    for number, piece in enumerate(pieces, start=1):
+        name = f"model-{number:05d}-of-{len(pieces):05d}.safetensors"
+        with safe_open(piece, "pt") as file:
+            places |= dict.fromkeys(file.keys(), name)
+        total += piece.stat().st_size
+        piece.replace(directory / name)
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_config(directory: Path, model: Any, dtype: torch.dtype | None) -> None:
+    """The model's configuration without what the trainer changed in it."""
+    import copy
+
+    config = copy.deepcopy(model.config)
+    # FSDP gives a divided module a class of its own.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config._attn_implementation = None
+    config.use_cache = True
+    if dtype is not None:
+        config.dtype = dtype
+    config.save_pretrained(directory)
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(directory)
+
+
+def save_adapter(
+    directory: Path, peft_config: Any, weights: Iterable[tuple[str, Tensor]], *, write: bool
+) -> None:
+    """Write an adapter as peft loads it.
+
+    Args:
+        directory: Made where it does not exist.
+        peft_config: Configuration of peft.
+        weights: The adapter's whole tensors by the names of its file.
+        write: False on ranks that only take part.
+    """
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
+    if not write:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    peft_config.save_pretrained(str(directory))

@@ -1,0 +1,245 @@
+"""Modules by name, as ranks hold them: gradients, optimizer steps, memory, state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.trainers.checkpoint import load_parts, save_parts
+from rlinf.trainers.config import OptimizerConfig, TrainerConfig
+from rlinf.trainers.ranks import Grid, Ranks, Replicas
+from rlinf.trainers.trained import PlainModule, TrainedModule
+
+POLICY = "policy"
+"""Name of the module that acts, and of the loss that trains it."""
+
+PartT = TypeVar("PartT")
+Share = Callable[[PartT], tuple[Tensor, dict[str, Tensor]]]
+"""From a micro batch to its share of the loss and of the metrics."""
+
+
+class TrainedModules:
+    """Modules by name, divided over ranks or whole on each.
+
+    Args:
+        modules: They lie on the host, the same on every rank; where ranks divide them, they are
+            never whole on a device.
+        config: How they compute.
+        ranks: The processes that divide them, or the ranks that hold them whole.
+        optim: Settings of the optimizer of each module that is trained. The others follow these,
+            as target networks do; they are kept and saved.
+
+    Attributes:
+        ranks: The ranks that hold them now.
+        held: What holds each of them.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        config: TrainerConfig,
+        ranks: Ranks | Replicas,
+        *,
+        optim: Mapping[str, OptimizerConfig],
+    ) -> None:
+        self.config = config
+        self.ranks = ranks if isinstance(ranks, Replicas) else Grid(ranks, config.ranks_per_replica)
+        for name in modules.keys() - optim.keys():
+            modules[name].requires_grad_(False)
+        self.held: dict[str, TrainedModule] = {
+            name: self._hold(module, optim.get(name)) for name, module in modules.items()
+        }
+
+    def _hold(self, module: nn.Module, optim: OptimizerConfig | None) -> TrainedModule:
+        if not isinstance(self.ranks, Grid) or self.ranks.mesh is None:
+            return PlainModule(module.to(self.ranks.device), self.config, optim)
+        # Imports a good deal that one rank does not need.
+        from rlinf.trainers.sharded import ShardedModule
+
+        layers = repeated_layers(module)
+        return ShardedModule(module, layers, self.config, optim, self.ranks)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What is called in forward passes, by name."""
+        return {name: held.module for name, held in self.held.items()}
+
+    def gradients(
+        self, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
+    ) -> dict[str, float]:
+        """Add up the gradients of some modules over micro batches and ranks; their metrics.
+
+        Args:
+            names: Of the modules. No other one gets a gradient.
+            parts: This rank's micro batches.
+            share: Loss and metrics of one, to be summed.
+        """
+        self.need_loaded()
+        if isinstance(self.ranks, Replicas):
+            return self._tree_gradients(self.ranks, names, parts, share)
+        return self._running_gradients(self.ranks, names, parts, share)
+
+    def _tree_gradients(
+        self, ranks: Replicas, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
+    ) -> dict[str, float]:
+        held = [self._plain(name) for name in names]
+        parameters = [parameter for each in held for parameter in each.named.values()]
+        found: list[str] = []
+
+        def leaf(number: int) -> Tensor:
+            """Gradient of one micro batch with its metrics behind it, as one vector."""
+            loss, metrics = share(parts[number])
+            found[:] = metrics
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            flat = [
+                torch.zeros_like(p).flatten() if g is None else g.flatten()
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
+            return torch.cat([*flat, torch.stack([m.detach().to(loss) for m in metrics.values()])])
+
+        total = ranks.tree_sum(len(parts), leaf)
+        *summed, last = torch.split(total, [*(each.size for each in held), len(found)])
+        for each, vector in zip(held, summed, strict=True):
+            each.set_gradients(vector)
+        return dict(zip(found, last.tolist(), strict=True))
+
+    def _plain(self, name: str) -> PlainModule:
+        held = self.held[name]
+        assert isinstance(held, PlainModule)
+        return held
+
+    def _running_gradients(
+        self, ranks: Grid, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
+    ) -> dict[str, float]:
+        held = [self.held[name] for name in names]
+        for each in self.held.values():
+            each.discard_gradients()
+        totals: Tensor | None = None
+        found: list[str] = []
+        for number, part in enumerate(parts, start=1):
+            loss, metrics = share(part)
+            for each in self.held.values():
+                each.begin_backward(last=number == len(parts))
+            loss.backward()  # type: ignore[no-untyped-call]
+            for each in held:
+                each.end_backward()
+            found = list(metrics)
+            stacked = torch.stack([metric.detach().double() for metric in metrics.values()])
+            totals = stacked if totals is None else totals + stacked
+        assert totals is not None
+        for name, each in self.held.items():
+            if name not in names:
+                each.discard_gradients()  # what a loss passes through is not trained by it
+        return dict(zip(found, ranks.sum_data(totals).tolist(), strict=True))
+
+    def norms(self, names: Collection[str]) -> dict[str, float]:
+        """Global L2 norm of the gradient of each module, the same on every rank."""
+        return {name: self.held[name].gradient_norm() for name in names}
+
+    def step(self, norms: Mapping[str, float], *, factor: float) -> None:
+        """Clip the gradients of modules, of these norms, and apply them."""
+        for name, norm in norms.items():
+            self.held[name].apply_step(norm=norm, factor=factor)
+
+    def settle(self) -> None:
+        """Let modules be written to as they are kept, not as a forward pass gathered them."""
+        for held in self.held.values():
+            held.changed()
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Take from the device what ``offload`` in the config names; nothing else works until
+        :meth:`onload`, but for what uses :meth:`loaded`."""
+        for held in self.held.values():
+            held.offload()
+
+    def onload(self, *kinds: str) -> None:
+        """Bring everything back, bit for bit, or some of ``weights``, ``gradients``,
+        ``optimizer``."""
+        for held in self.held.values():
+            held.onload(*kinds)
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether something is away."""
+        return any(held.offloaded for held in self.held.values())
+
+    @contextmanager
+    def loaded(self, *kinds: str) -> Iterator[bool]:
+        """Bring back what is offloaded, or some of it, for a moment; whether anything was."""
+        away = self.offloaded
+        if away:
+            self.onload(*kinds)
+        try:
+            yield away
+        finally:
+            if away:
+                self.offload()
+
+    def need_loaded(self) -> None:
+        """Refuse to compute with what is not there.
+
+        Raises:
+            RuntimeError: Something is offloaded.
+        """
+        if self.offloaded:
+            raise RuntimeError("weights, gradients or optimizer are offloaded; call onload first")
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any]:
+        """Weights, buffers and moments whole, by module; they may share memory with this.
+
+        Args:
+            keep: False on ranks that only take part, which get empty ones.
+            copy: Give copies even of what lies on the host.
+        """
+        return {name: held.state_dict(keep=keep, copy=copy) for name, held in self.held.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, given whole on every rank.
+
+        Raises:
+            CheckpointError: The weights are of another model.
+        """
+        for name, held in self.held.items():
+            held.load_state_dict(state[name])
+
+    def save_sharded(self, directory: Path, more: Mapping[str, Any]) -> list[Path]:
+        """Write the same; each rank its own part, of whose files it gives the paths.
+
+        Args:
+            directory: Of this checkpoint alone.
+            more: Tensors and plain data to be written with it.
+        """
+        return save_parts(directory, self._tree() | dict(more), self.ranks)
+
+    def load_sharded(self, directory: Path, more: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Continue from :meth:`save_sharded`, written by any number of ranks; what came with it."""
+        found = load_parts(directory, self._tree() | dict(more), self.ranks)
+        for name, held in self.held.items():
+            held.optimizer.steps = int(found["modules"][name]["steps"])
+            held.changed()
+        return found
+
+    def _tree(self) -> dict[str, Any]:
+        """Parts that share memory with what they are parts of, so that reading fills them."""
+        return {"modules": {name: held.parts() for name, held in self.held.items()}}
+
+
+def repeated_layers(module: nn.Module) -> list[nn.Module]:
+    """The longest list of modules in a module: its layers."""
+    lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def finite(numbers: Mapping[str, float], loss: float) -> bool:
+    """Whether loss and norms are numbers."""
+    return isfinite(loss) and all(map(isfinite, numbers.values()))

@@ -1,0 +1,281 @@
+"""Which rows are computed together, on which rank.
+
+Every rank computes the same plan from the whole batch, so nothing is communicated. Rows of one size
+are taken in their order; of token sequences it matters how long they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from rlinf.algorithms.batch import Batch
+from rlinf.trainers.config import SequenceConfig
+from rlinf.trainers.layout import lengths_of, prompts_of, window_of
+
+Parts = list[list[int]]
+
+
+class Packing(ABC):
+    """How a batch becomes micro batches."""
+
+    @abstractmethod
+    def plan(self, batch: Batch, ranks: int) -> list[Parts]:
+        """The micro batches of each rank, as indices of rows; the same number for each rank.
+
+        Args:
+            batch: The whole batch.
+            ranks: Data-parallel ranks.
+        """
+
+    @abstractmethod
+    def trained(self, batch: Batch) -> Batch:
+        """The rows that a training step must read."""
+
+    @abstractmethod
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """A micro batch where it is computed."""
+
+    @abstractmethod
+    def tokens(self, batch: Batch) -> int | None:
+        """Tokens that a forward pass on a micro batch reads; None where rows are no text."""
+
+    def micro_batches(self, batch: Batch, rank: int, ranks: int) -> list[tuple[list[int], Batch]]:
+        """The rows of each micro batch of a rank; an empty one holds a row that counts nowhere."""
+        mine = self.plan(batch, ranks)[rank]
+        return [(indices, _select(batch, indices)) for indices in mine]
+
+
+def _select(batch: Batch, indices: list[int]) -> Batch:
+    """Consecutive rows stay views."""
+    if indices:
+        first, last = indices[0], indices[-1] + 1
+        if last - first == len(batch):
+            return batch
+        together = indices == list(range(first, last))
+        return batch.select(slice(first, last) if together else torch.tensor(indices))
+    filler = batch.select(slice(0, 1))
+    weights = None if filler.weights is None else torch.zeros_like(filler.weights)
+    return replace(filler, mask=torch.zeros_like(filler.mask), weights=weights)
+
+
+class Rows(Packing):
+    """Rows of one size, in their order, in consecutive blocks over the ranks.
+
+    Args:
+        size: Rows of a micro batch; None: all of a rank.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size
+
+    def plan(self, batch: Batch, ranks: int) -> list[Parts]:
+        """See :meth:`Packing.plan`."""
+        rows = len(batch)
+        bounds = [rows * rank // ranks for rank in range(ranks + 1)]
+        shares = [list(range(a, b)) for a, b in pairwise(bounds)]
+        size = self._size or max(map(len, shares))
+        plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
+        count = max(map(len, plans))
+        return [plan + [[]] * (count - len(plan)) for plan in plans]
+
+    def trained(self, batch: Batch) -> Batch:
+        """All: which micro batch a row is in must not depend on the others."""
+        return batch
+
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """See :meth:`Packing.place`."""
+        return batch.to(device)
+
+    def tokens(self, batch: Batch) -> None:
+        """None."""
+        del batch
+
+
+class Sequences(Packing):
+    """Token sequences, of which only those are read that count.
+
+    Args:
+        config: Bounds of a micro batch, and how sequences are divided over ranks.
+    """
+
+    def __init__(self, config: SequenceConfig) -> None:
+        self._config = config
+
+    def plan(self, batch: Batch, ranks: int) -> list[Parts]:
+        """See :meth:`Packing.plan`."""
+        config = self._config
+        rule = MicroBatchRule(
+            sequences=config.micro_batch_size,
+            tokens=config.max_tokens_per_micro_batch,
+            padded=not config.packing,
+        )
+        return plan_micro_batches(
+            lengths_of(batch),
+            prompts=prompts_of(batch),
+            ranks=ranks,
+            balance=config.balance,
+            rule=rule,
+        )
+
+    def trained(self, batch: Batch) -> Batch:
+        """Those of which a token counts."""
+        rows = (batch.mask > 0).any(dim=1)
+        return batch if bool(rows.all()) else batch.select(rows)
+
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """Its tokens stay on the host, where they are packed."""
+        return replace(batch.to(device), inputs=batch.inputs)
+
+    def tokens(self, batch: Batch) -> int:
+        """With the padding of a forward pass that has some."""
+        lengths = lengths_of(batch)
+        return sum(lengths) if self._config.packing else len(batch) * window_of(batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchRule:
+    """How the sequences of a rank become micro batches.
+
+    Args:
+        sequences: Most sequences of one; None: any number.
+        tokens: Most tokens of one; None: any number. A longer sequence is alone.
+        padded: Count the padding up to the longest sequence of a micro batch.
+    """
+
+    sequences: int | None
+    tokens: int | None
+    padded: bool
+
+
+def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> Parts:
+    """Divide numbers so that their sums differ little (Karmarkar and Karp 1982, "differencing").
+
+    The two divisions with the largest differences are merged, the largest part of one with the
+    smallest of the other, until one is left.
+
+    Args:
+        lengths: [N].
+        parts: Number of parts, ≥ 1.
+        equal_count: Let the sizes of the parts differ by at most 1.
+
+    Returns:
+        Indices of each part, ascending; a part is empty where there are more parts than numbers.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    width = parts if equal_count else 1
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for number, first in enumerate(range(0, len(order), width)):
+        division = [(lengths[index], [index]) for index in order[first : first + width]]
+        division += [(0, []) for _ in range(parts - len(division))]
+        heap.append((division[-1][0] - division[0][0], number, division))
+    heapq.heapify(heap)
+    fresh = len(heap)
+    while len(heap) > 1:
+        left, right = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        merged = [(a + c, b + d) for (a, b), (c, d) in zip(left, reversed(right), strict=True)]
+        merged.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], fresh, merged))
+        fresh += 1
+    return [sorted(indices) for _, indices in heap[0][2]] if heap else [[] for _ in range(parts)]
+
+
+def plan_micro_batches(
+    lengths: Sequence[int],
+    *,
+    prompts: Sequence[int],
+    ranks: int,
+    balance: bool,
+    rule: MicroBatchRule,
+) -> list[Parts]:
+    """The micro batches of each rank, as indices of sequences; the same number for each rank.
+
+    Where a rank has too little for that number, some of its micro batches are empty. Without
+    padding a prompt is computed once in a micro batch, so that answers to it stay together where
+    they can.
+
+    Args:
+        lengths: [N] tokens of each sequence.
+        prompts: [N] equal numbers where sequences have the same prompt.
+        ranks: Data-parallel ranks.
+        balance: Divide by tokens over ranks; otherwise in consecutive blocks.
+        rule: How the sequences of a rank are divided.
+    """
+    if ranks == 1:
+        shares = [list(range(len(lengths)))]
+    elif balance:
+        shares = balanced_parts(lengths, ranks, equal_count=True)
+    else:
+        bounds = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
+        shares = [list(range(a, b)) for a, b in pairwise(bounds)]
+    plans = [_micro_batches(share, lengths, prompts, rule) for share in shares]
+    count = max(map(len, plans))
+    return [_split_up(plan, count, lengths) for plan in plans]
+
+
+def _micro_batches(
+    share: list[int], lengths: Sequence[int], prompts: Sequence[int], rule: MicroBatchRule
+) -> Parts:
+    if rule.tokens is not None and rule.padded:
+        return _padded_budget(share, lengths, rule.tokens)
+    together: dict[int, list[int]] = {}
+    for index in share:
+        together.setdefault(prompts[index], []).append(index)
+    if rule.tokens is not None:
+        return _packed_budget(list(together.values()), lengths, rule.tokens)
+    if not rule.padded:
+        share = [index for group in together.values() for index in group]
+    size = rule.sequences or max(len(share), 1)
+    return [share[i : i + size] for i in range(0, len(share), size)] or [[]]
+
+
+def _packed_budget(groups: Parts, lengths: Sequence[int], budget: int) -> Parts:
+    """Parts of about equal sums within the budget; a group that is larger is divided first."""
+    items = []
+    for group in groups:
+        parts = _within([lengths[index] for index in group], budget)
+        items += [[group[i] for i in part] for part in parts]
+    parts = _within([sum(lengths[index] for index in item) for item in items], budget)
+    return [[index for i in part for index in items[i]] for part in parts]
+
+
+def _within(sizes: Sequence[int], budget: int) -> Parts:
+    """Few parts of about equal sums within the budget; a size that is larger is alone."""
+    count = max(1, -(-sum(sizes) // budget))
+    while True:
+        parts = balanced_parts(sizes, count, equal_count=False)
+        fits = all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts)
+        if fits or count >= len(sizes):
+            # Sizes beyond the budget can make more parts than there are sizes.
+            return [part for part in parts if part] or [[]]
+        count += 1
+
+
+def _padded_budget(share: list[int], lengths: Sequence[int], budget: int) -> Parts:
+    """Parts of similar lengths, the number of sequences times the longest within the budget."""
+    parts: Parts = []
+    for index in sorted(share, key=lambda i: (lengths[i], i)):
+        if parts and (len(parts[-1]) + 1) * lengths[index] <= budget:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return [sorted(part) for part in parts] or [[]]
+
+
+def _split_up(plan: Parts, count: int, lengths: Sequence[int]) -> Parts:
+    """Halve the largest parts until there are ``count``; empty ones where nothing can be halved."""
+    parts = list(plan)
+    while len(parts) < count:
+        divisible = [number for number, part in enumerate(parts) if len(part) > 1]
+        if not divisible:
+            parts.append([])
+            continue
+        largest = max(divisible, key=lambda number: sum(lengths[i] for i in parts[number]))
+        part = parts[largest]
+        parts[largest : largest + 1] = [part[: len(part) // 2], part[len(part) // 2 :]]
+    return parts

@@ -1,0 +1,186 @@
+"""From hidden states to log-probs, entropies and values of tokens.
+
+M tokens, H hidden width, V vocabulary. Only tokens that count reach the vocabulary layer, and only
+a bounded number of logits exists at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import Scores
+from rlinf.errors import ConfigError
+from rlinf.trainers import attention
+from rlinf.trainers.layout import Layout, layout_of
+
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class Scorer(nn.Module):
+    """A model of transformers that gives numbers for the tokens that count.
+
+    Dropout is switched off, as probabilities of the same weights must be the same.
+
+    Args:
+        model: The model; with ``packing`` its attention is replaced.
+        packing: Forward passes come without padding.
+    """
+
+    def __init__(self, model: Any, *, packing: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._packing = packing
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = 0.0
+        if packing:
+            attention.register()
+            model.set_attn_implementation(attention.NAME)
+
+    def layout(self, batch: Batch) -> Layout:
+        """The forward pass on a batch whose ``inputs`` lie on the host."""
+        device = next(self.parameters()).device
+        return layout_of(batch, packing=self._packing, device=device)
+
+
+class TokenScorer(Scorer):
+    """A causal language model of transformers that gives log-probs instead of logits.
+
+    Args:
+        model: The model; with ``packing`` its attention is replaced.
+        packing: Forward passes come without padding.
+        logits_per_chunk: See :class:`~rlinf.trainers.config.SequenceConfig`.
+        temperature: Divisor of the logits.
+        entropy: Whether the entropy is wanted.
+        adapter: Settings of peft for the adapter in the model; None: there is none.
+
+    Raises:
+        ConfigError: The architecture changes its logits after the vocabulary layer.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        packing: bool,
+        logits_per_chunk: int,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        adapter: Any = None,
+    ) -> None:
+        for name in _LOGIT_CHANGES:
+            if getattr(model.config.get_text_config(), name, None) not in (None, 1, 1.0):
+                raise ConfigError(f"{type(model).__name__} changes its logits by {name}")
+        super().__init__(model, packing=packing)
+        self._logits_per_chunk = logits_per_chunk
+        self._temperature, self._entropy = temperature, entropy
+        self.adapter = adapter
+
+    def forward(
+        self, batch: Batch, *, temperature: float | None = None, entropy: bool | None = None
+    ) -> Scores:
+        """Log-probs and entropies, float32; None: as it was made."""
+        layout = self.layout(batch)
+        log_probs, entropies = token_log_probs(
+            hidden=hidden_states(self.model.base_model, layout),
+            head=self.model.get_output_embeddings(),
+            targets=layout.targets,
+            temperature=self._temperature if temperature is None else temperature,
+            entropy=self._entropy if entropy is None else entropy,
+            logits_per_chunk=self._logits_per_chunk,
+        )
+        return Scores(
+            layout.scatter(log_probs), None if entropies is None else layout.scatter(entropies)
+        )
+
+
+class ValueScorer(Scorer):
+    """The layers of a language model, and one linear output.
+
+    Args:
+        backbone: Layers, without a vocabulary layer.
+        packing: Forward passes come without padding.
+    """
+
+    def __init__(self, backbone: Any, *, packing: bool) -> None:
+        super().__init__(backbone, packing=packing)
+        text = backbone.config.get_text_config()
+        weight = next(backbone.parameters())
+        self.head = nn.Linear(text.hidden_size, 1, device=weight.device, dtype=weight.dtype)
+        # All values start at 0, so that the first advantages are the returns themselves.
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[n, L] values before each token that counts, float32; 0 where ``mask`` is 0."""
+        layout = self.layout(batch)
+        values: Tensor = self.head(hidden_states(self.model, layout))
+        return layout.scatter(values.squeeze(-1).float())
+
+
+def hidden_states(backbone: Any, layout: Layout) -> Tensor:
+    """[M, H], what the layers say before each scored token."""
+    packed = {} if layout.arrangement is None else {"arrangement": layout.arrangement}
+    hidden = backbone(
+        input_ids=layout.input_ids,
+        attention_mask=layout.attention_mask,
+        position_ids=layout.position_ids,
+        use_cache=False,
+        **packed,
+    ).last_hidden_state
+    picked: Tensor = hidden.flatten(0, 1).index_select(0, layout.scored)
+    return picked
+
+
+def token_log_probs(
+    *,
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    temperature: float,
+    entropy: bool,
+    logits_per_chunk: int,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(logits / temperature) of the targets, and entropies, without all logits at once.
+
+    Args:
+        hidden: [M, H].
+        head: Vocabulary layer, [m, H] to [m, V].
+        targets: [M] int64.
+        temperature: Divisor of the logits.
+        entropy: Whether the entropy is wanted.
+        logits_per_chunk: Where M · V exceeds it, rows are computed in chunks of at most that many
+            logits, and again in the backward pass.
+
+    Returns:
+        [M] float32, and [M] float32 in nats or None.
+    """
+    vocabulary = int(getattr(head, "out_features", 1))
+    rows = max(1, logits_per_chunk // vocabulary)
+
+    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(part).float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        log_probs = -functional.cross_entropy(logits, wanted, reduction="none")
+        if not entropy:
+            return log_probs, log_probs
+        normalized = functional.log_softmax(logits, dim=-1)
+        return log_probs, -(normalized.exp() * normalized).sum(dim=-1)
+
+    if len(targets) <= rows:
+        log_probs, entropies = score(hidden, targets)
+        return log_probs, entropies if entropy else None
+    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    log_probs = torch.cat([one for one, _ in scored])
+    return log_probs, torch.cat([two for _, two in scored]) if entropy else None

@@ -1,0 +1,209 @@
+"""Trainers of language models: the policy, its critic, and texts that are to be learnt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import Algorithm
+from rlinf.algorithms.supervised import Supervised
+from rlinf.models.adapters import inject_adapters
+from rlinf.trainers.config import (
+    CriticTrainerConfig,
+    FSDPTrainerConfig,
+    LanguageTrainerConfig,
+    SequenceConfig,
+    SupervisedConfig,
+)
+from rlinf.trainers.export import save_adapter, save_model
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.packing import Sequences
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.scoring import Scorer, TokenScorer, ValueScorer
+from rlinf.trainers.trained import PlainModule
+from rlinf.trainers.trainer import Trainer, row_order
+
+CRITIC = "critic"
+"""Name of the module that gives values, and of the loss that trains it."""
+
+Example = tuple[Sequence[int], Sequence[int]]
+"""Tokens of a prompt and of its target."""
+
+
+def policy_trainer(
+    model: Any,
+    algorithm: Algorithm,
+    config: LanguageTrainerConfig,
+    *,
+    ranks: Ranks,
+    total_steps: int,
+    seed: int,
+    temperature: float = 1.0,
+    failure_directory: Path | None = None,
+) -> Trainer:
+    """The trainer of a causal language model of transformers.
+
+    Args:
+        model: The model, trained in place; the same on every rank.
+        algorithm: Losses.
+        config: How it is trained.
+        ranks: Where this process stands among those that train the model.
+        total_steps: Training phases of the run, for the schedule.
+        seed: Of the order of the sequences, and of a fresh adapter.
+        temperature: At which sequences are sampled and scored.
+        failure_directory: Where a batch is written that stopped the run; None: nowhere.
+    """
+    adapter = None
+    if config.lora is not None:
+        adapter = inject_adapters(model, config.lora, seed=seed)
+    scorer = TokenScorer(
+        model,
+        packing=config.packing,
+        logits_per_chunk=config.logits_per_chunk,
+        temperature=temperature,
+        entropy=algorithm.needs_entropy,
+        adapter=adapter,
+    )
+    return Trainer(
+        {POLICY: _ready(scorer, config)},
+        algorithm,
+        config,
+        ranks=ranks,
+        packing=Sequences(config),
+        total_steps=total_steps,
+        seed=seed,
+        failure_directory=failure_directory,
+    )
+
+
+def critic_trainer(
+    model: Any,
+    algorithm: Algorithm,
+    config: CriticTrainerConfig,
+    *,
+    ranks: Ranks,
+    total_steps: int,
+    seed: int,
+    failure_directory: Path | None = None,
+) -> Trainer:
+    """The trainer of a value network on the layers of a model, which are copied.
+
+    Args:
+        model: A causal language model of transformers.
+        algorithm: Value loss.
+        config: How it is trained.
+        ranks: Where this process stands among those that train the critic.
+        total_steps: Training phases of the run, for the schedule.
+        seed: Of the order of the sequences.
+        failure_directory: Where a batch is written that stopped the run; None: nowhere.
+    """
+    # Where there are several ranks, they read the weights and leave them as they are.
+    kept = model.parameters() if ranks.world_size > 1 else ()
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in kept}
+    scorer = ValueScorer(copy.deepcopy(model.base_model, shared), packing=config.packing)
+    return Trainer(
+        {CRITIC: _ready(scorer, config)},
+        algorithm,
+        config,
+        ranks=ranks,
+        packing=Sequences(config),
+        total_steps=total_steps,
+        seed=seed,
+        failure_directory=failure_directory,
+    )
+
+
+def _ready(scorer: Scorer, config: SequenceConfig) -> Scorer:
+    scorer.eval()
+    if config.gradient_checkpointing:
+        scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        scorer.train()
+    return scorer
+
+
+def text_batch(
+    examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
+) -> Batch:
+    """Pad prompts (at least one token each) on the left and targets on the right, by 0.
+
+    Args:
+        examples: The texts.
+        learnt: Which tokens of each target are to be learnt; None: all.
+    """
+    prompts, targets = zip(*examples, strict=True)
+    window, length = max(map(len, prompts)), max(map(len, targets))
+    ids = np.zeros((len(prompts), window + length), np.int64)
+    attended = np.zeros(ids.shape, np.bool_)
+    for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+        columns = slice(window - len(prompt), window + len(target))
+        ids[row, columns] = np.concatenate([np.asarray(prompt), np.asarray(target)])
+        attended[row, columns] = True
+    mask = torch.from_numpy(attended[:, window:].astype(np.float32))
+    for row, wanted in enumerate(learnt or ()):
+        mask[row, : len(wanted)] *= torch.tensor(wanted)
+    inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(attended)}
+    return Batch.of(inputs=inputs, mask=mask)
+
+
+def fine_tune(
+    model: Any,
+    texts: Batch,
+    config: SupervisedConfig,
+    *,
+    seed: int,
+    compute: LanguageTrainerConfig | None = None,
+) -> Iterator[dict[str, float]]:
+    """Teach a causal language model texts on this process alone, and give the metrics of each step.
+
+    The texts are passed over again and again, each time in another order; a remainder smaller than
+    a batch is left out of a pass. At the end the model has float32 weights in memory of their own.
+
+    Args:
+        model: Of transformers, trained in place.
+        texts: Of :func:`text_batch`.
+        config: Steps, batch size, optimizer.
+        seed: Of the order of the texts.
+        compute: Micro batches, precision, packing; its optimizer is not looked at.
+    """
+    changed = {
+        "optim": config.optim,
+        "lr_sched": config.lr_sched,
+        "max_skipped_updates": config.max_skipped_updates,
+        "lora": None,
+    }
+    trainer = policy_trainer(
+        model,
+        Supervised(),
+        (compute or FSDPTrainerConfig()).model_copy(update=changed),
+        ranks=Ranks(),
+        total_steps=config.steps,
+        seed=seed,
+    )
+    size = min(config.batch_size, len(texts))
+    per_pass = len(texts) // size
+    for step in range(config.steps):
+        epoch, number = divmod(step, per_pass)
+        order = row_order(len(texts), seed=seed, step=0, epoch=epoch)
+        yield trainer.train([texts.select(order[number * size : (number + 1) * size])], step)
+    held = trainer.modules.held[POLICY]
+    assert isinstance(held, PlainModule)
+    held.release_parameters()
+
+
+def save_pretrained(trainer: Trainer, directory: Path) -> None:
+    """Write the policy in the format of transformers; an adapter is merged into it, and saved alone
+    in the subdirectory ``adapter``. All ranks take part."""
+    first = trainer.ranks.rank == 0
+    scorer = trainer.modules.held[POLICY].module
+    assert isinstance(scorer, TokenScorer)
+    save_model(directory, scorer.model, trainer.weights(), write=first)
+    if scorer.adapter is not None:
+        weights = trainer.weights("adapter")
+        save_adapter(directory / "adapter", scorer.adapter, weights, write=first)
+    trainer.ranks.barrier()

@@ -1,0 +1,466 @@
+"""Trains modules by the losses of an algorithm: policies, critics, Q functions, language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import Algorithm, Loss
+from rlinf.algorithms.staleness import staleness_metrics
+from rlinf.data.trajectory import Trajectory
+from rlinf.errors import CheckpointError, RunFailure
+from rlinf.models.policy import ActionEvaluation, Policy
+from rlinf.trainers.config import OptimizerConfig, TrainerConfig
+from rlinf.trainers.export import Content, weights_of
+from rlinf.trainers.modules import POLICY, TrainedModules, finite
+from rlinf.trainers.packing import Packing, Rows
+from rlinf.trainers.ranks import Ranks, Replicas
+from rlinf.trainers.reference import Reference
+from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
+
+Score = Callable[[Batch], Sequence[Tensor]]
+"""From a micro batch to numbers [n, ...] for each of its rows."""
+
+
+class Trainer:
+    """Applies an algorithm's gradients: epochs, global batches, micro batches, ranks.
+
+    Every rank calls the same methods in the same order with the same batches and gets the same
+    results; how work and weights are divided is the trainer's own affair. For each global batch
+    every loss whose modules are all here is one optimizer step of these modules, in the order in
+    which the algorithm names the losses.
+
+    Args:
+        modules: By the names that losses call them; the same on every rank. ``policy``, if it is
+            among them, is called with a batch and gives an
+            :class:`~rlinf.algorithms.protocol.Evaluation`. What no loss trains is kept and saved.
+        algorithm: Credit and losses.
+        config: Sizes, precision, optimizer.
+        ranks: Processes that divide the modules, or ranks that hold them whole.
+        packing: How a batch becomes micro batches; None: rows in their order.
+        optim: Optimizers of modules that have settings of their own; others have ``config.optim``.
+        total_steps: Training phases of the run, for the schedule.
+        seed: Of the order of rows.
+        rows: Rows of a rollout that are trained on, of which more may come; None: all.
+        section: Of the config that the policy has; in metrics and messages.
+        failure_directory: Where a batch is written that stopped the run; None: nowhere.
+
+    Attributes:
+        modules: What holds the modules.
+        version: Training phases that were run; number of the present weights.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        *,
+        ranks: Ranks | Replicas | None = None,
+        packing: Packing | None = None,
+        optim: Mapping[str, OptimizerConfig] | None = None,
+        total_steps: int,
+        seed: int,
+        rows: int | None = None,
+        section: str = "actor",
+        failure_directory: Path | None = None,
+    ) -> None:
+        self._algorithm, self._config = algorithm, config
+        self._total_steps, self._seed, self._rows = total_steps, seed, rows
+        ranks = ranks or Replicas()
+        size = config.micro_batch_size
+        self._packing = packing or Rows(size)
+        self._losses = [each for each in algorithm.losses() if modules.keys() >= {*each.parameters}]
+        self._prefixes = {
+            each.name: section if each.name == POLICY else each.name for each in self._losses
+        }
+        trained = {name for each in self._losses for name in each.parameters}
+        self._optim = {name: (optim or {}).get(name, config.optim) for name in trained}
+        self.modules = TrainedModules(modules, config, ranks, optim=self._optim)
+        self.version = 0
+        self._updated_in = -1  # the last phase in which an update was applied
+        bounds = getattr(config, "first_update_bounds", None)
+        self._first = None if bounds is None else FirstUpdate(bounds)
+        self._skipped = {
+            name: SkippedUpdates(
+                bound=config.max_skipped_updates,
+                section=prefix,
+                directory=failure_directory if ranks.rank == 0 else None,
+            )
+            for name, prefix in self._prefixes.items()
+        }
+        needs_reference = algorithm.needs_reference and POLICY in modules
+        self.reference = Reference(self.modules) if needs_reference else None
+
+    @property
+    def ranks(self) -> Any:
+        """Those that hold the modules now."""
+        return self.modules.ranks
+
+    # -- numbers of rows ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, score: Score) -> list[Tensor]:
+        """Numbers of the rows of a whole batch under the present weights.
+
+        Args:
+            batch: N rows, the same on every rank.
+            score: From a micro batch on the device to one or more [n, ...].
+
+        Returns:
+            One [N, ...] float32 for each, where the batch lies.
+        """
+        self.modules.need_loaded()
+        ranks, results = self.ranks, list[Tensor]()
+        whole = isinstance(ranks, Replicas)
+        rank, size = (0, 1) if whole else (ranks.data_rank, ranks.data_size)
+        for indices, part in self._packing.micro_batches(batch, rank, size):
+            scored = [each.float().to(batch.mask) for each in score(self._place(part))]
+            if not results:
+                results = [each.new_zeros((len(batch), *each.shape[1:])) for each in scored]
+            for result, numbers in zip(results, scored, strict=True):
+                result[indices] = numbers[: len(indices)]
+        if whole:
+            return results
+        self.modules.settle()
+        return [ranks.sum_data(result) for result in results]
+
+    def _place(self, part: Batch) -> Batch:
+        return self._packing.place(part, self.ranks.device)
+
+    def log_probs(self, batch: Batch, **options: Any) -> Tensor:
+        """Log-probs [N, K] of the terms under the present weights of the policy.
+
+        Args:
+            batch: N rows.
+            **options: Of the policy's forward pass.
+        """
+        policy = self.modules.modules[POLICY]
+        return self.evaluate(batch, lambda part: [part.fold(policy(part, **options).log_probs)])[0]
+
+    def reference_log_probs(self, batch: Batch) -> Tensor:
+        """Log-probs [N, K] under the weights that the run began with.
+
+        Raises:
+            RuntimeError: The algorithm did not ask for them, so no copy was kept.
+        """
+        if self.reference is None:
+            raise RuntimeError("the algorithm asked for no reference policy")
+        with self.reference.in_place():
+            return self.log_probs(batch)
+
+    def learn(self, rollout: Trajectory | Batch, step: int) -> dict[str, float]:
+        """Prepare a rollout and run a training phase on it; the metrics of both.
+
+        Running statistics of a policy's observations are taken afterwards, so that those who act
+        and the trainer compute with equal ones.
+        """
+        batch, metrics = self.prepare(rollout)
+        metrics.update(self.train(batch, step))
+        policy = self.modules.modules[POLICY]
+        if isinstance(policy, Policy):
+            policy.update_normalizer(batch.inputs)
+        return metrics
+
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
+        """A rollout as a batch with everything that the losses read; metrics about it."""
+        if isinstance(rollout, Trajectory):
+            batch, metrics = self._samples(rollout)
+        else:
+            batch, metrics = self._algorithm.prepare(self.with_log_probs(rollout))
+        return self.with_log_probs(batch), metrics
+
+    def _samples(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
+        stale = bool((trajectory.versions != self.version).any())
+        if self._algorithm.needs_present and stale:
+            present = self._present(trajectory)
+            batch, metrics = self._algorithm.prepare_stale(trajectory, present)
+        else:
+            batch, metrics = self._algorithm.prepare(trajectory)
+        metrics.update(staleness_metrics(self.version - batch.versions[:, 0]))
+        return replace(batch, version=self.version), metrics
+
+    def _present(self, trajectory: Trajectory) -> ActionEvaluation:
+        """A rollout under the present weights, each [T, B, ...]."""
+        shape = trajectory.num_steps, trajectory.num_envs
+        rows = Batch.of(
+            inputs={name: t.flatten(0, 1) for name, t in trajectory.forward_inputs.items()},
+            mask=trajectory.valid.flatten().float().unsqueeze(1),
+        )
+        policy = self.modules.modules[POLICY]
+
+        def score(part: Batch) -> list[Tensor]:
+            found = policy(part)
+            return [found.log_probs, found.values, found.entropy]
+
+        found = self.evaluate(rows, score)
+        return ActionEvaluation(*(each.view(*shape, *each.shape[1:]) for each in found))
+
+    def with_log_probs(self, batch: Batch) -> Batch:
+        """A batch with the log-probs that the algorithm needs and that it does not have yet."""
+        algorithm = self._algorithm
+        if algorithm.needs_proximal and batch.proximal_log_probs is None:
+            batch = replace(batch, proximal_log_probs=self.log_probs(batch))
+        if algorithm.needs_reference and batch.reference_log_probs is None:
+            batch = replace(batch, reference_log_probs=self.reference_log_probs(batch))
+        return batch
+
+    # -- updates --------------------------------------------------------------------------------
+
+    def train(self, batches: Batch | Iterable[Batch], step: int) -> dict[str, float]:
+        """Run one training phase; the version rises by 1.
+
+        Args:
+            batches: A prepared rollout, which is passed over in global batches as the config says;
+                or these themselves, each trained on as it arrives.
+            step: Number of the phase, from 0.
+
+        Returns:
+            Metrics, mean over the optimizer steps.
+
+        Raises:
+            RunFailure: Those who act and the trainer disagree about the log-probs of the same
+                weights, or too many updates had a loss or gradient that is not finite.
+        """
+        if isinstance(batches, Batch):
+            batches = self._global_batches(batches, step)
+        factor = self._config.lr_sched.factor(step, self._total_steps)
+        losses = [
+            loss
+            for loss in self._losses
+            if POLICY not in loss.parameters or self._algorithm.trains_policy(step)
+        ]
+        updates: dict[str, list[Update]] = {loss.name: [] for loss in self._losses}
+        for batch in batches if losses else ():
+            for loss in losses:
+                updates[loss.name].append(self._update(loss, batch, step=step, factor=factor))
+                self._skipped[loss.name].note(updates[loss.name], batch, step=step)
+            self.modules.settle()
+            self._algorithm.after_update(self.modules.modules)
+            if self._is_far(updates):
+                break
+        self.version += 1
+        return self._metrics(updates, factor)
+
+    def _global_batches(self, batch: Batch, step: int) -> Iterator[Batch]:
+        """Passes over the rows of a rollout, each in its own order.
+
+        Raises:
+            RunFailure: They are too few.
+        """
+        rows = len(batch) if self._rows is None else self._rows
+        if len(batch) < rows:
+            raise RunFailure(f"the rollout gave {len(batch)} valid samples, {rows} are trained on")
+        size, shuffle = self._config.partition(rows)
+        for epoch in range(self._config.update_epoch):
+            order = torch.arange(rows)
+            if shuffle:
+                order = row_order(len(batch), seed=self._seed, step=step, epoch=epoch)[:rows]
+            for chosen in torch.split(order, size):
+                whole = not shuffle and len(chosen) == len(batch)
+                yield batch if whole else batch.select(chosen)
+
+    def _update(self, loss: Loss, batch: Batch, *, step: int, factor: float) -> Update:
+        """One optimizer step of a loss on one global batch."""
+        batch = self._packing.trained(batch)
+        if not len(batch):
+            return Update("empty", {})
+        modules, normalizer = self.modules.modules, self._algorithm.normalizer(batch)
+        # Known also to ranks that join during the phase.
+        fresh = POLICY in loss.parameters and self._updated_in != step
+        first = self._first if fresh and batch.version == self.version else None
+        prefix = self._prefixes[loss.name]
+
+        def share(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            placed = self._place(part)
+            with _outputs_of(modules.get(POLICY) if first else None) as seen:
+                value, metrics = loss.of(modules, placed, normalizer)
+            found = {f"{prefix}/loss": value.detach(), **metrics}
+            tokens = self._packing.tokens(part)
+            if tokens is not None:
+                found[f"{prefix}/tokens"] = value.new_tensor(float(tokens))
+            for evaluation in seen[:1]:
+                assert first is not None
+                found |= first.disagreement(placed.fold(evaluation.log_probs), placed)
+            return value, found
+
+        ranks = self.ranks
+        mine = self._packing.micro_batches(batch, ranks.data_rank, ranks.data_size)
+        metrics = self.modules.gradients(loss.parameters, [part for _, part in mine], share)
+        norms = self.modules.norms(loss.parameters)
+        metrics[f"{prefix}/grad_norm"] = sum(norm**2 for norm in norms.values()) ** 0.5
+        is_finite = finite(norms, metrics[f"{prefix}/loss"])
+        if first is not None:
+            first.check(metrics, finite=is_finite)
+        if POLICY in loss.parameters and not self._algorithm.accepts(metrics):
+            return Update("refused", metrics)
+        if not is_finite:
+            return Update("skipped", metrics)
+        self.modules.step(norms, factor=factor)
+        if POLICY in loss.parameters:
+            self._updated_in = step
+        return Update("applied", metrics)
+
+    def _is_far(self, updates: Mapping[str, list[Update]]) -> bool:
+        """Whether the policy has moved as far in this phase as it may."""
+        target = getattr(self._config, "target_kl", None)
+        if target is None or not updates.get(POLICY):
+            return False
+        return bool(updates[POLICY][-1].metrics["actor/approx_kl"] > target)
+
+    def _metrics(self, updates: Mapping[str, list[Update]], factor: float) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for loss in self._losses:
+            prefix = self._prefixes[loss.name]
+            metrics |= phase_metrics(updates[loss.name], prefix=prefix)
+            metrics[f"{prefix}/lr"] = self._optim[loss.parameters[0]].lr * factor
+        if self._first is not None and self._first.kl is not None:
+            metrics["actor/first_update_kl"], self._first.kl = self._first.kl, None
+        return metrics
+
+    def weights(self, content: Content = "merged") -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors of the policy for those who act, one at a time; every rank must iterate to
+        the end.
+
+        Names and shapes are those of the model's own state, a tied tensor comes once, numbers are
+        in ``precision.param``. They are views of what is trained or gathered where possible: write
+        or copy them before the next phase. ``adapter`` gives an adapter by the names of its file.
+        """
+        with self.modules.loaded("weights") as away:
+            for name, tensor in weights_of(self.modules.held[POLICY], content):
+                yield name, tensor.clone() if away else tensor
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training goes on from, whole; on ranks other than 0 an empty dict.
+
+        Tensors may share memory with the trainer: write or copy them before the next phase.
+        """
+        keep = self.ranks.rank == 0
+        with self.modules.loaded() as away:
+            modules = self.modules.state_dict(keep=keep, copy=away)
+            reference = None if self.reference is None else self.reference.state_dict(keep=keep)
+        return {"modules": modules, "reference": reference, **self.numbers()} if keep else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, given whole on every rank, from any number of ranks.
+
+        Raises:
+            CheckpointError: The weights are of another model, or the format is an older one.
+        """
+        check_format(state)
+        with self.modules.loaded():
+            self.modules.load_state_dict(state["modules"])
+            if self.reference is not None and state["reference"] is not None:
+                self.reference.load_state_dict(state["reference"])
+        self.load_numbers(state)
+
+    def numbers(self) -> dict[str, Any]:
+        """What training goes on from beside weights and moments."""
+        return {
+            "algorithm": self._algorithm.state_dict(),
+            "version": self.version,
+            "updated_in": self._updated_in,
+            "skipped": {name: skipped.in_a_row for name, skipped in self._skipped.items()},
+        }
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from :meth:`numbers`."""
+        self._algorithm.load_state_dict(numbers["algorithm"])
+        self.version = int(numbers["version"])
+        self._updated_in = int(numbers["updated_in"])
+        for name, skipped in self._skipped.items():
+            skipped.in_a_row = int(numbers["skipped"][name])
+
+    def save_sharded(self, directory: Path) -> list[Path]:
+        """Write the same as :meth:`state_dict`; each rank its own part.
+
+        Args:
+            directory: The same one for all ranks, of this checkpoint alone.
+
+        Returns:
+            Files that this rank wrote.
+
+        Raises:
+            OSError: A rank could not write; on all ranks.
+        """
+        with self.modules.loaded():
+            return self.modules.save_sharded(directory, self._more())
+
+    def load_sharded(self, directory: Path) -> None:
+        """Continue from :meth:`save_sharded`, written by any number of ranks."""
+        with self.modules.loaded():
+            found = self.modules.load_sharded(directory, self._more())
+            if self.reference is not None:
+                self.reference.load_parts(found["reference"])
+        self.load_numbers(found["numbers"])
+
+    def _more(self) -> dict[str, Any]:
+        reference = {} if self.reference is None else self.reference.parts()
+        return {"reference": reference, "numbers": self.numbers()}
+
+    def offload(self) -> None:
+        """Take from the device what ``offload`` in the config names; nothing else works until
+        :meth:`onload`, but for saving and sending, which bring it back for a moment."""
+        self.modules.offload()
+
+    def onload(self) -> None:
+        """Bring everything back, bit for bit."""
+        self.modules.onload()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.reference = None
+        self.modules.onload()
+
+
+@contextmanager
+def _outputs_of(module: nn.Module | None) -> Iterator[list[Any]]:
+    """What calls of a module give, in their order; nothing without a module."""
+    seen: list[Any] = []
+    if module is None:
+        yield seen
+        return
+    handle = module.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:
+    """[rows] in the order of one pass."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + step * 1009 + epoch) % (1 << 63))
+    return torch.randperm(rows, generator=generator)
+
+
+def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Weights and buffers of a module in the state of a trainer that trains all of them.
+
+    Raises:
+        CheckpointError: The state is of an older format.
+    """
+    check_format(state)
+    module = state["modules"][name]
+    return {**module["master"], **module["buffers"]}
+
+
+def check_format(state: Mapping[str, Any]) -> None:
+    """Refuse the state of an older trainer.
+
+    Raises:
+        CheckpointError: It has another format.
+    """
+    if "modules" not in state:
+        raise CheckpointError(
+            "the trainer's state is of an older format, without `modules`; resume it with the "
+            "version of rlinf that wrote it"
+        )

@@ -1,0 +1,191 @@
+"""What became of optimizer steps, and when a run ends over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlinf.algorithms.batch import Batch
+from rlinf.errors import RunFailure
+from rlinf.trainers.config import FirstUpdateBounds
+
+Outcome = Literal["applied", "skipped", "refused", "empty"]
+
+_COUNTED: dict[Outcome, str] = {
+    "applied": "optimizer_steps",
+    "skipped": "skipped_updates",
+    "refused": "refused_updates",
+    "empty": "empty_updates",
+}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of one global batch: ``skipped`` where its gradient was not finite, ``refused``
+    where the algorithm does not want it, ``empty`` where there is nothing to train on.
+
+    Args:
+        outcome: Which of these.
+        metrics: Summed over micro batches and ranks.
+    """
+
+    outcome: Outcome
+    metrics: dict[str, float]
+
+
+def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]:
+    """Mean over the optimizer steps of a phase that had something to train on; counts."""
+    full = [update.metrics for update in updates if update.metrics]
+    names = full[0] if full else {}
+    metrics = {name: sum(each[name] for each in full) / len(full) for name in names}
+    for outcome, name in _COUNTED.items():
+        metrics[f"{prefix}/{name}"] = float(sum(update.outcome == outcome for update in updates))
+    return metrics
+
+
+class SkippedUpdates:
+    """Counts updates without a finite loss and gradient, and stops the run past a bound.
+
+    Weights that are spoilt themselves skip every update from then on, few of them in each phase:
+    so the bound also holds for updates in a row, over phases.
+
+    Args:
+        bound: How many may be skipped in a phase, and in a row.
+        section: Of the config, in the message.
+        directory: Where the batch of the last one is kept; None: nowhere.
+
+    Attributes:
+        in_a_row: Skipped since the last one that was applied; part of a checkpoint.
+    """
+
+    def __init__(self, *, bound: int, section: str, directory: Path | None = None) -> None:
+        self._bound, self._section, self._directory = bound, section, directory
+        self.in_a_row = 0
+
+    def note(self, updates: Sequence[Update], batch: Batch, *, step: int) -> None:
+        """Count the last update of a phase.
+
+        Args:
+            updates: Of the phase so far.
+            batch: The global batch of the last one.
+            step: Number of the phase.
+
+        Raises:
+            RunFailure: Too many were skipped.
+        """
+        last = updates[-1]
+        if last.outcome == "applied":
+            self.in_a_row = 0
+        if last.outcome != "skipped":
+            return
+        self.in_a_row += 1
+        in_phase = sum(update.outcome == "skipped" for update in updates)
+        if max(in_phase, self.in_a_row) <= self._bound:
+            return
+        which = f"{in_phase} updates of training phase {step}"
+        if self.in_a_row > in_phase:
+            which = f"{self.in_a_row} updates in a row, up to training phase {step},"
+        where = ""
+        if self._directory is not None:
+            path = self._directory / f"{self._section}_batch_of_step_{step}"
+            where = f"; the batch is in {keep_batch(path, batch, step, last.metrics)}"
+        raise RunFailure(
+            f"{which} had a loss or gradient that is not finite; lower {self._section}.optim.lr "
+            f"or {self._section}.optim.max_grad_norm{where}"
+        )
+
+
+def keep_batch(path: Path, batch: Batch, step: int, metrics: Mapping[str, float]) -> Path:
+    """Write the tensors of a batch as ``path``.safetensors, which is returned, and what is known
+    about it as ``path``.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: column.cpu().contiguous() for name, column in batch.tensors().items()}
+    file = path.with_name(path.name + ".safetensors")
+    save_file(tensors, file)
+    about = {
+        "step": step,
+        "metrics": {name: repr(value) for name, value in metrics.items()},
+        "rows": len(batch),
+        "version": batch.version,
+    }
+    path.with_name(path.name + ".json").write_text(json.dumps(about, indent=2) + "\n")
+    return file
+
+
+_KL, _MEAN, _FAR, _COUNT = (f"first/{name}" for name in ("kl", "mean", "far", "count"))
+
+
+class FirstUpdate:
+    """Compares the policy that trains with the one that acted, while their weights are equal.
+
+    Args:
+        bounds: How far they may be apart.
+
+    Attributes:
+        kl: Mean KL that was found last; None before.
+    """
+
+    def __init__(self, bounds: FirstUpdateBounds) -> None:
+        self._bounds = bounds
+        self.kl: float | None = None
+
+    @torch.no_grad()
+    def disagreement(self, log_probs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the terms that the present weights sampled; KL by Schulman's k3.
+
+        Args:
+            log_probs: [n, K] under the weights that train.
+            batch: The micro batch.
+        """
+        fresh = batch.mask > 0
+        if batch.version is not None:
+            fresh = fresh & (batch.versions == batch.version)
+        log_ratio = torch.where(fresh, log_probs - batch.log_probs, 0.0)
+        ratio = log_ratio.exp()
+        distance = (ratio - 1).abs()
+        bound = self._bounds.any_ratio
+        # What is no number is far, too.
+        far = ~(distance <= (torch.inf if bound is None else bound))
+        return {
+            _KL: (ratio - 1 - log_ratio).sum(),
+            _MEAN: distance.sum(),
+            _FAR: far.sum().to(ratio.dtype),
+            _COUNT: fresh.sum().to(ratio.dtype),
+        }
+
+    def check(self, metrics: dict[str, float], *, finite: bool) -> None:
+        """Take the sums of the comparison out of the metrics of an update, and judge them.
+
+        Args:
+            metrics: Summed over micro batches and ranks.
+            finite: Whether loss and gradient are; otherwise the update is skipped anyway.
+
+        Raises:
+            RunFailure: They disagree.
+        """
+        kl, mean, far, count = (metrics.pop(name) for name in (_KL, _MEAN, _FAR, _COUNT))
+        if not count:
+            return
+        self.kl = kl = kl / count
+        mean /= count
+        bounds = self._bounds
+        wide = bounds.mean_ratio is not None and not mean <= bounds.mean_ratio
+        if not finite or (kl <= bounds.kl and not far and not wide):
+            return
+        ratios = f"ratios are {mean:.2e} away from 1 on average"
+        if bounds.mean_ratio is not None:
+            ratios += f" (bound {bounds.mean_ratio:.0e})"
+        if bounds.any_ratio is not None:
+            ratios += f", {far:.0f} of them further than {bounds.any_ratio:.0e}"
+        raise RunFailure(
+            "rollout and trainer do not compute the same log-probs: over the "
+            f"{count:.0f} terms that the present weights sampled the KL between them is "
+            f"{kl:.2e} (bound {bounds.kl:.0e}) and {ratios}"
+        )

@@ -1,0 +1,252 @@
+"""The update is the same whatever the micro batches and ranks, and stops where it must."""
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlinf.algorithms.config import DecoupledPPOConfig
+from rlinf.errors import RunFailure
+from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
+from rlinf.trainers.ranks import Replicas, sum_ranks
+from rlinf.trainers.trainer import Trainer, row_order
+
+SAMPLES = 64
+
+
+def train(
+    policy, algorithm, trajectory, *, step=0, rank=0, world_size=1, all_reduce=None, **options
+):
+    trainer = trainer_of(
+        policy, algorithm, rank=rank, world_size=world_size, all_reduce=all_reduce, **options
+    )
+    return trainer, trainer.learn(trajectory, step)
+
+
+def trainer_of(policy, algorithm, *, rank=0, world_size=1, all_reduce=None, **options):
+    config = ActorConfig(**{"global_batch_size": 32, "update_epoch": 2, **options})
+    return Trainer(
+        {"policy": policy},
+        algorithm,
+        config,
+        ranks=Replicas(rank, world_size, all_reduce=all_reduce),
+        rows=SAMPLES,
+        total_steps=10,
+        seed=5,
+    )
+
+
+def stamped(trajectory, version):
+    """The rollout as that of other weights."""
+    return dataclasses.replace(trajectory, versions=torch.full_like(trajectory.versions, version))
+
+
+def weights(policy):
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("micro_batch_size", [4, 8, 16])
+def test_micro_batches_do_not_change_the_update(
+    make_policy, make_algorithm, rollout, micro_batch_size
+):
+    results = []
+    for size in (32, micro_batch_size):
+        policy = make_policy()
+        train(policy, make_algorithm(), rollout(policy), micro_batch_size=size)
+        results.append(weights(policy))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_give_the_same_bits_as_one_process(make_policy, make_algorithm, rollout, world_size):
+    # Another policy acted, so that there is a difference to be measured.
+    actor = make_policy()
+    with torch.no_grad():
+        next(actor.parameters()).add_(0.01)
+    wide = {"first_update_kl_bound": 1.0, "first_update_ratio_bound": 10.0, "micro_batch_size": 8}
+    reference = make_policy()
+    _, expected = train(reference, make_algorithm(), rollout(actor), **wide)
+    assert expected["actor/first_update_kl"] > 1e-6
+
+    parts: list[torch.Tensor | None] = [None] * world_size
+    barrier = threading.Barrier(world_size)
+
+    def run(rank: int):
+        def all_reduce(part: torch.Tensor) -> torch.Tensor:
+            parts[rank] = part
+            barrier.wait()
+            total = sum_ranks(parts)
+            barrier.wait()
+            return total
+
+        policy = make_policy()
+        _, metrics = train(
+            policy,
+            make_algorithm(),
+            rollout(actor),
+            rank=rank,
+            world_size=world_size,
+            all_reduce=all_reduce,
+            **wide,
+        )
+        return weights(policy), metrics
+
+    with ThreadPoolExecutor(world_size) as pool:
+        for found, metrics in pool.map(run, range(world_size)):
+            assert torch.equal(found, weights(reference))
+            assert metrics == expected
+
+
+def test_the_first_update_has_ratio_one(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    _, metrics = train(policy, make_algorithm(), rollout(policy))
+    assert abs(metrics["actor/first_update_kl"]) < 1e-6
+
+
+def test_data_of_another_policy_stops_the_run(make_policy, make_algorithm, rollout):
+    actor = make_policy()
+    with torch.no_grad():
+        next(actor.parameters()).add_(0.5)
+    with pytest.raises(RunFailure, match="do not compute the same log-probs"):
+        train(make_policy(), make_algorithm(), rollout(actor))
+
+
+def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(
+    make_policy, make_algorithm, rollout
+):
+    policy = make_policy()
+    before = weights(policy).clone()
+    trajectory = rollout(policy)
+    trajectory.rewards[3, 1] = float("nan")
+    with pytest.raises(RunFailure, match="not finite"):
+        train(policy, make_algorithm(), trajectory, max_skipped_updates=1)
+    assert torch.equal(weights(policy), before)
+
+
+def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
+    make_policy, make_algorithm, rollout
+):
+    policy, options = make_policy(), {"global_batch_size": SAMPLES, "update_epoch": 1}
+
+    def spoilt():
+        trajectory = rollout(policy)
+        trajectory.rewards[3, 1] = float("nan")
+        return trajectory
+
+    first = trainer_of(policy, make_algorithm(), max_skipped_updates=1, **options)
+    assert first.learn(spoilt(), 0)["actor/skipped_updates"] == 1
+    second = trainer_of(make_policy(), make_algorithm(), max_skipped_updates=1, **options)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(RunFailure, match="2 updates in a row, up to training phase 1,"):
+        second.learn(stamped(spoilt(), 1), 1)
+
+
+def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    _, metrics = train(
+        policy,
+        make_algorithm(),
+        rollout(policy),
+        update_epoch=50,
+        target_kl=0.01,
+        optim=OptimizerConfig(lr=0.01),
+    )
+    assert metrics["actor/optimizer_steps"] < 100
+
+
+def test_gradients_are_clipped_to_the_norm(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    trainer, metrics = train(
+        policy,
+        make_algorithm(),
+        rollout(policy),
+        update_epoch=1,
+        global_batch_size=SAMPLES,
+        optim=OptimizerConfig(max_grad_norm=0.01, beta1=0.9),
+    )
+    assert metrics["actor/grad_norm"] > 0.01
+    # After one step the first moment is a tenth of the gradient that was applied.
+    moments = trainer.state_dict()["modules"]["policy"]["exp_avg"].values()
+    applied = torch.cat([moment.flatten() for moment in moments]) * 10
+    assert applied.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_continuing_from_a_saved_state_gives_the_same_bits(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    trajectory = rollout(policy)
+    trainer, _ = train(policy, make_algorithm(normalize_rewards=True), trajectory)
+    copy = torch.utils._pytree.tree_map(
+        lambda x: x.clone() if torch.is_tensor(x) else x, trainer.state_dict()
+    )
+    second = stamped(rollout(policy, seed=1), 1)
+    trainer.learn(second, 1)
+
+    other = make_policy()
+    resumed, _ = train(other, make_algorithm(normalize_rewards=True), rollout(other, seed=9))
+    resumed.load_state_dict(copy)
+    resumed.learn(second, 1)
+    assert torch.equal(weights(other), weights(policy))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("constant", [1, 1, 1]), ("linear", [1, 0.5, 0]), ("cosine", [1, 0.5, 0])],
+)
+def test_learning_rate_schedules(kind, expected):
+    schedule = LearningRateScheduleConfig(type=kind)
+    assert [schedule.factor(step, 10) for step in (0, 5, 10)] == pytest.approx(expected)
+
+
+def test_warmup_rises_linearly():
+    schedule = LearningRateScheduleConfig(type="constant", warmup_steps=3)
+    assert [schedule.factor(step, 10) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])
+
+
+def test_stale_rows_are_not_compared_and_their_age_is_told(make_policy, make_algorithm, rollout):
+    actor = make_policy()
+    trajectory = rollout(actor)
+    ages = torch.zeros(16, 4, dtype=torch.int64)
+    ages[:8] = 2
+    policy = make_policy()
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.5)  # no row is of these weights
+    late = trainer_of(policy, make_algorithm())
+    late.version = 3
+    metrics = late.learn(trajectory, 3)
+    assert "actor/first_update_kl" not in metrics
+    assert metrics["rollout/staleness"] == 3
+    fresh = dataclasses.replace(rollout(make_policy()), versions=3 - ages)
+    late = trainer_of(make_policy(), make_algorithm())
+    late.version = 3
+    metrics = late.learn(fresh, 3)
+    assert abs(metrics["actor/first_update_kl"]) < 1e-6
+    assert metrics["rollout/staleness_share/0"] == metrics["rollout/staleness_share/2"] == 0.5
+    assert metrics["rollout/staleness_max"] == 2
+
+
+@pytest.mark.parametrize("proximal", ["recomputed", "interpolated"])
+def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
+    acted = rollout(make_policy())
+    policy = make_policy()
+    with torch.no_grad():
+        next(policy.parameters()).add_(0.01)
+    algorithm = DecoupledPPOConfig(proximal=proximal).build()
+    before = weights(policy)
+    trainer = trainer_of(policy, algorithm)
+    trainer.version = 1
+    metrics = trainer.learn(acted, 1)
+    assert not torch.equal(weights(policy), before)
+    assert metrics["actor/proximal_ratio"] != 1
+    assert metrics["actor/behave_approx_kl"] > 0
+
+
+def test_every_epoch_and_phase_has_its_own_order_of_samples():
+    orders = [
+        tuple(row_order(SAMPLES, seed=5, step=step, epoch=epoch).tolist())
+        for step in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
+    assert len(set(orders)) == len(orders)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.config import ModelConfig
 
-if TYPE_CHECKING:
-    pass
-
 
 class Evaluation(Protocol):
     """The terms of a batch under the present weights of a policy."""
@@ -30,11 +27,11 @@ class Evaluation(Protocol):
         """[N, K], or of action dimensions [N, C, A]."""
 
     @property
-    def values(self) -> Any:
+    def values(self) -> Tensor | None:
         """[N, V] of a policy that has a critic of its own."""
 
     @property
-    def entropy(self) -> Any:
+    def entropy(self) -> Tensor | None:
         """Shaped as ``log_probs``, in nats; None where it was not asked for."""
 
 
@@ -127,7 +124,7 @@ class Algorithm(ABC):
         return 0
 
     @abstractmethod
-    def prepare(self, rollout: Any) -> tuple[Batch, dict[str, float]]:
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """Give a whole rollout its credit, and return metrics about it.
 
         Rows of a trajectory that a fault spoilt are left out. In a batch of answers ``mask``

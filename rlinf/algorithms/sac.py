@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlinf.algorithms.advantages import idle_rows
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import SACConfig
+from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 from rlinf.data.trajectory import Trajectory
 from rlinf.models.policy import RAW_ACTIONS

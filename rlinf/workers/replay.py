@@ -6,7 +6,6 @@ from collections.abc import Generator
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.flow.stage_worker import StageWorker
@@ -24,7 +23,7 @@ class ReplayWorker(StageWorker):
         super().__init__()
         del context
         self._config = config
-        self._algorithm = build_algorithm(config.algorithm)
+        self._algorithm = config.algorithm.build()
         self._store = ReplayStore(config.replay.capacity)
 
     def start(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlinf.algorithms.ppo import PPOConfig
+from rlinf.algorithms.config import PPOConfig
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.spec import EnvSpec
 from rlinf.models.mlp import MLPConfig
@@ -36,7 +36,7 @@ def make_policy(env_spec):
 @pytest.fixture
 def make_algorithm():
     def make(**options):
-        return PPOConfig(**options).build()
+        return PPOConfig(**options).build(family="actions")
 
     return make
 

@@ -16,7 +16,7 @@ from rlinf.models.language_config import LanguageModelConfig, LoraConfig
 from rlinf.trainers.config import LearningRateScheduleConfig, OptimizerConfig
 
 if TYPE_CHECKING:
-    from rlinf.algorithms.tokens.protocol import TokenAlgorithm
+    from rlinf.algorithms.protocol import Algorithm
     from rlinf.trainers.language.critic import FSDPCritic
     from rlinf.trainers.language.parallel import Ranks
     from rlinf.trainers.language.protocol import LanguageTrainer
@@ -192,7 +192,7 @@ class LanguageTrainerConfig(PhaseConfig):
     def build(
         self,
         model: Any,
-        algorithm: TokenAlgorithm,
+        algorithm: Algorithm,
         *,
         ranks: Ranks,
         total_steps: int,
@@ -253,7 +253,7 @@ class CriticTrainerConfig(PhaseConfig):
     def build(
         self,
         model: Any,
-        algorithm: TokenAlgorithm,
+        algorithm: Algorithm,
         *,
         ranks: Ranks,
         total_steps: int,

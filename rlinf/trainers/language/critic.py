@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
+from rlinf.algorithms.protocol import Algorithm
 from rlinf.trainers.language.checkpoint import load_parts, save_parts
 from rlinf.trainers.language.config import CriticTrainerConfig
 from rlinf.trainers.language.core import SequenceCore, global_batches, phase_metrics
@@ -31,7 +31,7 @@ class FSDPCritic:
     def __init__(
         self,
         model: Any,
-        algorithm: TokenAlgorithm,
+        algorithm: Algorithm,
         config: CriticTrainerConfig,
         *,
         ranks: Ranks,

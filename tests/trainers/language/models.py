@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.tokens.protocol import TokenAlgorithm
-from rlinf.algorithms.tokens.registry import REGISTRY
+from rlinf.algorithms.protocol import Algorithm
+from rlinf.algorithms.registry import REGISTRY
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.fsdp import FSDPTrainer
 from rlinf.trainers.language.parallel import Ranks
@@ -116,10 +116,12 @@ def random_batch(
     return Batch(**(tensors | replaced))
 
 
-def algorithm(name: str = "grpo", **keys: Any) -> TokenAlgorithm:
+def algorithm(name: str = "grpo", **keys: Any) -> Algorithm:
     """An algorithm that never refuses an update, with other keys at their defaults."""
     keys = {"early_stop_imp_ratio": None} | keys
-    built: TokenAlgorithm = REGISTRY.load(name).model_validate({"type": name} | keys).build()
+    built: Algorithm = (
+        REGISTRY.load(name).model_validate({"type": name} | keys).build(family="tokens")
+    )
     return built
 
 

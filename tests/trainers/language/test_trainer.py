@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rlinf.algorithms.protocol import Scores
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.trainers.language.config import FSDPTrainerConfig
 from rlinf.trainers.language.core import _select, global_batches
@@ -89,7 +90,8 @@ def test_a_step_is_that_of_torch():
         logits = plain(input_ids=ids, attention_mask=attended, position_ids=positions).logits
         scored = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
         log_probs = scored[:, -batch.mask.shape[1] :]
-        loss, _ = loss_of.loss(log_probs, None, batch, normalizer=loss_of.normalizer(batch))
+        normalizer = loss_of.normalizer(batch)
+        loss, _ = loss_of.loss(Scores(log_probs, None), batch, normalizer=normalizer)
         step.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)

@@ -11,7 +11,11 @@ import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.runners.embodied_evaluation import (
+    EpisodeEvaluator,
+    acting_weights,
+    playing_step,
+)
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
 from rlinf.workers.acting_config import LearningConfig
 
@@ -74,11 +78,7 @@ class Acting(Task[LearningT]):
     @classmethod
     def evaluation(cls, flow: Flow, config: LearningT) -> None:
         """Environments and policy answer each other until every episode has ended."""
-        flow.loop(
-            "evaluation",
-            Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
-            Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
-        )
+        playing_step(flow)
 
     steps = property(lambda self: self.config.training_steps)
     ahead = property(lambda self: self.config.rollout.max_staleness)
@@ -124,21 +124,15 @@ class Acting(Task[LearningT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        from rlinf.trainers.modules import POLICY
-        from rlinf.trainers.trainer import saved_weights
-
-        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
+        weights = acting_weights(checkpoint.tree["workers"])
         groups["rollout"].load_weights(weights, checkpoint.step).wait()
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
         from rlinf.checkpoint.export import export_weights
-        from rlinf.trainers.modules import POLICY
-        from rlinf.trainers.trainer import saved_weights
 
         run.evaluate("held_out")
-        weights = saved_weights(run.groups.state()["actor"]["trainer"], POLICY)
-        export_weights(self.directory / POLICY_FILE, weights)
+        export_weights(self.directory / POLICY_FILE, acting_weights(run.groups.state()))
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
         print(f"held-out episodes: {run.last_evaluation}")

@@ -14,18 +14,16 @@ from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import RunFailure
 from rlinf.models.registry import build_policy
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
 from rlinf.runners.evaluation import load_run
 from rlinf.runners.task import Purpose, Task
-from rlinf.trainers.modules import POLICY
-from rlinf.trainers.trainer import saved_weights
-from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.acting_config import EvaluatedConfig
 
 _PURPOSE = 2
 """Number of recordings among the purposes of episodes; evaluations have 0 and 1."""
 
 
-def recorded_seeds(config: ActingConfig, count: int, seed: int) -> list[int]:
+def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
     """Seeds of episodes to record, none of which an evaluation of the recipe plays.
 
     Args:
@@ -43,7 +41,7 @@ def recorded_seeds(config: ActingConfig, count: int, seed: int) -> list[int]:
     return [each for each in drawn if each not in evaluated][:count]
 
 
-def policy_of(task: type[Task[Any]], run: Path) -> tuple[ActingConfig, Actor, str]:
+def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
     """The recipe of a run, its trained policy as who acts (by its mode), and what it is called.
 
     Args:
@@ -54,8 +52,8 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[ActingConfig, Actor, st
         CheckpointError: There is no good checkpoint.
     """
     config, checkpoint = load_run(run, task.config_class)
-    assert isinstance(config, ActingConfig)
-    weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], POLICY)
+    assert isinstance(config, EvaluatedConfig)
+    weights = acting_weights(checkpoint.tree["workers"])
 
     def actor(spec: EnvSpec) -> Act:
         policy = build_policy(config.model, spec, value_dim=config.value_dim).eval()
@@ -71,7 +69,7 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[ActingConfig, Actor, st
 
 
 def record(
-    config: ActingConfig,
+    config: EvaluatedConfig,
     out: Path,
     *,
     actor: Actor | None = None,

@@ -245,6 +245,8 @@ REGISTRY: Registry[Task[Any]] = Registry(
         "embodied": "rlinf.runners.embodied:Embodied",
         "off_policy": "rlinf.runners.off_policy:OffPolicy",
         "reasoning": "rlinf.runners.reasoning:Reasoning",
+        "sft": "rlinf.runners.sft:FineTuning",
+        "behaviour_cloning": "rlinf.runners.behaviour_cloning:BehaviourCloning",
         "benchmark": "rlinf.runners.benchmark:Benchmark",
     },
     base=Task,

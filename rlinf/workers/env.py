@@ -259,7 +259,12 @@ class EnvWorker(StageWorker):
     # -- state ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Simulator states, episode counters and the observations that wait for an answer."""
+        """Simulator states, episode counters and the observations that wait for an answer.
+
+        Without training environments there is nothing to go on from.
+        """
+        if not self._context.trains:
+            return {}
         return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
@@ -267,6 +272,8 @@ class EnvWorker(StageWorker):
 
         Every environment goes on where it was.
         """
+        if not self._context.trains:
+            return
         envs = reshard([state["envs"] for state in states], self._world_size)
         self._vectors["train"].load_state_dict(envs[self._rank])
         self._was_reset = states[0]["was_reset"]

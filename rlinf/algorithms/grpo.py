@@ -171,7 +171,9 @@ class GroupCredit(Credit):
         return complete
 
     def state_dict(self) -> dict[str, Any]:
-        """Episodes that the last rollout left unfinished."""
+        """Episodes that the last rollout left unfinished; answers leave nothing."""
+        if self._config.family == "tokens":
+            return {}
         envs = sorted(self._open_episodes)
         return {
             "env_ids": torch.tensor(envs, dtype=torch.int64),
@@ -180,6 +182,8 @@ class GroupCredit(Credit):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
+        if self._config.family == "tokens":
+            return
         envs, episodes = state["env_ids"].tolist(), state["episode_ids"].tolist()
         self._open_episodes = dict(zip(envs, episodes, strict=True))
 

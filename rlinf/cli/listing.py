@@ -36,7 +36,7 @@ REGISTRIES = {
     Kind.ALGORITHMS: {"": "rlinf.algorithms.registry:REGISTRY"},
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
-    Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
+    Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},
 }
 

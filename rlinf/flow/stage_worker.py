@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
-from rlinf.monitor.timeline import Timeline
+from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler import Worker
 from rlinf.scheduler.process import own_device, require_process
 
@@ -78,7 +78,7 @@ class StageReport:
     seconds_waiting: float
     items_in: int
     items_out: int
-    events: list[dict[str, Any]]
+    events: list[Event]
     cost: StageCost = StageCost()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,8 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 
@@ -100,6 +102,7 @@ class EvaluatedConfig(PlacedConfig):
     rollout: ExchangeConfig = ExchangeConfig()
     model: ModelSection
     evaluation: EvaluationConfig = EvaluationConfig()
+    weight_sync: WeightSyncSection = AutoConfig()
 
     @property
     @abstractmethod
@@ -110,6 +113,8 @@ class EvaluatedConfig(PlacedConfig):
     def sub_batches(self) -> int:
         """Sub-batches of environments that are in flight at once, over all env workers."""
         return self.world_size("env") * self.rollout.pipeline_stage_num
+
+    pipeline_key: ClassVar[str] = "rollout.pipeline_stage_num"
 
     def pipeline_stages(self, component: str) -> int:
         """Sub-batches of a worker's environments that are in flight at once."""

@@ -16,7 +16,7 @@ from rlinf.flow.planning_traits import (
 )
 from rlinf.workers.acting_config import LearningConfig
 
-_TIMED = ("algorithm", "env", "rollout")
+_TIMED = ("algorithm", "env", "rollout", "weight_sync")
 
 
 def acting_traits(
@@ -29,8 +29,7 @@ def acting_traits(
         ranks: Numbers of actor ranks that may be.
         micro_batch: Rows of one forward and backward pass.
     """
-    from rlinf.planner.described_cluster import on_each_kind
-    from rlinf.planner.search import ComponentConstraint, Constraints
+    from rlinf.flow.constraints import ComponentConstraint, Constraints
 
     envs = config.env.num_envs
     stages = config.rollout.pipeline_stage_num
@@ -61,7 +60,7 @@ def acting_traits(
     return PlanningTraits(
         items=envs,
         constraints=constraints,
-        trials=on_each_kind(config, partial(_trials, config)),
+        trials=partial(_trials, config),
         concurrent=frozenset(),
         packages=("gymnasium", "mujoco", "metaworld"),
         sections=sections,
@@ -75,7 +74,6 @@ def acting_traits(
             Knob("actor.micro_batch_size", micro_batch),
             Knob("env.num_envs", envs),
         ),
-        pipeline_key="rollout.pipeline_stage_num",
     )
 
 

@@ -13,6 +13,7 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
+from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.context import WorkerContext
 
@@ -24,6 +25,7 @@ class ActorWorker(StageWorker):
         super().__init__()
         self._config, self._context = config, context
         self._trainer: Trainer
+        self._weights: WeightSender[Any] | None = None
 
     def start(self, env_spec: EnvSpec) -> dict[str, int]:
         """Build what is trained, and the trainer; returns the number of parameters."""
@@ -46,6 +48,10 @@ class ActorWorker(StageWorker):
             seed=config.seed,
             failure_directory=self._context.failures,
         )
+        if self._rank == 0:
+            receivers = config.world_size("rollout")
+            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
+            self._weights = config.weight_sync.build_sender(self, parties)
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
         return {"parameters": sum(parameter.numel() for parameter in trained)}
 
@@ -75,16 +81,10 @@ class ActorWorker(StageWorker):
         return self._trainer.train((item.payload for item in batches), step)
 
     def send_weights(self) -> int:
-        """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
-        weights = {
-            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._trainer.weights()
-        }
-        if self._rank == 0:
-            receivers = list(range(self._config.world_size("rollout")))
-            self.broadcast(
-                (weights, self._trainer.version),
-                groups=[(self._group_name, 0), ("rollout", receivers)],
-            )
+        """Send the weights from rank 0 to every rollout worker; returns their version."""
+        weights = dict(self._trainer.weights())
+        if self._weights is not None:
+            self._weights.send(weights, self._trainer.version)
         return self._trainer.version
 
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
@@ -107,3 +107,8 @@ class ActorWorker(StageWorker):
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
         self._trainer.load_state_dict(state["trainer"])
+
+    def close(self) -> None:
+        """Give back what weights are sent from."""
+        if self._weights is not None:
+            self._weights.close()

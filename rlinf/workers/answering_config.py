@@ -18,12 +18,11 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.language import registry as trainers
 from rlinf.trainers.language.config import CriticTrainerConfig, LanguageTrainerConfig
-from rlinf.weight_sync import registry as weight_syncers
-from rlinf.weight_sync.config import AutoConfig, WeightSyncConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 from rlinf.workers.partial_config import PartialRolloutConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
-WeightSyncSection = Annotated[WeightSyncConfig, Component(weight_syncers.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,19 @@ from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
 from rlinf.scheduler.files import WrittenFiles, place_for
+from rlinf.trainers.language.parallel import Ranks
 from rlinf.trainers.language.protocol import LanguageTrainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.answering_config import AnsweringConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.rescaled_training import (
-    GroupsByLength,
-    Phase,
-    SharedTrainer,
-    choices_as_data,
-    rescalable,
-)
+from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     TrainingWorker,
-    in_slot_order,
     read_batch,
     token_batch,
     without_old_tokens,
     write_parts,
 )
-from rlinf.workers.training_times import Timings
 
 
 class LanguageActorWorker(TrainingWorker):
@@ -47,7 +40,7 @@ class LanguageActorWorker(TrainingWorker):
         self._algorithm = config.algorithm.build()
         self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
-        self._timings = Timings()
+        self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
@@ -56,22 +49,24 @@ class LanguageActorWorker(TrainingWorker):
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
         config, failures = self._config, self._context.failures
-        rescaled = config.cluster.auto_scheduler
+        hook = self._context.training_hook
         source = self._context.model or config.model
         with in_section("model"):
             model, self._tokenizer = build_language_model(source, seed=config.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        if hook is not None:
+            self._hook = self._joined(hook, rendezvous)
         self._trainer = config.actor.build(
             model,
             self._algorithm,
-            ranks=self._meet_company(rendezvous) if rescaled else self._meet(rendezvous),
+            ranks=self._meet(rendezvous) if hook is None else Ranks(device=self._device()),
             total_steps=config.training_steps,
             seed=config.seed,
             temperature=config.rollout.sampling.temperature,
-            failure_directory=None if rescaled and self._rank else failures,
+            failure_directory=None if hook and self._rank else failures,
         )
-        if rescaled:
-            rescalable(self._trainer).make_movable(keep=self._rank == 0)
+        if self._hook is not None:
+            self._hook.attach(self._trainer)
         if self._rank == 0:
             receivers = config.world_size("rollout")
             parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
@@ -90,7 +85,7 @@ class LanguageActorWorker(TrainingWorker):
             yield Emit("log_probs", 0, batch)
 
     def train(
-        self, groups: InputStream, *, step: int, shared: SharedTrainer | None = None
+        self, groups: InputStream, *, step: int, shared: Any = None
     ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
@@ -100,10 +95,8 @@ class LanguageActorWorker(TrainingWorker):
             shared: How devices are shared with the rollout inside the step; None: they are not.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
-        if self._config.actor.order == "length":
-            return self._train_by_length(groups, step, shared)
         if self._trains_parts:
-            return self._train_parts(groups, step)
+            return self._train_parts(groups, step, shared)
         batch = self._read(groups)
         begin = time.perf_counter()
         batch, metrics = self._prepare(self._with_log_probs(batch))
@@ -113,60 +106,40 @@ class LanguageActorWorker(TrainingWorker):
         metrics["time/update"] = time.perf_counter() - prepared
         return metrics
 
-    def _train_by_length(
-        self, stream: InputStream, step: int, shared: SharedTrainer | None
-    ) -> dict[str, Any]:
-        """Train on each global batch as soon as it is known which groups are in it."""
+    @property
+    def _trains_parts(self) -> bool:
+        """Whether a global batch can be trained on when its groups are known, before all are."""
+        actor = self._config.actor
+        if actor.order == "length":
+            return True
+        return actor.trains_in_order and self._config.algorithm.prepares_parts
+
+    def _train_parts(self, stream: InputStream, step: int, shared: Any) -> dict[str, Any]:
+        """Train on each global batch as soon as it is complete; the same wherever it runs."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        count, slots = self._config.actor.n_minibatches, self._config.rollout.prompts
-        groups = GroupsByLength(stream, slots=slots, size=slots // count)
+        slots, actor = self._config.rollout.prompts, self._config.actor
+        batches = GlobalBatches(
+            stream,
+            slots=slots,
+            size=slots // actor.n_minibatches,
+            by_length=actor.order == "length",
+        )
 
         def prepare(found: list[PromptGroup]) -> Batch:
-            # The version of this rank is old where it has only joined.
+            # The version that this rank began with is old where it has only joined.
             batch = token_batch(found, pad_id, self._trainer.version)
             return self._prepare(self._with_log_probs(batch))[0]
 
-        if shared is None or self._company is None:
+        if self._hook is None:
             begin = time.perf_counter()
-            batches = (prepare(groups.batch(number)) for number in range(count))
-            metrics: dict[str, Any] = self._trainer.train_stream(batches, step)
+            metrics: dict[str, Any] = self._trainer.train_stream(map(prepare, batches), step)
             metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
         else:
-            phase = Phase(
-                self._company, self._trainer, shared, groups, count, step, prepare, self._timings
-            )
-            if self._rank > 0:
-                phase.help()
+            trained = self._hook.train(batches, prepare, step=step, shared=shared)
+            if trained is None:
                 return {}
-            metrics = phase.lead()
-            metrics["choices"] = choices_as_data(phase.choices)
-        whole = token_batch([groups.groups[slot] for slot in range(slots)], pad_id, version)
-        return {**self._prepare(whole)[1], **metrics}
-
-    @property
-    def _trains_parts(self) -> bool:
-        """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._config.actor.trains_in_order and self._config.algorithm.prepares_parts
-
-    def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
-        """Train on each global batch as soon as its slots are full; the same wherever it runs."""
-        size = self._config.rollout.prompts // self._config.actor.n_minibatches
-        pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        slots = in_slot_order(groups)
-        arrived: list[PromptGroup] = []
-
-        def batches() -> Iterator[Batch]:
-            for group in slots:
-                arrived.append(group)
-                if len(arrived) % size == 0:
-                    batch = token_batch(arrived[-size:], pad_id, version)
-                    yield self._prepare(self._with_log_probs(batch))[0]
-
-        begin = time.perf_counter()
-        metrics = self._trainer.train_stream(batches(), step)
-        metrics["time/update"] = time.perf_counter() - begin - groups.seconds_waiting
-        arrived.extend(slots)  # those of a phase in which the policy is not trained
-        whole = token_batch(arrived, pad_id, version)
+            metrics = trained
+        whole = token_batch(batches.groups(), pad_id, version)
         return {**self._prepare(whole)[1], **metrics}
 
     def _prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
@@ -232,7 +205,7 @@ class LanguageActorWorker(TrainingWorker):
     @property
     def _has_model(self) -> bool:
         """False on a rank without a part of the model, in a run whose ranks change."""
-        return self._company is None or rescalable(self._trainer).has_part
+        return self._hook is None or self._hook.has_part
 
     def state(self, *, whole: bool = True) -> dict[str, Any] | None:
         """Everything that training needs to continue; rank 0 gives it.
@@ -254,6 +227,8 @@ class LanguageActorWorker(TrainingWorker):
         Raises:
             OSError: A rank could not write; on all ranks.
         """
+        if not self._has_model:
+            return {}
         return write_parts(self._trainer.save_sharded, checkpoint, "actor")
 
     def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
@@ -276,4 +251,6 @@ class LanguageActorWorker(TrainingWorker):
             self._weights.close()
         if hasattr(self, "_trainer") and self._has_model:
             self._trainer.close()
+        if self._hook is not None:
+            self._hook.close()
         self._leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.policy import RAW_ACTIONS, Policy
 from rlinf.models.registry import build_policy
+from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.acting_config import ActingConfig
 from rlinf.workers.context import WorkerContext
 
@@ -34,6 +36,7 @@ class RolloutWorker(StageWorker):
         self._version = -1
         self._env_spec: EnvSpec
         self._policy: Policy
+        self._weights: WeightReceiver[Any]
 
     def start(self, env_spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first synchronisation."""
@@ -43,20 +46,21 @@ class RolloutWorker(StageWorker):
             config.model, env_spec, value_dim=config.value_dim, seed=config.seed
         ).eval()
         self._policy.to(self.compute_device)
+        parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
+        self._weights = config.weight_sync.build_receiver(self, parties, self._policy.state_dict())
 
     def receive_weights(self) -> int:
-        """Take the weights that rank 0 of the actor broadcasts; returns their version.
+        """Take the weights that the actor sends; returns their version.
 
         They are applied between rollouts only, so that no action is taken under half of them.
         """
-        weights: dict[str, torch.Tensor]
-        version: int
-        weights, version = self.broadcast(
-            None, groups=[("actor", 0), (self._group_name, list(range(self._world_size)))]
-        )
-        self._policy.load_state_dict(weights)
-        self._version = version
-        return version
+        self._version = self._weights.load_into(self._policy)
+        return self._version
+
+    def close(self) -> None:
+        """Give back what weights are received in."""
+        if hasattr(self, "_weights"):
+            self._weights.close()
 
     def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         """Take weights from a checkpoint, where there is no actor to send them.

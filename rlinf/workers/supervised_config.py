@@ -259,8 +259,7 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
 
 def _traits(config: SupervisedRunConfig) -> PlanningTraits:
     """Of a run that learns what it is shown: the items are the rows of a global batch."""
-    from rlinf.planner.described_cluster import on_each_kind
-    from rlinf.planner.search import ComponentConstraint, Constraints
+    from rlinf.flow.constraints import ComponentConstraint, Constraints
 
     actor, batch = config.actor, config.actor.global_batch_size
     constraints = Constraints(
@@ -283,7 +282,7 @@ def _traits(config: SupervisedRunConfig) -> PlanningTraits:
     return PlanningTraits(
         items=batch,
         constraints=constraints,
-        trials=on_each_kind(config, partial(_trials, config)),
+        trials=partial(_trials, config),
         concurrent=frozenset(),
         packages=("transformers",) if isinstance(config.model, LanguageModelConfig) else (),
         sections=timed_sections(config, ("actor", "data")),

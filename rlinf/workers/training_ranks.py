@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -17,8 +18,9 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.rendezvous import meet, open_place
-from rlinf.trainers.language.company import Company
 from rlinf.trainers.language.parallel import Ranks
+
+Made = TypeVar("Made")
 
 
 class TrainingWorker(StageWorker):
@@ -27,7 +29,6 @@ class TrainingWorker(StageWorker):
     def __init__(self) -> None:
         super().__init__()
         self._ranks: Ranks | None = None
-        self._company: Company | None = None
 
     def meeting(self) -> str:
         """Place at which the ranks of the group can meet: this one listens there."""
@@ -39,33 +40,24 @@ class TrainingWorker(StageWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
+        self._ranks = self._joined(Ranks, rendezvous)
+        return self._ranks
+
+    def _joined(self, make: Callable[..., Made], rendezvous: str | None) -> Made:
+        """What stands for this rank among the others.
+
+        Args:
+            make: Takes arguments as :class:`Ranks` does.
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
         seconds = require_process().deadline_seconds
-        self._ranks = Ranks(
+        return make(
             self._rank,
             self._world_size,
             device=self._device(),
             store=None if rendezvous is None else meet(rendezvous, seconds),
             timeout_s=seconds,
         )
-        return self._ranks
-
-    def _meet_company(self, rendezvous: str | None) -> Ranks:
-        """Join other ranks of which some train; each begins alone.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0.
-        """
-        if rendezvous is None:
-            raise ValueError("one rank has no others to change with")
-        seconds = require_process().deadline_seconds
-        self._company = Company(
-            self._rank,
-            self._world_size,
-            store=meet(rendezvous, seconds),
-            device=self._device(),
-            timeout_s=seconds,
-        )
-        return Ranks(device=self._device())
 
     def _device(self) -> str:
         device = own_device()
@@ -75,8 +67,6 @@ class TrainingWorker(StageWorker):
 
     def _leave(self) -> None:
         """End the process group."""
-        if self._company is not None:
-            self._company.close()
         if self._ranks is not None:
             self._ranks.close()
 
@@ -112,17 +102,6 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
     if isinstance(first, Batch):
         return first
     return token_batch([found[slot] for slot in sorted(found)], pad_id, version)
-
-
-def in_slot_order(stream: InputStream) -> Iterator[PromptGroup]:
-    """The scored groups of all slots, each as soon as those before it have arrived."""
-    waiting: dict[int, PromptGroup] = {}
-    following = 0
-    for item in stream:
-        waiting[item.source] = item.payload
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
 
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:

@@ -175,6 +175,12 @@ def test_an_algorithm_of_no_family_is_not_built() -> None:
         PPOConfig().build()
 
 
+def test_answers_leave_nothing_to_be_kept() -> None:
+    for name in ("grpo", "ppo", "decoupled_ppo"):
+        assert built(name, "tokens").state_dict() == {}
+    assert set(built("grpo", "actions").state_dict()) == {"env_ids", "episode_ids"}
+
+
 class Policy(torch.nn.Module):
     """Log-probs and values of its own, whatever the batch."""
 

@@ -83,7 +83,7 @@ def test_it_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert "plan for 1 node" in out
     assert {"player", "learner"} <= {word for line in out.splitlines() for word in line.split()}
-    run = train(tmp_path / "run", "runner.plan=auto")
+    run = train(tmp_path / "run", "cluster.plan=auto")
     assert read_decisions(run)[0].what == "start"
     assert untimed(run) == untimed(train(tmp_path / "plain"))
 

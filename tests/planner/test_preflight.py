@@ -22,7 +22,7 @@ from rlinf.flow.planning_traits import Knob
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
 from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
-from rlinf.planner import memory_report, preflight
+from rlinf.planner import preflight, worst_step
 from rlinf.planner.worst_step import measure_worst_step
 from rlinf.runners.embodied import Embodied
 from tests.runners import reasoning_support, support
@@ -102,13 +102,13 @@ def test_the_largest_value_that_fits_is_found_in_few_measurements(
     """Memory is 0.25 of what 16 items take, and the rest in proportion."""
     tried = []
 
-    def measured(value: int) -> memory_report.MemoryReport:
+    def measured(value: int) -> worst_step.MemoryReport:
         tried.append(value)
         total = round(1000 * (0.25 + 0.75 * value / 16))
-        return memory_report.MemoryReport((), total, round(1000 * limit))
+        return worst_step.MemoryReport((), total, round(1000 * limit))
 
     knob = Knob("k", 16)
-    report = memory_report.MemoryReport((), 1000, round(1000 * limit))
+    report = worst_step.MemoryReport((), 1000, round(1000 * limit))
     values = [value for value in range(15, 0, -1) if value in {14, 12, 8, 7, 4, 2, 1}]
     found = preflight._largest_fitting(values, knob, report, measured)
     assert (found and found.change) == expected
@@ -148,10 +148,10 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
         "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
     )  # fmt: skip
     flow = Embodied.flow(config)
-    first, second = memory_report.device_peaks(config, flow, _Found())
+    first, second = worst_step.device_peaks(config, flow, _Found())
     assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
     assert (second.device, second.peak) == (1, 5)
-    report = memory_report.MemoryReport((), 10, 100, (first, second))
+    report = worst_step.MemoryReport((), 10, 100, (first, second))
     assert report.fits
     assert report.excess == pytest.approx(1.0)
 
@@ -161,7 +161,7 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
         return ProcessMemory(pid, parent, command, peak, peak)
 
     me = os.getpid()
-    found = memory_report.Processes(
+    found = worst_step.Processes(
         [
             process(me, 1, 10, "python"),
             process(-2, me, 40, "ray::EnvWorker.run"),
@@ -237,7 +237,7 @@ def test_a_step_that_runs_out_of_memory_does_not_fit(
     found = measure_worst_step(config, runner, Embodied.flow, 900 * MIB)
     assert found.ended is not None
     assert why in found.ended
-    report = memory_report.MemoryReport((), found.together, 2**60, (), found.ended)
+    report = worst_step.MemoryReport((), found.together, 2**60, (), found.ended)
     assert not report.fits
     assert report.share == "more than 101 %"
     if runner is Greedy:

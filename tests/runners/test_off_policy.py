@@ -12,6 +12,7 @@ from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.workers.off_policy_config import OffPolicyConfig
 
 from . import off_policy_support as support
 from .killing import Task, kill_and_resume
@@ -151,6 +152,17 @@ def test_bad_inputs_are_refused_with_the_way_out(
         small_config(tmp_path, *overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_recipe_is_accepted_and_says_how_transitions_become_updates() -> None:
+    recipe = load_recipe("embodied/window_open_sac", [])
+    config = validate(OffPolicyConfig, recipe.data, recipe)
+    table = dict(config.batch_table())
+    assert table["transitions per rollout"] == "16 × 16 = 256"
+    random = config.replay.start_steps // config.env_steps_per_rollout
+    assert [config.updates(step) for step in (0, random - 1)] == [0, 0]
+    ratio = config.updates(random) / config.samples
+    assert ratio == config.algorithm.model_dump()["update_to_data"]
 
 
 def test_sac_has_no_place_in_the_embodied_task() -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf.planner.search.choices import NodeOptions
 from rlinf.planner.search.formulas import Floats
+from rlinf.planner.search.options import NodeOptions
 from rlinf.planner.search.problem import Problem
 
 # Sums of memory that are told apart, at most; with more, memory is compared as it is.

@@ -10,10 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf.flow.graph import Node
-from rlinf.planner.search.choices import Blocks, NodeOptions, NodePlacement, PlacementGrid
 from rlinf.planner.search.formulas import Floats, loop_seconds
 from rlinf.planner.search.memory import MemoryOfOthers
-from rlinf.planner.search.options import Integers, undominated
+from rlinf.planner.search.options import (
+    Blocks,
+    Integers,
+    NodeOptions,
+    NodePlacement,
+    PlacementGrid,
+    undominated,
+)
 from rlinf.planner.search.problem import (
     Problem,
     component_bytes,

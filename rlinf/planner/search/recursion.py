@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf.planner.search.choices import NodeOptions
 from rlinf.planner.search.composition import Composition, OptionBounds
 from rlinf.planner.search.formulas import PARTS, Form, Kind, least_total
 from rlinf.planner.search.memory import MemoryOfOthers
 from rlinf.planner.search.node_options import node_options
-from rlinf.planner.search.options import Options, join
+from rlinf.planner.search.options import NodeOptions, Options, join
 from rlinf.planner.search.problem import Problem
 
 

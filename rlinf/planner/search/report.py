@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.planner.search.choices import NodePlacement
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.node_options import all_serve, kept_bytes, price
+from rlinf.planner.search.options import NodePlacement
 from rlinf.planner.search.problem import (
     Problem,
     component_bytes,

@@ -28,12 +28,10 @@ from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
 from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
-from rlinf.planner.search.problem import Problem
-from rlinf.planner.search.solve import make_problem
+from rlinf.planner.search.problem import Problem, make_problem
 from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.node_run import NodeModel, NodeOutcome
+from rlinf.planner.simulation.node_run import Floats, NodeModel, NodeOutcome
 from rlinf.planner.simulation.results import NodeStep, Simulation, Step
-from rlinf.planner.simulation.stations import Floats
 from rlinf.planner.simulation.trace import Trace
 
 
@@ -109,10 +107,9 @@ def _as_planned(
                 f"the plan places '{name}' on device {max(part.devices)}; {cluster} has devices "
                 f"0 to {cluster.devices - 1}"
             )
-        per_process = max(1, len(part.devices) // part.processes)
         together = constraints.of(name).processes_per_replica
         limits[name] = ComponentConstraint(
-            devices_per_process=per_process,
+            devices_per_process=part.devices_per_process,
             processes_per_replica=together if part.processes % together == 0 else 1,
         )
     return constraints.model_copy(update={"components": limits})

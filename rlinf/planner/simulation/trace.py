@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf.flow.graph import Node
-from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.plan import Plan
 from rlinf.monitor.timeline import Event, Timeline
 from rlinf.planner.simulation.node_run import NodeOutcome, stage_of
 from rlinf.planner.simulation.results import NodeStep
@@ -73,7 +73,7 @@ class Trace:
             self._record(name, track, span)
         else:
             for rank, end in enumerate(engines.tolist()):
-                worker = _worker(step, name, _devices_of_rank(plan, rank))
+                worker = _worker(step, name, plan.of_process(rank))
                 self._record(name, f"rank {rank}", _Span(label, run.begin, end, "stage", worker))
         for edge in stage.outputs:
             for unit, ready in enumerate(outcome.ready.tolist()):
@@ -100,9 +100,3 @@ class Trace:
 def _worker(step: int, component: str, devices: tuple[int, ...]) -> dict[str, Any]:
     """What a worker says about itself with each stage."""
     return {"step": step, "component": component, "devices": list(devices)}
-
-
-def _devices_of_rank(plan: ComponentPlan, rank: int) -> tuple[int, ...]:
-    """Devices of one process of a component: an equal part of all, at least one."""
-    first = rank * len(plan.devices) // plan.processes
-    return plan.devices[first : first + max(1, len(plan.devices) // plan.processes)]

@@ -46,8 +46,9 @@ def save_parts(
     from torch.distributed.checkpoint.state_dict_saver import save
 
     state = _tree(trained, reference, numbers)
+    alone = ranks.world_size == 1
     try:
-        save(state, checkpoint_id=directory, no_dist=ranks.world_size == 1)
+        save(state, checkpoint_id=directory, process_group=ranks.group, no_dist=alone)
     except CheckpointException as error:  # no Exception, so that nobody else would catch it
         raise _failure(directory, [first for first, _ in error.failures.values()]) from error
     return [
@@ -93,6 +94,7 @@ def load_parts(
             state,
             storage_reader=PlainReader(directory),
             planner=PlainPlanner(),
+            process_group=ranks.group,
             no_dist=ranks.world_size == 1,
         )
     except (CheckpointException, RuntimeError, ValueError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ from rlinf.trainers.language.core import SequenceCore, global_batches, phase_met
 from rlinf.trainers.language.export import save_adapter, save_model
 from rlinf.trainers.language.failure import batch_keeper
 from rlinf.trainers.language.layout import Layout
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.language.parallel import Grid, Ranks
 from rlinf.trainers.language.protocol import Content, LanguageTrainer
-from rlinf.trainers.language.rescale import Rescalable
 from rlinf.trainers.language.scoring import TokenScorer
 from rlinf.trainers.language.supervised import Example, SupervisedTrainer, target_batch
+from rlinf.trainers.language.trained import Source, TrainedModule
 from rlinf.trainers.skipped import SkippedUpdates, Update
 
 _KL, _RATIO, _COUNT = "first/kl", "first/ratio", "first/tokens"
 
 
-class FSDPTrainer(Rescalable, LanguageTrainer):
+class FSDPTrainer(LanguageTrainer):
     """See :class:`LanguageTrainer` and :meth:`LanguageTrainerConfig.build`."""
 
     def __init__(
@@ -294,21 +294,55 @@ class FSDPTrainer(Rescalable, LanguageTrainer):
         self.version = int(numbers["version"])
         self._skipped.in_a_row = int(numbers["skipped"])
 
+    # -- what lets the number of ranks change ----------------------------------------------------
+
     @property
-    def _keeps_reference(self) -> bool:
+    def config(self) -> FSDPTrainerConfig:
+        """How it computes."""
+        return self._config
+
+    @property
+    def parts(self) -> tuple[TrainedModule | None, Source | None]:
+        """This rank's weights and moments, and its copies of the reference policy's weights."""
+        return self._core.trained, self._reference
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether weights of a reference policy are kept beside those that are trained."""
         return self._algorithm.needs_reference and self._adapter is None
 
-    def moving_numbers(self) -> dict[str, Any]:
-        """See :meth:`Rescalable.moving_numbers`."""
+    def numbers_to_join(self) -> dict[str, Any]:
+        """Small state that a rank goes on from which joins; see :meth:`adopt`."""
         steps = self._core.trained.optimizer.steps
         return {**self._numbers(), "steps": steps, "updated_in": self._updated_in}
 
-    def _load_moving_numbers(self, numbers: Mapping[str, Any]) -> None:
-        self._load_numbers(numbers)
-        self._updated_in = int(numbers["updated_in"])
+    def adopt(
+        self,
+        trained: TrainedModule | None,
+        reference: Source | None,
+        ranks: Grid | None,
+        numbers: Mapping[str, Any] | None,
+    ) -> None:
+        """Go on with other weights and moments, or with none.
 
-    def _adopted(self) -> None:
-        self._model = self._core.trained.module.model if self.has_part else None
+        Args:
+            trained: They; None: this rank computes nothing until the next call.
+            reference: Copies of the reference policy's weights.
+            ranks: That divide them; None likewise.
+            numbers: From :meth:`numbers_to_join` of another rank, where this one had no weights.
+        """
+        steps = 0 if self._core.trained is None else self._core.trained.optimizer.steps
+        self._core.trained, self._reference = cast(TrainedModule, trained), reference
+        self._model = None if trained is None else trained.module.model
+        if trained is None or ranks is None:
+            return
+        self._core.ranks = self._ranks = ranks
+        if numbers is not None:
+            self._load_numbers(numbers)
+            self._updated_in = int(numbers["updated_in"])
+            steps = int(numbers["steps"])
+        trained.optimizer.steps = steps
+        trained.changed()
 
     def save_pretrained(self, directory: Path) -> None:
         """See :meth:`LanguageTrainer.save_pretrained`."""

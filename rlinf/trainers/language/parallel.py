@@ -112,6 +112,11 @@ class Grid:
             grid.mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
         return grid
 
+    @property
+    def group(self) -> Any:
+        """Process group of all its ranks; None: that of all processes, or there is one."""
+        return self._group
+
     def sum_data(self, tensor: Tensor) -> Tensor:
         """Sum over data ranks, in place; the tensor may lie on the CPU."""
         return self._sum(tensor, "data")

@@ -8,7 +8,7 @@ from rlinf.monitor.timeline import TimelineFile, read_timeline
 from rlinf.planner.search import Constraints, plan
 from rlinf.planner.search.formulas import loop_seconds
 from rlinf.planner.simulation import Conditions, GenerationModel, LengthDistribution, simulate
-from rlinf.planner.simulation.stations import play_loop
+from rlinf.planner.simulation.node_run import play_loop
 from tests.planner.search.random_problems import random_problem
 from tests.planner.simulation.flows import chain, cluster, component, placed, profile
 

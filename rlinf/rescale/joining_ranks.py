@@ -22,9 +22,9 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlinf.errors import RLinfError
+from rlinf.rescale.movable_trainer import MovableTrainer, Prepared
 from rlinf.scheduler.accelerators import collective_backend
 from rlinf.trainers.language.parallel import Grid
-from rlinf.trainers.language.rescale import Prepared, Rescalable
 
 Kind = Literal["go", "move", "end"]
 
@@ -63,7 +63,7 @@ class MoveReport:
 
     Args:
         seconds: From its begin to its end.
-        prepared: Part of it in which the groups and the new layout were made.
+        prepared: Part of it in which the groups and the new division were made.
         transferred: Part of it in which tensors travelled.
         bytes_sent: By this rank, everything in float32.
     """
@@ -74,8 +74,8 @@ class MoveReport:
     bytes_sent: int
 
 
-class Company:
-    """All ranks of one trainer.
+class JoiningRanks:
+    """All ranks of one trainer, of which a number that changes has the model.
 
     Args:
         rank: Of this process.
@@ -107,7 +107,7 @@ class Company:
         self._store = store
         dist.init_process_group(
             collective_backend(str(self.device)),
-            store=PrefixStore("company", self._store),
+            store=PrefixStore("joining_ranks", self._store),
             rank=rank,
             world_size=world_size,
             timeout=self._timeout,
@@ -117,14 +117,14 @@ class Company:
         self._read = 0
         self._moves = 0
 
-    # -- what rank 0 says -----------------------------------------------------------------------
+    # -- what rank 0 commands ------------------------------------------------------------------
 
-    def say(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         """Tell all ranks, of which rank 0 is the one that may."""
-        self._store.set(f"say/{self._read}", json.dumps(asdict(command)))
+        self._store.set(f"command/{self._read}", json.dumps(asdict(command)))
         # Otherwise all would stay in memory for the whole run.
         if self._read >= _KEPT:
-            self._delete(f"say/{self._read - _KEPT}")
+            self._delete(f"command/{self._read - _KEPT}")
         self._read += 1
 
     def _delete(self, *keys: str) -> None:
@@ -133,14 +133,14 @@ class Company:
             for key in keys:
                 self._store.delete_key(key)
 
-    def listen(self, while_waiting: Callable[[], None]) -> Command:
+    def next_command(self, while_waiting: Callable[[], None]) -> Command:
         """The next command of rank 0.
 
         Args:
             while_waiting: Called between two looks, which it lets some time pass; may raise to stop
                 waiting.
         """
-        key = f"say/{self._read}"
+        key = f"command/{self._read}"
         while not self._store.check([key]):
             while_waiting()
         self._read += 1
@@ -179,21 +179,21 @@ class Company:
 
     # -- a move ---------------------------------------------------------------------------------
 
-    def move(self, trainer: Rescalable, before: int, after: int) -> MoveReport:
-        """Let another number of ranks train; all ranks of the company call it.
+    def move(self, trainer: MovableTrainer, before: int, after: int) -> MoveReport:
+        """Let another number of ranks train; all ranks call it.
 
         The new group is made before the old one is left, and left only when every rank has its
         part of the model.
 
         Args:
-            trainer: This rank's, made movable.
+            trainer: This rank's.
             before: Ranks that train now.
             after: Ranks that are to train.
 
         Raises:
             MoveFailed: A rank could not get ready or not transfer, or did not answer in time. All
                 that were to take part raise it, with what went wrong on which; those that trained
-                have their layout still, and may go on with it.
+                have their division still, and may go on with it.
             RuntimeError: The process groups could not be made, or a rank was lost after all had
                 agreed.
         """
@@ -217,7 +217,7 @@ class Company:
         moved = time.perf_counter()
         joins = before <= self.rank < after
         numbers = json.loads(self._store.get(f"numbers/{number}")) if joins else None
-        trainer.finish_move(prepared, numbers)
+        trainer.finish(prepared, numbers)
         former, self._group, self.size = self._group, trial.own, after
         for group in (former, union):
             if group is not None and group is not trial.own:
@@ -225,16 +225,16 @@ class Company:
         seconds = time.perf_counter() - begin
         return MoveReport(seconds, ready - begin, moved - ready, prepared.transfer.bytes_sent)
 
-    def _prepare(self, trial: _Trial, trainer: Rescalable, before: int, after: int) -> Prepared:
+    def _prepare(self, trial: _Trial, trainer: MovableTrainer, before: int, after: int) -> Prepared:
         prepared: Prepared | None = None
         error: Exception | None = None
         try:
             ranks = None
             if self.rank < after:
                 ranks = Grid.over(trial.own, rank=self.rank, size=after, device=self.device)
-            prepared = trainer.prepare_move(before=before, after=after, rank=self.rank, ranks=ranks)
+            prepared = trainer.prepare(before=before, after=after, rank=self.rank, ranks=ranks)
             if self.rank == 0:
-                numbers = json.dumps(trainer.moving_numbers())
+                numbers = json.dumps(trainer.numbers())
                 self._store.set(f"numbers/{trial.number}", numbers)
         except Exception as caught:  # noqa: BLE001 - told to all ranks, whatever it is
             error = caught

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.workers.training_times import Timings
+from rlinf.rescale.measured import TrainerTimes
 
 ONE = (0.05, 0.001)  # seconds of a batch by one rank, and for each of its tokens
 
@@ -13,7 +13,7 @@ def one_rank(tokens: int) -> float:
     return ONE[0] + ONE[1] * tokens
 
 
-def play(timings: Timings, phases: int, times: float, *, slow_first: float = 1.0) -> None:
+def play(timings: TrainerTimes, phases: int, times: float, *, slow_first: float = 1.0) -> None:
     """Phases of five batches, the last of which two ranks train on, so many times as fast."""
     for phase in range(phases):
         slower = slow_first if not phase else 1.0
@@ -25,14 +25,14 @@ def play(timings: Timings, phases: int, times: float, *, slow_first: float = 1.0
 
 
 def test_ranks_that_were_not_seen_are_as_fast_as_they_are_many() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     timings.note_batch(0, 100, 1.0, 2)
     assert (timings.speed(1), timings.speed(2), timings.speed(4)) == (1, 2, 4)
     assert timings.seconds_left(0, 2) == pytest.approx(4.0)  # the other one as long as this
 
 
 def test_speed_is_measured_on_as_many_tokens() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     play(timings, 40, 1.25, slow_first=10.0)
     assert timings.speed(1) == 1
     # Two ranks saw one batch a phase: 4 of their batches count, and one of linear speed.
@@ -40,7 +40,7 @@ def test_speed_is_measured_on_as_many_tokens() -> None:
 
 
 def test_seconds_by_one_rank_follow_from_what_two_took() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     play(timings, 40, 1.25)
     by_two = one_rank(1000) / 1.25
     assert timings.batches[4] == pytest.approx(by_two * timings.speed(2), rel=1e-3)
@@ -48,13 +48,13 @@ def test_seconds_by_one_rank_follow_from_what_two_took() -> None:
 
 
 def test_no_speed_is_above_the_number_of_ranks() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     play(timings, 40, 3.0)
     assert timings.speed(2) == 2
 
 
 def test_a_slow_time_is_forgotten() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     play(timings, 40, 1.0)
     before = timings.speed(2)
     for _ in range(10):
@@ -65,7 +65,7 @@ def test_a_slow_time_is_forgotten() -> None:
 
 def test_ranks_that_train_no_more_are_forgotten() -> None:
     """The speed of two is not against what one took thousands of phases ago."""
-    timings = Timings()
+    timings = TrainerTimes()
     play(timings, 3, 1.25)
     for _ in range(4000):
         timings.note_batch(0, 100, 1.0, 2)
@@ -77,7 +77,7 @@ def test_ranks_that_train_no_more_are_forgotten() -> None:
 
 
 def test_a_move_that_was_held_up_does_not_count() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     assert timings.move_seconds is None
     for seconds in (1.0, 0.05, 0.06, 0.07, 0.05, 0.06, 4.0):
         timings.note_move(seconds)
@@ -87,7 +87,7 @@ def test_a_move_that_was_held_up_does_not_count() -> None:
 
 
 def test_moves_are_tried_again_after_many_phases_without_any() -> None:
-    timings = Timings()
+    timings = TrainerTimes()
     timings.note_move(2.0)
     found = []
     for _ in range(30):

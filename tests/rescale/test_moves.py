@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from rlinf.errors import RLinfError
-from rlinf.trainers.language import transfer
-from rlinf.trainers.language.company import Company, MoveFailed, _Trial
-from rlinf.trainers.language.transfer import Transfer, pieces, rows_of
-from tests.trainers.language import company_scenarios
+from rlinf.rescale import transfer
+from rlinf.rescale.joining_ranks import JoiningRanks, MoveFailed, _Trial
+from rlinf.rescale.transfer import Transfer, pieces, rows_of
+from tests.rescale import joining_scenarios
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 ABSOLUTE, RELATIVE = 2e-5, 1e-4
@@ -50,7 +50,7 @@ def test_rows_are_those_of_torch(rows: int, size: int) -> None:
 
 def test_bytes_are_counted_as_they_travel() -> None:
     """In float32, whatever the trainer keeps."""
-    one = company_scenarios.build("bfloat16, reference")
+    one = joining_scenarios.build("bfloat16, reference")
     trained = one._core.trained
     assert trained.used()[0].dtype == torch.bfloat16
     sent = Transfer(trained, None, (one._reference, None), sizes=(1, 2), rank=0).bytes_sent
@@ -65,7 +65,7 @@ def test_both_sides_of_a_way_find_the_same_messages(
 ) -> None:
     """From two to three ranks: the first gives a sixth to the second, which gives a third on."""
     monkeypatch.setattr(transfer, "_TOGETHER", most)
-    one = company_scenarios.build("tied, reference")
+    one = joining_scenarios.build("tied, reference")
     trained, references = one._core.trained, (one._reference, one._reference)
     first, second, third = (
         # What travels depends on shapes alone, so that each may have the whole here.
@@ -89,12 +89,12 @@ def test_the_verdict_on_a_move_is_the_same_for_all() -> None:
     arrives = {0: 0.3, 1: 0.0, 2: 0.75}
 
     def take_part(rank: int) -> str:
-        company: Any = object.__new__(Company)
-        company.rank, company._store = rank, store
-        company._timeout = timedelta(seconds=seconds)
+        ranks: Any = object.__new__(JoiningRanks)
+        ranks.rank, ranks._store = rank, store
+        ranks._timeout = timedelta(seconds=seconds)
         time.sleep(arrives[rank])
         try:
-            company._agree(_Trial(0, 3, None, None), "prepared", None)
+            ranks._agree(_Trial(0, 3, None, None), "prepared", None)
         except MoveFailed as error:
             return str(error)
         return "ok"
@@ -104,13 +104,13 @@ def test_the_verdict_on_a_move_is_the_same_for_all() -> None:
 
 
 def test_an_offer_is_forgotten_with_the_next() -> None:
-    company: Any = object.__new__(Company)
-    company.rank, company.world_size, company._offer = 1, 2, None
-    company._store = torch.distributed.HashStore()
+    ranks: Any = object.__new__(JoiningRanks)
+    ranks.rank, ranks.world_size, ranks._offer = 1, 2, None
+    ranks._store = torch.distributed.HashStore()
     for phase in (3, 3, 4):
-        company.offer(phase)
-        assert company.offered(phase) == 2
-    assert company.offered(3) == 1
+        ranks.offer(phase)
+        assert ranks.offered(phase) == 2
+    assert ranks.offered(3) == 1
 
 
 class Malicious:
@@ -135,13 +135,13 @@ class Malicious:
 def test_what_somebody_else_wrote_into_the_store_is_refused_and_never_run(
     tmp_path: Path, written: bytes | None
 ) -> None:
-    company: Any = object.__new__(Company)
-    company.rank, company.world_size, company._read = 1, 2, 0
-    company._store = torch.distributed.HashStore()
+    ranks: Any = object.__new__(JoiningRanks)
+    ranks.rank, ranks.world_size, ranks._read = 1, 2, 0
+    ranks._store = torch.distributed.HashStore()
     file = tmp_path / "run"
-    company._store.set("say/0", pickle.dumps(Malicious(file)) if written is None else written)
+    ranks._store.set("command/0", pickle.dumps(Malicious(file)) if written is None else written)
     with pytest.raises(RLinfError):
-        company.listen(lambda: None)
+        ranks.next_command(lambda: None)
     assert not file.exists()
     assert written or pickle.loads(pickle.dumps(Malicious(file))) is None
     assert file.exists() == (written is None)
@@ -152,18 +152,18 @@ def moved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, dict[str, Any]]:
     name, count = request.param
-    results = company_scenarios.run(name, tmp_path_factory.mktemp(name), count)
-    sizes = company_scenarios.TWO if count == 2 else company_scenarios.FOUR
+    results = joining_scenarios.run(name, tmp_path_factory.mktemp(name), count)
+    sizes = joining_scenarios.TWO if count == 2 else joining_scenarios.FOUR
     return len(sizes), dict(results[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", company_scenarios.CASES)
+@pytest.mark.parametrize("case", joining_scenarios.CASES)
 def test_a_changing_number_of_ranks_gives_what_one_gives(
     moved: tuple[int, dict[str, Any]], case: str
 ) -> None:
     count, cases = moved
-    expected, found = company_scenarios.fixed(case, count), cases[case]
+    expected, found = joining_scenarios.fixed(case, count), cases[case]
     half = case.startswith("bfloat16")
     for mine, theirs in zip(found["metrics"], expected["metrics"], strict=True):
         assert mine.keys() == theirs.keys()
@@ -186,9 +186,9 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
     """Torch keeps results of operations by device meshes that are equal, whatever groups they have:
     those of the first time were of a group that is gone.
     """
-    first, second = company_scenarios.run("again", tmp_path)
-    one = company_scenarios.build("tied, reference")
-    found = company_scenarios.batches(2)
+    first, second = joining_scenarios.run("again", tmp_path)
+    one = joining_scenarios.build("tied, reference")
+    found = joining_scenarios.batches(2)
     one.train_stream(found[:1], 3)
     after_one = {name: tensor.clone() for name, tensor in one.weights()}
     one.train_stream(found[1:], 4)
@@ -206,8 +206,21 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
 
 
 @pytest.mark.slow
+def test_ranks_that_have_parts_save_them_without_the_others(tmp_path: Path) -> None:
+    first, second, third = joining_scenarios.run("saving", tmp_path, 3)
+    assert first["written"] == ["__0_0.distcp", ".metadata"]
+    assert second["written"] == ["__1_0.distcp"]
+    assert third["written"] == []
+    before, after = first["before"]["model"], first["after"]["model"]
+    assert before["steps"] == after["steps"] == 1
+    for kind in KINDS:
+        for name, tensor in before[kind].items():
+            assert torch.equal(after[kind][name], tensor), name
+
+
+@pytest.mark.slow
 def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    first, second = company_scenarios.run("failing", tmp_path)
+    first, second = joining_scenarios.run("failing", tmp_path)
     failed = [message for message in first["messages"] if message != "moved"]
     assert first["messages"] == second["messages"]
     assert len(first["messages"]) == 8
@@ -217,8 +230,8 @@ def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
     for message, rank in zip(failed, (0, 1, 0, 1, 0, 1), strict=True):
         assert f"rank {rank}: OSError: no memory while" in message
         assert message.count("OSError") == 1
-    one = company_scenarios.build("tied, reference")
-    for step, batch in enumerate(company_scenarios.batches(4), start=3):
+    one = joining_scenarios.build("tied, reference")
+    for step, batch in enumerate(joining_scenarios.batches(4), start=3):
         one.train_stream([batch], step)
     for kind in KINDS:
         for name, tensor in one.state_dict()["model"][kind].items():

@@ -1,4 +1,4 @@
-"""What training takes, as measured: batches, numbers of ranks, and moves between these."""
+"""What decoding, training and moves took, as measured."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from rlinf.rescale.running_line import RunningLine
+import numpy as np
 
+_BIAS_MEMORY = 0.8
+"""Factor on the weight of what was seen, with every step since."""
+_FARTHEST = 2.0
+"""Factor by which one time may be off: what is farther off had a cause of its own."""
 _FADES = 0.8
 """Factor on the weight of former phases in the speeds of numbers of ranks."""
 _FORGOTTEN = 0.01
@@ -18,8 +22,86 @@ _DOUBTED = 0.9
 """Factor on what a move takes with every phase without one."""
 
 
+class RunningLine:
+    """Least squares through pairs (x, y), y being about ``fixed + slope · x``, neither below 0.
+
+    Kept are sums, so that a line costs little to ask for while others wait.
+
+    Args:
+        memory: Factor on the weight of all former pairs with each new one.
+    """
+
+    def __init__(self, memory: float = 1.0) -> None:
+        self._memory = memory
+        # Σw, Σwx, Σwy, Σwx², Σwxy.
+        self._sums = np.zeros(5)
+
+    @property
+    def weight(self) -> float:
+        """Of all pairs together; a new one weighs 1."""
+        return float(self._sums[0])
+
+    def note(self, x: float, y: float) -> None:
+        """Remember a pair."""
+        self._sums *= self._memory
+        self._sums += (1.0, x, y, x**2, x * y)
+
+    def fade(self, factor: float) -> None:
+        """Let all pairs so far count less."""
+        self._sums *= factor
+
+    def mean(self) -> tuple[float, float]:
+        """Mean x and y; both 0 where no pair was seen."""
+        x, y = self._sums[1:3] / (self._sums[0] or 1.0)
+        return float(x), float(y)
+
+    def coefficients(self) -> tuple[float, float]:
+        """Fixed part and slope; both 0 where no pair was seen."""
+        if not self._sums[0]:
+            return 0.0, 0.0
+        x, y, squares, products = self._sums[1:] / self._sums[0]
+        spread = squares - x**2
+        # Of one x alone nothing is known about another.
+        slope = (products - x * y) / spread if spread > 1e-9 * squares else 0.0
+        slope = min(max(slope, 0.0), y / x) if x > 0 else 0.0
+        return float(y - slope * x), float(slope)
+
+    def at(self, x: float) -> float:
+        """The line's y."""
+        fixed, slope = self.coefficients()
+        return fixed + slope * x
+
+
+class PredictionBias:
+    """The factor between predicted and measured seconds, over the last steps.
+
+    One time that was as predicted is always taken for seen, so that after a long while without
+    news the factor is near 1 again, and what it kept from being done is tried.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._sum = 0.0
+
+    def note(self, predicted: float, measured: float) -> None:
+        """Remember seconds of something."""
+        if predicted > 0:
+            self._weight += 1
+            self._sum += min(max(measured / predicted, 1 / _FARTHEST), _FARTHEST)
+
+    def next_step(self) -> None:
+        """Let what was seen so far count less."""
+        self._weight *= _BIAS_MEMORY
+        self._sum *= _BIAS_MEMORY
+
+    @property
+    def factor(self) -> float:
+        """By which predicted seconds should be multiplied."""
+        return (self._sum + 1) / (self._weight + 1)
+
+
 @dataclass
-class Timings:
+class TrainerTimes:
     """What updates and moves took, over training steps.
 
     Args:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+from torch.distributed.distributed_c10d import Store
+
 from rlinf.data.sequences import PromptGroup
-from rlinf.flow.stream import InputStream
-from rlinf.rescale.decisions import Choice, TrainerState, complete_batches, largest_size, resize
+from rlinf.rescale.decisions import DeviceChoice, TrainerState, largest_size, resize
+from rlinf.rescale.joining_ranks import Command, JoiningRanks, MoveFailed
+from rlinf.rescale.leader import TrainingSeconds
+from rlinf.rescale.measured import TrainerTimes
+from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.trainers.language.company import Command, Company, MoveFailed
-from rlinf.trainers.language.protocol import LanguageTrainer
-from rlinf.trainers.language.rescale import Rescalable
-from rlinf.workers.moving_round import Progress, Trained
-from rlinf.workers.training_times import Timings
+from rlinf.trainers.language.fsdp import FSDPTrainer
+from rlinf.workers.global_batches import GlobalBatches
 
 _PATIENCE = 0.1
 """Seconds to wait for devices where no move was timed yet."""
@@ -36,8 +39,8 @@ _POLL_BUSY = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTrainer:
-    """How trainer and rollout share devices inside a step; rank r of either has device r.
+class TrainerDevices:
+    """How a trainer shares devices with the rollout inside a step; rank r has device r.
 
     Args:
         leases: Of each trainer rank's device.
@@ -52,74 +55,97 @@ class SharedTrainer:
     offload: bool
 
 
-class GroupsByLength:
-    """Scored groups as global batches, those with the shortest longest answers first.
+class RescaledTraining:
+    """One rank of a trainer whose ranks change; see
+    :class:`~rlinf.workers.global_batches.TrainingHook`.
 
     Args:
-        stream: Groups, the source of each its slot, and :class:`Progress` of those to come.
-        slots: Groups of the step.
-        size: Groups of a global batch.
+        rank: Of this process.
+        world_size: Processes.
+        store: At which they meet.
+        device: Where this process computes.
+        timeout_s: Seconds after which a lost process is given up.
     """
 
-    def __init__(self, stream: InputStream, *, slots: int, size: int) -> None:
-        self._stream, self._size = stream, size
-        self._bounds = dict.fromkeys(range(slots), 0)
-        self._longest: dict[int, int] = {}
-        self.groups: dict[int, PromptGroup] = {}
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        store: Store | None,
+        device: torch.device | str,
+        timeout_s: float,
+    ) -> None:
+        if store is None:
+            raise ValueError("one rank has no others to change with")
+        self._ranks = JoiningRanks(
+            rank, world_size, store=store, device=device, timeout_s=timeout_s
+        )
+        self._trainer: MovableTrainer
+        self._times = TrainerTimes()
 
-    def _take(self, item: Any) -> None:
-        if isinstance(item.payload, Progress):
-            for slot, bound in item.payload.bounds.items():
-                if slot in self._bounds:
-                    self._bounds[slot] = max(self._bounds[slot], bound)
-            return
-        self.groups[item.source] = item.payload
-        self._longest[item.source] = max(len(c) for c in item.payload.completions)
-        self._bounds.pop(item.source)
+    def attach(self, trainer: Any) -> None:
+        """See :meth:`TrainingHook.attach`.
 
-    def hear(self) -> None:
-        """Take in what has arrived; raises where the step was aborted."""
-        while self._stream.ready():
-            self._take(next(self._stream))
+        Raises:
+            TypeError: The ranks of such a trainer cannot change.
+        """
+        if not isinstance(trainer, FSDPTrainer):
+            raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
+        self._trainer = MovableTrainer(trainer, keep=self._ranks.rank == 0)
 
-    def known(self) -> int:
-        """How many batches are complete now."""
-        self.hear()
-        return len(complete_batches(self._longest, self._bounds, self._size))
+    @property
+    def has_part(self) -> bool:
+        """See :attr:`TrainingHook.has_part`."""
+        return self._trainer.has_part
 
-    def batch(self, number: int) -> list[PromptGroup]:
-        """A global batch, once its members are known."""
-        while True:
-            found = complete_batches(self._longest, self._bounds, self._size)
-            if len(found) > number:
-                return [self.groups[slot] for slot in found[number]]
-            self._take(next(self._stream))
+    def train(
+        self,
+        batches: GlobalBatches,
+        prepare: Callable[[list[PromptGroup]], Any],
+        *,
+        step: int,
+        shared: TrainerDevices,
+    ) -> dict[str, Any] | None:
+        """See :meth:`TrainingHook.train`; ``choices`` among the metrics is what was decided."""
+        phase = Phase(self._ranks, self._trainer, shared, batches, step, prepare, self._times)
+        if self._ranks.rank > 0:
+            phase.follow()
+            return None
+        metrics = phase.lead()
+        metrics["choices"] = [asdict(choice) for choice in phase.choices]
+        return metrics
+
+    def close(self) -> None:
+        """See :meth:`TrainingHook.close`."""
+        self._ranks.close()
 
 
 @dataclass
 class Phase:
-    """One training phase on one rank of a company.
+    """One training phase on one rank.
 
     Args:
-        company: All ranks of the trainer.
-        trainer: This rank's.
+        ranks: All ranks of the trainer.
+        movable: This rank's part of it.
         shared: How devices are shared.
         groups: Batches as they become known.
-        count: Global batches of the phase.
         step: Its number.
         prepare: From groups to a batch with everything that the loss needs.
-        timings: Of phases so far.
+        times: Of phases so far.
     """
 
-    company: Company
-    trainer: Any
-    shared: SharedTrainer
-    groups: GroupsByLength
-    count: int
+    ranks: JoiningRanks
+    movable: MovableTrainer
+    shared: TrainerDevices
+    groups: GlobalBatches
     step: int
     prepare: Callable[[list[PromptGroup]], Any]
-    timings: Timings
-    choices: list[Choice] = field(default_factory=list)
+    times: TrainerTimes
+    choices: list[DeviceChoice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.count, self.trainer = len(self.groups), self.movable.trainer
 
     # -- rank 0 ---------------------------------------------------------------------------------
 
@@ -130,21 +156,21 @@ class Phase:
             if self.shared.offload:
                 self.trainer.onload()
             self._settle()
-            first, early = self.company.size, self.groups.known() < self.count
+            first, early = self.ranks.size, self.groups.known() < self.count
             begin = time.perf_counter()
             metrics: dict[str, Any] = self.trainer.train_stream(self._batches(), self.step)
             metrics["time/update"] = time.perf_counter() - begin - self._waited
-            if early and first < self.company.size:
+            if early and first < self.ranks.size:
                 # The next step is likely to begin so too, when the other ranks' devices are busy.
                 self._move(first, self.count)
-            self.company.say(self._command("end", self.count))
+            self.ranks.send(self._command("end", self.count))
             if self.shared.offload:
                 self.trainer.offload()
-        self.timings.end_phase()
-        whole = self.timings.seconds_left(0, self.count)
-        last = self.timings.seconds_left(self.count - 1, self.count)
+        self.times.end_phase()
+        whole = self.times.seconds_left(0, self.count)
+        last = self.times.seconds_left(self.count - 1, self.count)
         if whole is not None and last is not None:
-            self.shared.leader.post(Trained(whole, last, self._speeds()))
+            self.shared.leader.post(TrainingSeconds(whole, last, self._speeds()))
         metrics["actor/ranks_most"] = float(self._most)
         return metrics
 
@@ -159,17 +185,17 @@ class Phase:
         Where the rollout has ended, all devices are about to be free. Where it goes on, waiting is
         given up after as long as a move takes.
         """
-        wanted, begin = self.company.size, time.perf_counter()
-        patience: float = self.timings.move_seconds or _PATIENCE
-        while (offered := self.company.offered(self.step)) < wanted:
+        wanted, begin = self.ranks.size, time.perf_counter()
+        patience: float = self.times.move_seconds or _PATIENCE
+        while (offered := self.ranks.offered(self.step)) < wanted:
             ended = self.groups.known() == self.count
             if not ended and time.perf_counter() - begin > patience:
                 size = largest_size(self.shared.sizes, offered)
                 if self._move(size, 0):
                     reason = f"the rollout goes on; {offered} of {wanted} devices are free"
-                    cost = self.timings.move_seconds or 0.0
+                    cost = self.times.move_seconds or 0.0
                     self.choices.append(
-                        Choice(action="resize", count=size, reason=reason, cost_seconds=cost)
+                        DeviceChoice(action="resize", count=size, reason=reason, cost_seconds=cost)
                     )
                     return
                 patience = math.inf
@@ -181,83 +207,83 @@ class Phase:
             groups = self.groups.batch(number)
             self._waited += time.perf_counter() - begin
             self._decide(number)
-            if self.company.size > 1:
-                self.company.say(self._command("go", number))
-            self._most = max(self._most, self.company.size)
+            if self.ranks.size > 1:
+                self.ranks.send(self._command("go", number))
+            self._most = max(self._most, self.ranks.size)
             begin = time.perf_counter()
             yield self.prepare(groups)
             seconds, tokens = time.perf_counter() - begin, sum(map(_tokens, groups))
-            self.timings.note_batch(number, tokens, seconds, self.company.size)
+            self.times.note_batch(number, tokens, seconds, self.ranks.size)
 
     def _decide(self, done: int) -> None:
-        choice = self._choice(done, self.company.offered(self.step))
+        choice = self._choice(done, self.ranks.offered(self.step))
         if choice.action == "stay" and self._patient and self.groups.known() == self.count:
             self._patient = False
-            hoped = self._choice(done, self.company.world_size)
-            untimed = hoped.action == "resize" and self.timings.move_seconds is None
+            hoped = self._choice(done, self.ranks.world_size)
+            untimed = hoped.action == "resize" and self.times.move_seconds is None
             if untimed or hoped.gain_seconds > _SOON:
-                self._wait_for_devices(self.company.world_size, _SOON)
-                choice = self._choice(done, self.company.offered(self.step))
+                self._wait_for_devices(self.ranks.world_size, _SOON)
+                choice = self._choice(done, self.ranks.offered(self.step))
         if choice.action == "resize":
             self.choices.append(choice)
             self._move(choice.count, done)  # where it fails, fewer ranks go on
 
-    def _choice(self, done: int, offered: int) -> Choice:
+    def _choice(self, done: int, offered: int) -> DeviceChoice:
         return resize(
             TrainerState(
-                size=self.company.size,
+                size=self.ranks.size,
                 offered=offered,
                 sizes=self.shared.sizes,
                 batches=self.count - done,
-                seconds_left=self.timings.seconds_left(done, self.count),
-                move_seconds=self.timings.move_seconds,
+                seconds_left=self.times.seconds_left(done, self.count),
+                move_seconds=self.times.move_seconds,
                 speeds=self._speeds(),
             )
         )
 
     def _speeds(self) -> dict[int, float]:
-        return {size: self.timings.speed(size) for size in self.shared.sizes}
+        return {size: self.times.speed(size) for size in self.shared.sizes}
 
     def _wait_for_devices(self, wanted: int, seconds: float) -> None:
         end = time.perf_counter() + seconds
-        while self.company.offered(self.step) < wanted and time.perf_counter() < end:
+        while self.ranks.offered(self.step) < wanted and time.perf_counter() < end:
             time.sleep(_POLL)
 
     def _move(self, size: int, done: int) -> bool:
         """Change the number of ranks; whether that succeeded."""
-        before = self.company.size
-        self.company.say(Command("move", size, before, done))
+        before = self.ranks.size
+        self.ranks.send(Command("move", size, before, done))
         try:
-            report = self.company.move(self.trainer, before, size)
+            report = self.ranks.move(self.movable, before, size)
         except MoveFailed as error:
             reason = f"the move to {size} ranks failed and was undone: {error}"
-            self.choices.append(Choice(action="stay", count=before, reason=reason))
+            self.choices.append(DeviceChoice(action="stay", count=before, reason=reason))
             return False
-        self.timings.note_move(report.seconds)
+        self.times.note_move(report.seconds)
         return True
 
     def _command(self, kind: Any, done: int) -> Command:
-        return Command(kind, self.company.size, self.company.size, done)
+        return Command(kind, self.ranks.size, self.ranks.size, done)
 
     # -- other ranks ----------------------------------------------------------------------------
 
-    def help(self) -> None:
+    def follow(self) -> None:
         """Train when rank 0 asks for it, as any other rank, until the phase is over."""
         self._offered = False
         self._got = threading.Event()
         self._error: BaseException | None = None
-        lease = self.shared.leases[self.company.rank]
+        lease = self.shared.leases[self.ranks.rank]
         threading.Thread(target=self._get_device, args=(lease,), daemon=True).start()
         self._over = False
-        if self.shared.offload and self.trainer.has_part:
+        if self.shared.offload and self.movable.has_part:
             self.trainer.onload()
         while not self._over:
-            command = self._listen()
+            command = self._next_command()
             if command.kind == "go":
                 self.trainer.train_stream(self._given(command), self.step)
             else:
-                self._obey(command)
-        if self.shared.offload and self.trainer.has_part:
+                self._carry_out(command)
+        if self.shared.offload and self.movable.has_part:
             self.trainer.offload()
         # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
         lease.cancel()
@@ -269,60 +295,44 @@ class Phase:
             self._error = error
         self._got.set()
 
-    def _listen(self) -> Command:
+    def _next_command(self) -> Command:
         self._since = time.perf_counter()
-        command = self.company.listen(self._meanwhile)
+        command = self.ranks.next_command(self._meanwhile)
         self._over = command.kind == "end"
         return command
 
     def _meanwhile(self) -> None:
         """Wait a little; offer the device once it is there; notice that the step was aborted."""
-        self.groups.hear()
+        self.groups.receive()
         if self._offered:
             waited = _WAITED * (time.perf_counter() - self._since)
-            trains = self.company.rank < self.company.size
+            trains = self.ranks.rank < self.ranks.size
             time.sleep(min(max(waited, _POLL), _POLL_OFFERED) if trains else _POLL_OFFERED)
         elif self._got.wait(_POLL_BUSY):
             if self._error is not None:
                 raise self._error
             self._offered = True
-            self.company.offer(self.step)
+            self.ranks.offer(self.step)
 
-    def _obey(self, command: Command) -> None:
+    def _carry_out(self, command: Command) -> None:
         if command.kind != "move":
             return
         try:
-            self.company.move(self.trainer, command.before, command.size)
+            self.ranks.move(self.movable, command.before, command.size)
         except MoveFailed:
             return  # rank 0 says so
 
     def _given(self, command: Command) -> Iterator[Any]:
         """Batches that this rank takes part in, from the first one to leaving."""
-        while self.trainer.has_part and not self._over:
+        while self.movable.has_part and not self._over:
             if command.kind == "go":
                 yield self.prepare(self.groups.batch(command.done))
             else:
-                self._obey(command)
-            if self.trainer.has_part and not self._over:
-                command = self._listen()
+                self._carry_out(command)
+            if self.movable.has_part and not self._over:
+                command = self._next_command()
 
 
 def _tokens(group: PromptGroup) -> int:
     """That are trained on, prompts included."""
     return sum(len(group.prompt_tokens) + len(completion) for completion in group.completions)
-
-
-def choices_as_data(choices: list[Choice]) -> list[dict[str, Any]]:
-    """For a report that travels."""
-    return [asdict(choice) for choice in choices]
-
-
-def rescalable(trainer: LanguageTrainer) -> Rescalable:
-    """The trainer, if its ranks can change.
-
-    Raises:
-        TypeError: They cannot.
-    """
-    if not isinstance(trainer, Rescalable):
-        raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
-    return trainer

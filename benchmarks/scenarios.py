@@ -1,24 +1,93 @@
-"""What a scenario file says, and the flow, profile and constraints that it stands for."""
+"""Published settings: what is known of them, their plans and simulated steps at several sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import yaml
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 from rlinf.flow.constraints import ComponentConstraint, Constraints
 from rlinf.flow.graph import Flow, Stage
-from rlinf.planner.cluster_shape import GIGABYTE
+from rlinf.planner.cluster_shape import GIGABYTE, ClusterShape, parse_cluster_shape
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
-from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.origins import Origin, check_origins, origin_of
+from rlinf.planner.search import Planned, plan
+from rlinf.planner.simulation import Conditions, GenerationModel, Simulation, simulate
+
+# -- where figures are from ----------------------------------------------------------------------
+
+
+class Origin(StrictModel):
+    """Where some figures are from."""
+
+    of: tuple[str, ...] = Field(min_length=1)
+    """Their keys; those of a section with dots, such as ``generation.max_running``."""
+    kind: Literal["published", "derived", "assumed"]
+    """``published`` by others, ``derived`` from what they published, or ``assumed`` by us."""
+    why: str = ""
+    """Where it is published, how it follows, or why it may be assumed; only what is assumed can
+    do without."""
+
+    @model_validator(mode="after")
+    def _reason(self) -> Origin:
+        if self.kind != "assumed" and not self.why:
+            raise illegal("why", f"what is {self.kind} needs a sentence that says where or how")
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why}" if self.why else self.kind
+
+
+def check_origins(
+    section: StrictModel, origins: Sequence[Origin], *, without: Sequence[str] = ()
+) -> None:
+    """Refuse a section in which a figure has no origin, or several, or an origin no figure.
+
+    Args:
+        section: The section; what it leaves to a default is no figure.
+        origins: Origins of its figures.
+        without: Keys that are no figures.
+
+    Raises:
+        pydantic_core.PydanticCustomError: It does not add up; the key is named.
+    """
+    stated = list(_stated(section, without))
+    named = Counter(key for origin in origins for key in origin.of)
+    for key in stated:
+        if named[key] != 1:
+            why = "has no origin" if not named[key] else f"has {named[key]} origins"
+            raise illegal("origins", f"`{key}` {why}", hint="give each figure one")
+    for key in named:
+        if key not in stated:
+            raise illegal("origins", f"`{key}` is no figure that the section gives")
+
+
+def _stated(section: StrictModel, without: Sequence[str]) -> Iterator[str]:
+    for key in sorted(section.model_fields_set - set(without)):
+        value = getattr(section, key)
+        if isinstance(value, StrictModel):
+            yield from (f"{key}.{inner}" for inner in _stated(value, ()))
+        else:
+            yield key
+
+
+def origin_of(origins: Sequence[Origin], *keys: str) -> str:
+    """The origins of some figures in one text, each once."""
+    found = [str(origin) for origin in origins if set(origin.of) & set(keys)]
+    return "; ".join(dict.fromkeys(found))
+
+
+# -- what a scenario says --------------------------------------------------------------------------
 
 # Parts and multiples of the published number of items for which times are derived.
 SCALES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
@@ -227,7 +296,7 @@ def _first_result_share(part: ScenarioComponent, group_size: int) -> float:
 @cache
 def scenarios() -> dict[str, Scenario]:
     """All scenarios that are shipped, by name."""
-    text = resources.files(__package__).joinpath("scenarios.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("scenarios.yaml").read_text(encoding="utf-8")
     return {name: Scenario.model_validate(part) for name, part in yaml.safe_load(text).items()}
 
 
@@ -241,3 +310,111 @@ def find_scenario(name: str) -> Scenario:
     if name not in known:
         raise ConfigError(f"'{name}' is no scenario; {did_you_mean(name, known)}")
     return known[name]
+
+
+# -- plans and simulations -------------------------------------------------------------------------
+
+# Enough to find the best plan of every mode among the next best ones.
+CONSIDERED = 40
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """One placement of one scenario on one cluster; all figures are simulated.
+
+    Args:
+        cluster: The cluster.
+        items: Items of a step.
+        mode: What the placement amounts to.
+        planned: The plan, with what the planner expects.
+        simulation: What the simulator found.
+        best: Whether the planner chose it.
+    """
+
+    cluster: ClusterShape
+    items: int
+    mode: str
+    planned: Planned
+    simulation: Simulation
+    best: bool
+
+
+def run_scenario(
+    name: str, *, clusters: tuple[str, ...] = (), steps: int = 10, staleness: int = 0, seed: int = 0
+) -> Iterator[ScenarioResult]:
+    """Plan and simulate the best collocated, disaggregated and hybrid placement at every size.
+
+    A mode that takes more than twice as long as taking turns is left out.
+
+    Args:
+        name: Name of the scenario.
+        clusters: Shapes such as ``16x8:H100``; by default those of the scenario. A shape that the
+            scenario does not list has the items of its largest.
+        steps: Steps to simulate.
+        staleness: Steps by which weights may be old.
+        seed: Seed of the lengths.
+
+    Raises:
+        ConfigError: The scenario is not known, a shape cannot be read, or nothing fits.
+    """
+    scenario = find_scenario(name)
+    for text, items in _sizes(scenario, clusters):
+        cluster = parse_cluster_shape(text)
+        constraints = scenario.constraints(items, staleness)
+        conditions = Conditions(steps=steps, seed=seed, generation=scenario.generation())
+        yield from _outcomes(scenario, cluster, constraints, conditions)
+
+
+def _sizes(scenario: Scenario, clusters: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Clusters and items that are to be simulated."""
+    known = [(size.cluster, size.items) for size in scenario.clusters]
+    largest = max(items for _, items in known)
+    found = []
+    for text in clusters:
+        found += [size for size in known if size[0] == text] or [(text, largest)]
+    return found or known
+
+
+def _outcomes(
+    scenario: Scenario, cluster: ClusterShape, constraints: Constraints, conditions: Conditions
+) -> Iterator[ScenarioResult]:
+    flow, profile = scenario.graph(), scenario.profile()
+    best = plan(flow, profile, cluster, constraints, alternatives=CONSIDERED)
+    seen: set[str] = set()
+    for planned in (best, *best.alternatives):
+        mode = planned.plan.mode
+        if mode in seen:
+            continue
+        seen.add(mode)
+        simulation = simulate(
+            flow, planned.plan, profile, cluster, constraints,
+            conditions=replace(conditions, hand_overs=planned.hand_overs),
+        )  # fmt: skip
+        yield ScenarioResult(cluster, constraints.items, mode, planned, simulation, planned is best)
+
+
+HEADER = (
+    "cluster", "items", "mode", "composition", "devices", "planned", "simulated", "10–90 %", "idle",
+)  # fmt: skip
+
+
+def table(outcomes: Iterator[ScenarioResult]) -> list[tuple[str, ...]]:
+    """Column names, then a row per placement; the planner's choice has a star."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for outcome in outcomes:
+        low, middle, high = outcome.simulation.quantiles(0.1, 0.5, 0.9)
+        devices = {n: len(p.devices) for n, p in outcome.planned.plan.components.items()}
+        rows.append(
+            (
+                str(outcome.cluster),
+                str(outcome.items),
+                outcome.mode + (" *" if outcome.best else ""),
+                outcome.planned.shape,
+                " ".join(f"{name} {count}" for name, count in devices.items()),
+                f"{outcome.planned.seconds:.1f} s",
+                f"{middle:.1f} s",
+                f"{low:.1f}–{high:.1f} s",
+                f"{100 * outcome.simulation.idle_fraction:.0f} %",
+            )
+        )
+    return rows

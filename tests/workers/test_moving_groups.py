@@ -18,8 +18,7 @@ from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
-from rlinf.workers.generation_round import completion_seed
-from rlinf.workers.moving_round import MovingRound
+from rlinf.workers.group_book import SlotBook, completion_seed
 
 GROUP, SLOTS, LIMIT = 4, 5, 40
 SAMPLING = SamplingConfig(max_new_tokens=LIMIT)
@@ -50,38 +49,45 @@ def engine(model: Any, **keys: Any) -> Engine:
     return HFEngineConfig(**keys).build(ModelSource(module=model))
 
 
-def begin(round_: MovingRound, on: Engine) -> None:
+def new_book() -> SlotBook:
+    def seeds(draw: int) -> list[int]:
+        return [completion_seed(7, draw, place) for place in range(GROUP)]
+
+    return SlotBook(GROUP, SAMPLING, seeds)
+
+
+def begin(book: SlotBook, on: Engine) -> None:
     rng = np.random.default_rng(0)
+    prompts = {}
     for slot in range(SLOTS):
         tokens = rng.integers(2, 37, 6)
-        prompt = Prompt(prompt_id=slot, text="", tokens=tokens, answer=None)
-        seeds = [completion_seed(7, slot, place) for place in range(GROUP)]
-        for request in round_.begin(slot, (slot, prompt), seeds):
-            on.submit(request)
+        # A draw is no slot.
+        prompts[slot] = (slot + 90, Prompt(prompt_id=slot, text="", tokens=tokens, answer=None))
+    for request in book.begin(prompts):
+        on.submit(request)
 
 
-def generate(round_: MovingRound, on: Engine, steps: int) -> dict[int, PromptGroup]:
+def generate(book: SlotBook, on: Engine, steps: int) -> dict[int, PromptGroup]:
     found: dict[int, PromptGroup] = {}
     for _ in range(steps):
-        for group, slot in round_.take(on.step()):
+        for group in book.take(on.step()):
+            slot = book.source(group.draw)
             assert slot not in found
             found[slot] = group
     return found
 
 
-def hand_over(
-    giver: MovingRound, off: Engine, taker: MovingRound, on: Engine, *, carried: bool
-) -> int:
+def hand_over(giver: SlotBook, off: Engine, taker: SlotBook, on: Engine, *, carried: bool) -> int:
     taken_out = off.interrupt() if carried else off.abort()
     moved = pickle.loads(pickle.dumps(giver.give(taken_out)))
     assert carried == any(cache is not None for group in moved for cache in group.caches)
     assert off.unfinished == 0
     for group in moved:
         requests = taker.adopt(group)
-        assert len(requests) == group.unfinished
+        assert len(requests) == group.group.unfinished
         for request in requests:
             on.submit(request)
-    return sum(group.unfinished for group in moved)
+    return sum(group.group.unfinished for group in moved)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -89,12 +95,12 @@ def hand_over(
 def test_groups_are_the_same_after_leaving_and_coming_back(
     model: Any, deterministic: bool, carried: bool
 ) -> None:
-    alone = MovingRound(GROUP, SAMPLING)
+    alone = new_book()
     with engine(model, deterministic=deterministic) as only:
         begin(alone, only)
         expected = generate(alone, only, 120)
     assert len(expected) == SLOTS
-    first, second = MovingRound(GROUP, SAMPLING), MovingRound(GROUP, SAMPLING)
+    first, second = new_book(), new_book()
     with (
         engine(model, deterministic=deterministic) as one,
         # Some wait for a place there, with what was computed of them.
@@ -123,24 +129,25 @@ def test_groups_are_the_same_after_leaving_and_coming_back(
     sampled = sum(len(c) for group in expected.values() for c in group.completions)
     assert sum(report.tokens for report in counted) == sampled
     assert sum(report.completions for report in counted) == SLOTS * GROUP
-    assert first.open  # scores come to the worker whose slots they are
-    assert not second.open
-    for slot in range(SLOTS):
-        first.close(slot)
-    assert not first.open
+    assert first.unfilled  # scores come to the worker whose slots they are
+    assert not second.unfilled
+    for group in found.values():
+        assert first.score(group) == []
+    assert not first.unfilled
+    assert dict(first.filled()) == found
 
 
 def test_bounds_are_below_what_groups_become(model: Any) -> None:
-    round_ = MovingRound(GROUP, SAMPLING)
+    book = new_book()
     with engine(model, max_running_requests=6) as only:
-        begin(round_, only)
+        begin(book, only)
         seen: list[dict[int, int]] = []
         while only.unfinished:
-            seen.append(round_.bounds(only))
-            round_.take(only.step())
+            seen.append(book.bounds(only.progress()))
+            book.take(only.step())
     assert set(seen[0]) == set(range(SLOTS))
     for before, after in pairwise(seen):
         assert all(before[slot] <= after[slot] for slot in after)
     for bounds in seen:
-        assert all(bound <= round_.complete[slot] for slot, bound in bounds.items())
+        assert all(bound <= book.complete[slot] for slot, bound in bounds.items())
     assert max(max(bounds.values()) for bounds in seen) >= LIMIT - 1

@@ -21,12 +21,12 @@ from rlinf.rescale.decisions import (
     DecodeCost,
     RolloutState,
     TrainerState,
-    complete_batches,
     largest_size,
     release,
     resize,
 )
 from rlinf.rescale.length_forecast import LengthForecast
+from rlinf.workers.global_batches import complete_batches
 
 Ints = NDArray[np.int64]
 

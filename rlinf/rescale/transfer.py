@@ -17,7 +17,7 @@ from torch import Tensor
 from rlinf.trainers.language.trained import PlainModule, Source, TrainedModule, local_part
 
 _WIRE = torch.float32
-"""What travels; lossless for weights in bfloat16, of which some layouts keep float32 copies."""
+"""What travels; lossless for weights in bfloat16, which several ranks keep float32 copies of."""
 _TOGETHER = 2**18
 """Most numbers of pieces that travel in one message: a message costs as much as some copying."""
 
@@ -79,9 +79,9 @@ class Transfer:
     """The tensors of one move on one rank.
 
     Args:
-        before: The former layout; None on a rank that had no part.
-        after: The new layout; None on a rank that is to have none.
-        references: Copies of a reference policy's weights in either layout.
+        before: The former division of the model; None on a rank that had no part.
+        after: The new one; None on a rank that is to have none.
+        references: Copies of a reference policy's weights in either.
         sizes: Ranks before and after.
         rank: This rank.
     """

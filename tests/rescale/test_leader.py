@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from rlinf.rescale.decisions import DecodeCost
+from rlinf.rescale.leader import (
+    ReleaseDevice,
+    RolloutEnded,
+    RolloutLeader,
+    RolloutSizes,
+    TrainingSeconds,
+    WorkerStatus,
+)
 from rlinf.rescale.length_forecast import LengthForecast
-from rlinf.rescale.prediction_bias import PredictionBias
-from rlinf.workers.moving_round import Leave, Over, SharedDevices, Standing, Trained
-from rlinf.workers.rollout_leader import RolloutLeader
+from rlinf.rescale.measured import PredictionBias
 
 WORKERS, SLOTS, GROUP, LIMIT, STEP = 3, 6, 4, 200, 5
 
@@ -21,23 +27,21 @@ def cost() -> DecodeCost:
 
 
 def new_leader(*, reads_again: bool, bias: PredictionBias | None = None) -> RolloutLeader:
-    nobody: Any = None  # only how many there are counts here
-    devices = SharedDevices(
-        leases=(nobody,) * WORKERS,
-        mailboxes=(nobody,) * WORKERS,
-        trainer_sizes=(1, 2, 3),
-        capacity=64,
-        offload=False,
-    )
-    return RolloutLeader(
-        devices,
-        step=STEP,
+    sizes = RolloutSizes(
+        workers=WORKERS,
         slots=SLOTS,
         group_size=GROUP,
         global_batches=3,
+        max_new_tokens=LIMIT,
+        capacity=64,
+        trainer_sizes=(1, 2, 3),
+    )
+    return RolloutLeader(
+        sizes,
+        step=STEP,
         forecast=LengthForecast(LIMIT),
         bias=bias or PredictionBias(),
-        trained=Trained(12.0, 1.0, {}),
+        trained=TrainingSeconds(12.0, 1.0, {}),
         handover_seconds=0.0,
         reads_again=reads_again,
     )
@@ -48,7 +52,7 @@ def leader() -> RolloutLeader:
     return new_leader(reads_again=True)
 
 
-def standing(rank: int, **changes: Any) -> Standing:
+def status(rank: int, **changes: Any) -> WorkerStatus:
     """Two of six groups of each worker, of which the first one is complete."""
     plain: dict[str, Any] = {
         "rank": rank,
@@ -60,24 +64,24 @@ def standing(rank: int, **changes: Any) -> Standing:
         "given": 0,
         "adopted": 0,
     }
-    return Standing(**plain | changes)
+    return WorkerStatus(**plain | changes)
 
 
-def hear_all(leader: RolloutLeader, **changes: Any) -> None:
+def receive_all(leader: RolloutLeader, **changes: Any) -> None:
     for rank in range(WORKERS):
-        leader.hear(standing(rank, **changes))
+        leader.receive(status(rank, **changes))
 
 
 def test_workers_leave_once_a_batch_can_be_trained_on(leader: RolloutLeader) -> None:
-    hear_all(leader)
+    receive_all(leader)
     messages = leader.decide(cost)
     assert [rank for rank, _ in messages] == [0, 1]
-    assert all(message == Leave({2: GROUP}) for _, message in messages)
+    assert all(message == ReleaseDevice({2: GROUP}) for _, message in messages)
 
 
 def test_nothing_is_decided_before_all_were_heard(leader: RolloutLeader) -> None:
-    leader.hear(standing(0))
-    leader.hear(standing(1))
+    leader.receive(status(0))
+    leader.receive(status(1))
     assert leader.decide(cost) == []
 
 
@@ -85,39 +89,39 @@ def test_nothing_is_computed_before_a_batch_can_be_complete(leader: RolloutLeade
     def asked() -> DecodeCost:
         raise AssertionError("the time of a step was asked for")
 
-    hear_all(leader, complete={})
-    leader.hear(standing(0))  # one group; a batch has two
+    receive_all(leader, complete={})
+    leader.receive(status(0))  # one group; a batch has two
     assert leader.decide(asked) == []
-    hear_all(leader)
+    receive_all(leader)
     assert leader.decide(cost) != []
 
 
 def test_nothing_is_decided_while_groups_are_on_their_way(leader: RolloutLeader) -> None:
-    leader.hear(standing(0, running=(), bounds={}, given=1, left=True))
-    leader.hear(standing(1))
-    leader.hear(standing(2))
+    leader.receive(status(0, running=(), bounds={}, given=1, left=True))
+    leader.receive(status(1))
+    leader.receive(status(2))
     assert leader.decide(cost) == []
-    leader.hear(standing(1, running=(40,) * 2 * GROUP, bounds={1: 40, 3: 40}, adopted=1))
+    leader.receive(status(1, running=(40,) * 2 * GROUP, bounds={1: 40, 3: 40}, adopted=1))
     assert leader.decide(cost)
 
 
 def test_what_was_said_of_another_step_is_not_taken_for_this_one(leader: RolloutLeader) -> None:
-    hear_all(leader, step=STEP - 1, left=True)
+    receive_all(leader, step=STEP - 1, left=True)
     assert leader.decide(cost) == []
-    hear_all(leader)
+    receive_all(leader)
     assert [rank for rank, _ in leader.decide(cost)] == [0, 1]
 
 
 def test_all_are_told_when_every_group_is_complete(leader: RolloutLeader) -> None:
     for rank in range(WORKERS):
         both = {2 * rank: 20, 2 * rank + 1: 50}
-        leader.hear(standing(rank, running=(), bounds={}, complete=both))
-    assert leader.decide(cost) == [(rank, Over()) for rank in range(WORKERS)]
+        leader.receive(status(rank, running=(), bounds={}, complete=both))
+    assert leader.decide(cost) == [(rank, RolloutEnded()) for rank in range(WORKERS)]
     assert leader.decide(cost) == []
 
 
 def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLeader) -> None:
-    hear_all(leader)
+    receive_all(leader)
     leader.decide(cost)
     (choice,) = leader.choices
     forecast = LengthForecast(LIMIT)
@@ -130,7 +134,7 @@ def test_tokens_that_are_computed_again_are_part_of_the_cost(leader: RolloutLead
 
 def test_tokens_that_go_along_with_what_was_computed_cost_nothing() -> None:
     leader = new_leader(reads_again=False)
-    hear_all(leader)
+    receive_all(leader)
     leader.decide(cost)
     (choice,) = leader.choices
     assert choice.cost_seconds == 0
@@ -140,19 +144,19 @@ def test_how_long_the_rollout_went_on_is_learned(monkeypatch: pytest.MonkeyPatch
     """From the release to the last complete group."""
     bias, now = PredictionBias(), [100.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("rlinf.workers.rollout_leader.time", clock)
+    monkeypatch.setattr("rlinf.rescale.leader.time", clock)
     leader = new_leader(reads_again=False, bias=bias)
-    hear_all(leader)
+    receive_all(leader)
     leader.decide(cost)
     (choice,) = leader.choices
     now[0] += 1.25 * choice.numbers["rollout_seconds"]
     assert bias.factor == 1
     for rank in range(WORKERS):
         both = {2 * rank: 20, 2 * rank + 1: 50}
-        leader.hear(standing(rank, running=(), bounds={}, complete=both))
-    assert leader.decide(cost) == [(rank, Over()) for rank in range(WORKERS)]
+        leader.receive(status(rank, running=(), bounds={}, complete=both))
+    assert leader.decide(cost) == [(rank, RolloutEnded()) for rank in range(WORKERS)]
     assert bias.factor == pytest.approx((1.25 + 1) / 2)
     again = new_leader(reads_again=False, bias=bias)
-    hear_all(again)
+    receive_all(again)
     again.decide(cost)
     assert [c.numbers["rollout_bias"] for c in again.choices] == [bias.factor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import socket
 import sys
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 
-from rlinf.trainers.language import rescale, transfer
-from rlinf.trainers.language.company import Company, MoveFailed, _keys_of
+from rlinf.rescale import movable_trainer, transfer
+from rlinf.rescale.joining_ranks import JoiningRanks, MoveFailed, _keys_of
+from rlinf.rescale.movable_trainer import MovableTrainer
 from tests.trainers.language.models import algorithm, model, random_batch, trainer
 from tests.trainers.language.processes import results_of
 
@@ -61,65 +63,65 @@ def outcome(one: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def moving(company: Company, case: str, sizes: tuple[int, ...]) -> dict[str, Any] | None:
+def moving(ranks: JoiningRanks, case: str, sizes: tuple[int, ...]) -> dict[str, Any] | None:
     """One phase in which the number of ranks changes."""
     one, found, metrics, at = build(case), batches(len(sizes)), [], 0
-    one.make_movable(keep=company.rank == 0)
+    movable = MovableTrainer(one, keep=ranks.rank == 0)
 
     def goes_on() -> bool:
         """Come to the next batch, if there is one."""
         nonlocal at
         at += 1
         if at < len(sizes) and sizes[at - 1] != sizes[at]:
-            company.move(one, sizes[at - 1], sizes[at])
+            ranks.move(movable, sizes[at - 1], sizes[at])
         return at < len(sizes)
 
     def stream() -> Any:
         """From the batch at which this rank joins to the one before which it leaves."""
         yield found[at]
-        while goes_on() and one.has_part:
+        while goes_on() and movable.has_part:
             yield found[at]
 
     while at < len(sizes):
-        assert one.has_part == (company.rank < sizes[at])
-        if one.has_part:
+        assert movable.has_part == (ranks.rank < sizes[at])
+        if movable.has_part:
             metrics.append(one.train_stream(stream(), 3))
         else:
             goes_on()
-    if company.rank > 0:
-        assert not one.has_part
+    if ranks.rank > 0:
+        assert not movable.has_part
         return None
     assert len(metrics) == 1
     return outcome(one, metrics)
 
 
-def moves(company: Company, folder: Path) -> dict[str, Any]:
+def moves(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     """All cases, with two ranks at most."""
-    return {case: moving(company, case, TWO) for case in CASES}
+    return {case: moving(ranks, case, TWO) for case in CASES}
 
 
-def many_moves(company: Company, folder: Path) -> dict[str, Any]:
+def many_moves(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     """Up to four ranks, also three, which divide no layer evenly; they leave and join again.
 
     Messages are so short that some weights travel alone, and others in several together.
     """
     transfer._TOGETHER = 300
-    return {case: moving(company, case, FOUR) for case in CASES}
+    return {case: moving(ranks, case, FOUR) for case in CASES}
 
 
-def again(company: Company, folder: Path) -> dict[str, Any]:
+def again(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     """Two ranks for a second time, when the groups of the first are gone; each gathers twice."""
     one, found = build("tied, reference"), batches(2)
-    one.make_movable(keep=company.rank == 0)
-    company.move(one, 1, 2)
+    movable = MovableTrainer(one, keep=ranks.rank == 0)
+    ranks.move(movable, 1, 2)
     one.train_stream(found[:1], 3)
     weights = [dict(one.weights())]
-    company.move(one, 2, 1)
-    company.move(one, 1, 2)
+    ranks.move(movable, 2, 1)
+    ranks.move(movable, 1, 2)
     weights.append(dict(one.weights()))
     one.train_stream(found[1:], 4)
     state = one.state_dict()
-    if company.rank == 0:
+    if ranks.rank == 0:
         torch.save(state, folder / "state.pt")
     one._ranks.barrier()
     one.load_state_dict(torch.load(folder / "state.pt"))
@@ -127,11 +129,28 @@ def again(company: Company, folder: Path) -> dict[str, Any]:
     return {"weights": weights, "state": state}
 
 
-def failing(company: Company, folder: Path) -> dict[str, Any]:
+def saving(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
+    """Two of three ranks write their parts; one that has all then reads them."""
+    one, found = build("tied, reference"), batches(1)
+    movable = MovableTrainer(one, keep=ranks.rank == 0)
+    if ranks.rank == 0:
+        one.train_stream(found, 3)
+    ranks.move(movable, 1, 2)
+    written = [path.name for path in one.save_sharded(folder)] if movable.has_part else []
+    ranks.move(movable, 2, 1)
+    if not movable.has_part:
+        return {"written": written}
+    before = copy.deepcopy(one.state_dict())
+    other = build("tied, reference")
+    other.load_sharded(folder)
+    return {"written": written, "before": before, "after": other.state_dict()}
+
+
+def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     """Moves that fail in each phase and direction, on each rank, and one that does not."""
     transfer._TOGETHER = 300
     one = build("tied, reference")
-    one.make_movable(keep=company.rank == 0)
+    movable = MovableTrainer(one, keep=ranks.rank == 0)
     found = batches(4)
     one_run = transfer.Transfer.run
     messages = []
@@ -140,15 +159,18 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
         def broken(*arguments: Any, **more: Any) -> Any:
             raise OSError(f"no memory while {phase}")
 
-        name = {"preparing": (rescale.Skeleton, "build"), "moving": (transfer.Transfer, "run")}
+        name = {
+            "preparing": (movable_trainer.Skeleton, "build"),
+            "moving": (transfer.Transfer, "run"),
+        }
         owner, method = name[phase]
-        if company.rank == rank and (after > before or phase == "moving"):
+        if ranks.rank == rank and (after > before or phase == "moving"):
             kept = getattr(owner, method)
             setattr(owner, method, broken)
         else:
             kept = None
         try:
-            company.move(one, before, after)
+            ranks.move(movable, before, after)
             messages.append("moved")
         except MoveFailed as error:
             messages.append(str(error))
@@ -156,12 +178,12 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
             if kept is not None:
                 setattr(owner, method, kept)
 
-    if company.rank == 0:
+    if ranks.rank == 0:
         one.train_stream(found[:1], 3)
     for phase in ("preparing", "moving"):
         for rank in range(2):
             attempt(1, 2, phase, rank)
-    if company.rank == 0:
+    if ranks.rank == 0:
         one.train_stream(found[1:2], 4)
     attempt(1, 2, "moving", -1)
     one.train_stream(found[2:3], 5)
@@ -170,9 +192,9 @@ def failing(company: Company, folder: Path) -> dict[str, Any]:
     one.train_stream(found[3:4], 6)
     attempt(2, 1, "moving", -1)
     assert transfer.Transfer.run is one_run
-    kept = [n for n in range(8) for k in _keys_of(n, 2) if company._store.check([k])]
+    kept = [n for n in range(8) for k in _keys_of(n, 2) if ranks._store.check([k])]
     assert set(kept) <= {7}
-    if company.rank == 1:
+    if ranks.rank == 1:
         return {"messages": messages}
     return {"messages": messages, **outcome(one, [])}
 
@@ -191,7 +213,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     name, number, count, port, folder = sys.argv[1:]
     store = torch.distributed.TCPStore("127.0.0.1", int(port), is_master=number == "0")
-    together = Company(int(number), int(count), store=store, timeout_s=20)
+    together = JoiningRanks(int(number), int(count), store=store, timeout_s=20)
     result = globals()[name](together, Path(folder))
     together.close()
     sys.stdout.buffer.write(pickle.dumps(result))

@@ -43,14 +43,14 @@ class FitStage(StageWorker):
             step: Number of the step, from 0.
         """
         batch: Batch = next(batches).payload
-        metrics = self._trainer.train([batch.to(self.compute_device)], step)
+        metrics = self._trainer.train([batch], step)
         policy = self._trainer.modules.modules[POLICY]
         if isinstance(policy, Policy):
             policy.update_normalizer(batch.to(self.compute_device).inputs)
         errors, terms = list[float](), 0.0
         for item in held_out:
             seen: Batch = item.payload
-            errors += self._row_errors(seen.to(self.compute_device))
+            errors += self._row_errors(seen)
             terms += float((seen.mask > 0).sum())
         metrics["train/loss"] = metrics["actor/loss"]
         metrics["train/terms"] = float((batch.mask > 0).sum())

@@ -38,7 +38,7 @@ import torch
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.flow.executor import StepReport
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig

@@ -21,8 +21,8 @@ import torch
 from rlinf.cli.tasks import read_config
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.measure import WARM_UP_STEPS, StepRecorder
+from rlinf.planner.planned import legal_trials
 from rlinf.planner.profiling import Trial, trial_recorder
-from rlinf.planner.variants import legal_trials
 
 
 @dataclass(frozen=True)

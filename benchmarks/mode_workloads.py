@@ -54,7 +54,7 @@ def embodied_modes(block: int) -> dict[str, dict[str, Any]]:
         "collocated, 2 stages": placed(same, **exact, **two),
         "trainer apart": placed(trainer, **exact),
         "trainer apart, staleness 1": placed(trainer, **exact, **AHEAD),
-        AUTO: {SLOTS_KEY: SLOTS, **exact, "runner.plan": "auto"},
+        AUTO: {SLOTS_KEY: SLOTS, **exact, "cluster.plan": "auto"},
     }
 
 
@@ -130,7 +130,7 @@ def reasoning() -> Workload:
             "collocated": placed(same, **{"cluster.runtime": "ray"}),
             "disaggregated, staleness 1": placed(apart, **AHEAD),
             # Two ranks of a language trainer need it.
-            AUTO: {SLOTS_KEY: SLOTS, "cluster.runtime": "ray", "runner.plan": "auto"},
+            AUTO: {SLOTS_KEY: SLOTS, "cluster.runtime": "ray", "cluster.plan": "auto"},
         },
     )
 

@@ -57,13 +57,12 @@ from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload
 from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
-from rlinf.flow.plan import Plan
+from rlinf.flow.plan import PLAN_FILE, Plan
 from rlinf.monitor.decisions import read_decisions
 from rlinf.planner.kept_profiles import fingerprints
 from rlinf.planner.measure import WARM_UP_STEPS
-from rlinf.planner.planned import plan_overrides
+from rlinf.planner.planned import command_overrides, legal_trials
 from rlinf.planner.profiling import profile_of
-from rlinf.planner.variants import legal_trials
 
 # What `auto` takes at most before it has settled: up to nine placements of 2 + 4 steps, and a step
 # under the one that it returns to.
@@ -97,10 +96,10 @@ def settled(recipe: Path, overrides: dict[str, Any], directory: Path) -> list[st
         raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
     decisions = read_decisions(directory)
     end = [d for d in decisions if d.what in ("keep", "return", "stay")][-1]
-    plan = Plan.model_validate([d.plan for d in decisions if d.plan is not None][-1])
-    given = {key: value for key, value in overrides.items() if key != "runner.plan"}
+    plan = Plan.load(directory / PLAN_FILE)
+    given = {key: value for key, value in overrides.items() if key != "cluster.plan"}
     _, _, config = read_config(str(recipe), words(given))
-    found = plan_overrides(config.planning, plan)
+    found = command_overrides(config, plan)
     print(f"  auto: {end.what}, {end.reason}\n  it settles on {' '.join(found)}", flush=True)
     return [*words(given), *found]
 
@@ -308,7 +307,7 @@ def alternatives(workload: Workload) -> list[str]:
         "cluster.component_placement",
         "cluster.runtime",
         "rollout.pipeline_stage_num",
-        "runner.plan",
+        "cluster.plan",
     }
     rest = {
         mode: {key: value for key, value in overrides.items() if key not in decided}

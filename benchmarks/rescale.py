@@ -42,19 +42,20 @@ import numpy as np
 import torch
 from answer_lengths import write_kinds, write_prompts_of_kinds
 from reasoning import write_model, write_prompts
+from rescale_simulation import Setting, best_static, play
+from scenarios import find_scenario
 from suspension import resume, suspend
 
-from rlinf.algorithms.tokens.registry import REGISTRY
+from rlinf.algorithms.registry import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.models.language import load_tokenizer
-from rlinf.planner.simulation.scenario_data import find_scenario
-from rlinf.rescale.simulation import Setting, best_static, play
+from rlinf.rescale.joining_ranks import JoiningRanks
+from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.runners.groups import Groups
 from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.language.company import Company
-from rlinf.trainers.language.config import FSDPTrainerConfig
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.ranks import Ranks
 
 
 def _trainer(hidden: int, layers: int) -> Any:
@@ -72,7 +73,7 @@ def _trainer(hidden: int, layers: int) -> Any:
             intermediate_size=4 * hidden,
         )
     )
-    algorithm = REGISTRY.load("grpo").model_validate({"type": "grpo"}).build()
+    algorithm = REGISTRY.load("grpo").model_validate({"type": "grpo"}).build(family="tokens")
     trainer = FSDPTrainerConfig().build(model, algorithm, ranks=Ranks(), total_steps=1, seed=0)
     return trainer, sum(parameter.numel() for parameter in model.parameters())
 
@@ -80,15 +81,15 @@ def _trainer(hidden: int, layers: int) -> Any:
 def _rank(rank: int, port: int, arguments: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0)
-    company = Company(rank, 2, store=store, timeout_s=120)
-    trainer, parameters = _trainer(arguments.hidden, arguments.layers)
-    trainer.make_movable(keep=rank == 0)
+    ranks = JoiningRanks(rank, 2, store=store, timeout_s=120)
+    built, parameters = _trainer(arguments.hidden, arguments.layers)
+    trainer = MovableTrainer(built, keep=rank == 0)
     reports = []
     for _ in range(arguments.repeats):
-        reports.append((company.move(trainer, 1, 2), company.move(trainer, 2, 1)))
+        reports.append((ranks.move(trainer, 1, 2), ranks.move(trainer, 2, 1)))
     if rank == 0:
         results.put((parameters, reports))
-    company.close()
+    ranks.close()
 
 
 def _copy_seconds(count: int) -> float:

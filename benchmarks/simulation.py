@@ -5,7 +5,7 @@
     python benchmarks/simulation.py --scenario math-1.5b --clusters 256x8:H100
 
 Nothing is measured here. Where the figures of a scenario are from is printed before its table, and
-per figure written in rlinf/planner/simulation/scenarios.yaml.
+per figure written in benchmarks/scenarios.yaml.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rlinf.planner.simulation.scenario_data import find_scenario, scenarios
-from rlinf.planner.simulation.scenarios import run_scenario, table
+from scenarios import find_scenario, run_scenario, scenarios, table
 
 
 def main() -> None:

@@ -143,3 +143,11 @@ class Batch:
             if isinstance(column, Tensor):
                 found[field.name] = column
         return found
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Batch:
+        """The inverse of :meth:`tensors`."""
+        prefix = "inputs."
+        inputs = {n.removeprefix(prefix): c for n, c in tensors.items() if n.startswith(prefix)}
+        columns: dict[str, Any] = {n: c for n, c in tensors.items() if not n.startswith(prefix)}
+        return cls(inputs=inputs, **columns)

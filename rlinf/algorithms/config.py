@@ -1,137 +1,64 @@
-"""Configuration of the algorithms; imports no torch, so that a recipe is checked in an instant."""
+"""The config section of each algorithm; imports no torch, so that a recipe is checked at once.
+
+:mod:`~rlinf.algorithms.base_config` holds what all understand; the classes here say what is special
+about each, mostly other defaults.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.config.base import StrictModel
+from rlinf.algorithms.base_config import (
+    Aggregation,
+    AlgorithmConfig,
+    BootstrapType,
+    ByFamily,
+    ClippedConfig,
+    ImportanceLevel,
+    ImportanceMode,
+    PolicyConfig,
+    Proximal,
+    RewardType,
+    by_family,
+    refuse_unused,
+)
 from rlinf.config.component import illegal
-from rlinf.config.registry import load_attribute
 
-if TYPE_CHECKING:
-    from rlinf.algorithms.protocol import Algorithm
-
-RewardType = Literal["chunk_level", "action_level"]
-BootstrapType = Literal["standard", "always", "none"]
-KLType = Literal["k1", "abs", "k2", "k3", "low_var_kl"]
-AggregationMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
-Level = Literal["token_level", "action_level", "chunk_level"]
+__all__ = ["AlgorithmConfig", "PolicyConfig"]
 
 
-class NamedConfig(StrictModel):
-    """A section whose ``type`` names an algorithm."""
+class CriticConfig(PolicyConfig):
+    """Generalised advantages from a critic, and how it is trained."""
 
-    implementation: ClassVar[str]
-    """``module:Class`` of the algorithm, imported when it is built."""
-
-    type: str
-    """Which algorithm this section configures."""
-
-
-class AlgorithmConfig(NamedConfig):
-    """Base of every algorithm's config section."""
-
-    needs_values: ClassVar[bool] = False
-    """Whether the policy must have a critic."""
-    needs_groups: ClassVar[bool] = False
-    """Whether environments must start in groups of equal reset states."""
-
-    def build(self, *, group_size: int = 1) -> Algorithm:
-        """The algorithm.
-
-        Args:
-            group_size: Consecutive environments that share their reset states.
-
-        Raises:
-            ConfigError: the algorithm needs another group size.
-        """
-        algorithm: Algorithm = load_attribute(self.implementation)(self, group_size=group_size)
-        return algorithm
-
-
-class PolicyLossConfig(StrictModel):
-    """Bounds of the ratio, entropy and KL terms: what action and token algorithms share."""
-
-    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
-    """ε by which the probability ratio may fall below 1."""
-    clip_ratio_high: float = Field(default=0.2, gt=0)
-    """ε by which the probability ratio may rise above 1; larger than `clip_ratio_low` it is
-    known as clip-higher."""
-    clip_log_ratio_min: float | None = Field(default=None, lt=0, ge=-20)
-    """Lower bound of the logarithm of the ratio; null: −20."""
-    clip_log_ratio_max: float | None = Field(default=None, gt=0, le=20)
-    """Upper bound of the logarithm of the ratio; null: 20."""
-    entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the entropy in the loss."""
-    kl_beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the reference policy in the loss."""
-    kl_penalty_type: KLType = "low_var_kl"
-    """Estimator of that KL divergence."""
-
-
-class DualClipConfig(PolicyLossConfig):
-    """A clipped surrogate with a bound for bad samples whose probability rose."""
-
-    clip_ratio_c: float | None = Field(default=None, gt=1)
-    """Dual clip: the loss of a sample with negative advantage A is at most c|A|; null: off."""
-
-    @model_validator(mode="after")
-    def _check_clip_order(self) -> Self:
-        if self.clip_ratio_c is not None and self.clip_ratio_c < 1 + self.clip_ratio_high:
-            raise illegal(
-                "clip_ratio_c",
-                f"the dual clip {self.clip_ratio_c} lies below 1 + clip_ratio_high = "
-                f"{1 + self.clip_ratio_high}, where ratios are not clipped yet",
-                hint=f"nearest: {1 + self.clip_ratio_high}, or null",
-            )
-        return self
-
-
-class ClippedObjectiveConfig(DualClipConfig, AlgorithmConfig):
-    """Terms of the policy loss."""
-
-    logprob_type: Level = "chunk_level"
-    """What one probability ratio belongs to: one action dimension (token_level), one primitive
-    action (action_level), or the whole chunk (chunk_level)."""
-    entropy_type: Level = "chunk_level"
-    """What one entropy belongs to, as `logprob_type`."""
-    loss_agg_func: AggregationMode = "token-mean"
-    """Mean over all terms of the global batch, or over samples of the sum or mean of their
-    terms."""
-    normalize_advantages: bool = True
-    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
-    weight_by_episode_length: bool = True
-    """Without automatic reset, give every environment's rollout the same share in the loss
-    however early its episode ended."""
-
-
-class PPOConfig(ClippedObjectiveConfig):
-    """Clipped policy loss with a critic and generalised advantages."""
-
-    implementation = "rlinf.algorithms.ppo:PPO"
-    needs_values = True
-    type: Literal["ppo"] = "ppo"
-    """Which algorithm this section configures."""
-    gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount per chunk step, or per primitive step with action-level rewards."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    gamma: ByFamily[float] = by_family(actions=0.99, tokens=1.0, ge=0, le=1)
+    """Discount per chunk step, per primitive step with action-level rewards, or per token."""
+    gae_lambda: ByFamily[float] = by_family(actions=0.95, tokens=1.0, ge=0, le=1)
     """λ of generalised advantage estimation: 0 trusts the critic, 1 the returns."""
-    reward_type: RewardType = "chunk_level"
-    """One reward and value per chunk, or one per primitive step."""
-    bootstrap_type: BootstrapType = "standard"
-    """Ended episodes that continue in value: truncated ones, all, or none."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
-    reward_clip: float = Field(default=10.0, gt=0)
-    """Bound of a normalised reward."""
-    value_coefficient: float = Field(default=1.0, ge=0)
-    """Weight of the value loss."""
     value_clip: float | None = Field(default=0.2, gt=0)
     """Bound of the change of a value in one training phase; null: none."""
     huber_delta: float = Field(default=10.0, gt=0)
     """Error at which the value loss becomes linear."""
+    reward_type: ByFamily[RewardType] = by_family(actions="chunk_level")
+    """Actions: one reward and value per chunk (chunk_level), or one per primitive step
+    (action_level)."""
+    bootstrap_type: ByFamily[BootstrapType] = by_family(actions="standard")
+    """Actions: ended episodes that continue in value: truncated ones (standard), all (always), or
+    none."""
+    normalize_rewards: ByFamily[bool] = by_family(actions=False)
+    """Actions: divide rewards by the running standard deviation of the discounted return."""
+    reward_clip: ByFamily[float] = by_family(actions=10.0, gt=0)
+    """Actions: bound of a normalised reward."""
+    value_coefficient: ByFamily[float] = by_family(actions=1.0, ge=0)
+    """Actions: weight of the value loss, which policy and critic have in common."""
+    critic_warmup_steps: ByFamily[int] = by_family(tokens=0, ge=0)
+    """Tokens: first steps of the run, in which only the critic is trained."""
+
+    @property
+    def needs_values(self) -> bool:
+        """The critic is the baseline."""
+        return True
 
     @model_validator(mode="after")
     def _check_levels(self) -> Self:
@@ -145,37 +72,90 @@ class PPOConfig(ClippedObjectiveConfig):
         return self
 
 
-class DecoupledPPOConfig(PPOConfig):
-    """PPO for rollouts that older weights acted in (`rollout.max_staleness`)."""
+class PPOConfig(CriticConfig, ClippedConfig):
+    """Clipped policy loss with a critic and generalised advantages."""
+
+    implementation = "rlinf.algorithms.ppo:PPO"
+    type: Literal["ppo"] = "ppo"
+    """Which algorithm this section configures."""
+    normalize_advantages: ByFamily[bool] = by_family(actions=True, tokens=True)
+    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
+
+
+class DecoupledPPOConfig(CriticConfig, ClippedConfig):
+    """PPO for stale data: the clip is around a proximal policy, not the one that acted."""
 
     implementation = "rlinf.algorithms.decoupled_ppo:DecoupledPPO"
-    type: Literal["decoupled_ppo"] = "decoupled_ppo"  # type: ignore[assignment]
+    type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """Which algorithm this section configures."""
-    proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    """What the probability ratio is bounded against: log-probs that the trainer recomputes before
-    the first update, or, without that forward pass, an interpolation between those of the policy
-    that acted and the present ones by the staleness of each sample."""
-    behave_weight_threshold: float = Field(default=2.0, gt=0)
-    """Largest weight, probability under the proximal policy over that under the policy that
-    acted; a sample beyond it is not trained on."""
+    normalize_advantages: ByFamily[bool] = by_family(actions=True, tokens=False)
+    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
+    advantage: ByFamily[Literal["group", "gae"]] = by_family(tokens="group")
+    """Tokens: compare the answers to one prompt as GRPO does (group), or use a critic (gae), as
+    for actions."""
+    proximal: ByFamily[Proximal] = by_family(actions="recomputed", tokens="recomputed")
+    """What the clip is around: log-probs that the trainer recomputes before the first update, or,
+    without that forward pass, an interpolation between those of the policy that acted and the
+    present ones by the staleness of each term."""
+    importance_sampling: ByFamily[ImportanceLevel | None] = by_family(tokens="token", nullable=True)
+    """Tokens: weight by proximal over behaviour probability, per token or sequence."""
+    importance_sampling_clip: ByFamily[float] = by_family(tokens=5.0, gt=0)
+    """Tokens: largest such weight."""
+    behave_weight_threshold: ByFamily[float] = by_family(actions=2.0, gt=0)
+    """Actions: largest weight, probability under the proximal policy over that under the policy
+    that acted; a term beyond it is not trained on."""
+
+    @property
+    def needs_values(self) -> bool:
+        """Only with advantages from a critic."""
+        return self.advantage != "group"
+
+    @property
+    def needs_groups(self) -> bool:
+        """Only where the answers to one prompt are compared."""
+        return self.advantage == "group"
+
+    @property
+    def importance(self) -> tuple[ImportanceLevel, float, float, ImportanceMode] | None:
+        """See :attr:`PolicyConfig.importance`."""
+        if self.family == "actions":
+            return "token", 0.0, self.behave_weight_threshold, "mask"
+        return super().importance
+
+    @model_validator(mode="after")
+    def _check_decoupled(self) -> Self:
+        if self.family is not None and self.proximal == "rollout":
+            raise illegal(
+                "proximal", "that is the policy that acted", hint="write recomputed, or type: ppo"
+            )
+        if self.family != "tokens":
+            return self
+        if self.importance_sampling is None:
+            raise illegal(
+                "importance_sampling",
+                "without behaviour weights the objective is not decoupled",
+                hint="write token, or type: ppo",
+            )
+        if self.advantage == "group":
+            own = ("gamma", "gae_lambda", "value_clip", "huber_delta", "critic_warmup_steps")
+            refuse_unused(self, own, without="advantage: gae")
+        return self
 
 
-class GRPOConfig(ClippedObjectiveConfig):
-    """Clipped policy loss; advantages compare the episodes of a group, without a critic."""
+class GroupConfig(PolicyConfig):
+    """Advantages compare the answers to one prompt, or the episodes of equal reset states."""
 
-    implementation = "rlinf.algorithms.grpo:GRPO"
-    needs_groups = True
-    type: Literal["grpo"] = "grpo"
-    """Which algorithm this section configures."""
-    normalize_advantages: bool = False
-    """Bring the advantages of a rollout to mean 0 and standard deviation 1 once more; groups are
-    normalised already."""
-    filter_rewards: bool = False
-    """Leave out groups whose mean episode reward lies outside the bounds below."""
-    rewards_lower_bound: float | None = None
-    """Smallest mean episode reward of a group that is trained on."""
-    rewards_upper_bound: float | None = None
-    """Largest mean episode reward of a group that is trained on."""
+    filter_rewards: ByFamily[bool] = by_family(actions=False)
+    """Actions: leave out groups whose mean episode reward lies outside the bounds below."""
+    rewards_lower_bound: float | None = by_family(actions=None)
+    """Actions: smallest mean episode reward of a group that is trained on."""
+    rewards_upper_bound: float | None = by_family(actions=None)
+    """Actions: largest mean episode reward of a group that is trained on."""
+
+    @property
+    def needs_groups(self) -> bool:
+        """They are compared."""
+        return True
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -195,3 +175,147 @@ class GRPOConfig(ClippedObjectiveConfig):
                 hint=f"nearest: {low}",
             )
         return self
+
+
+class GRPOConfig(GroupConfig, ClippedConfig):
+    """Clipped policy loss; advantages compare the members of a group, without a critic."""
+
+    implementation = "rlinf.algorithms.grpo:GRPO"
+    type: Literal["grpo"] = "grpo"
+    """Which algorithm this section configures."""
+
+
+class DrGRPOConfig(GroupConfig, ClippedConfig):
+    """GRPO without division by the group's standard deviation or by the response length."""
+
+    implementation = "rlinf.algorithms.dr_grpo:DrGRPO"
+    families = ("tokens",)
+    type: Literal["dr_grpo"] = "dr_grpo"
+    """Which algorithm this section configures."""
+    loss_agg_func: Aggregation = "seq-mean-token-sum-norm"
+    """Mean over sequences of the sum of their tokens divided by `loss_agg_length`; the other
+    modes bring back a bias by length."""
+
+
+class DAPOConfig(GroupConfig, ClippedConfig):
+    """GRPO with clip-higher, dynamic sampling, token-level loss and a penalty for long answers."""
+
+    implementation = "rlinf.algorithms.dapo:DAPO"
+    families = ("tokens",)
+    type: Literal["dapo"] = "dapo"
+    """Which algorithm this section configures."""
+    clip_ratio_high: float = Field(default=0.28, gt=0)
+    """ε by which the probability ratio may rise above 1."""
+    dynamic_sampling: ByFamily[bool] = by_family(tokens=True)
+    """Train only on groups whose rewards differ; other prompts are drawn for the rest."""
+    overlong_filter: ByFamily[bool] = by_family(tokens=True)
+    """Do not train on sequences that the token limit cut off; their rewards still count in
+    their group."""
+    safe_length: int | None = Field(default=None, ge=0)
+    """Longest response without penalty, in tokens; null: no penalty at all."""
+    max_length: int | None = Field(default=None, gt=0)
+    """Response length from which on the penalty is −1; null: no penalty at all."""
+    len_reward_penalty: float = Field(default=1.0, ge=0)
+    """Weight of that penalty in the reward."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if (self.safe_length is None) != (self.max_length is None):
+            missing = "safe_length" if self.safe_length is None else "max_length"
+            raise illegal(missing, "the length penalty needs both lengths", hint="write a number")
+        if self.safe_length is None or self.max_length is None:
+            refuse_unused(self, ["len_reward_penalty"], without="safe_length and max_length")
+            return self
+        if self.safe_length >= self.max_length:
+            raise illegal(
+                "safe_length",
+                f"{self.safe_length} does not lie below max_length {self.max_length}",
+                hint=f"nearest: {self.max_length - 1}",
+            )
+        return self
+
+
+class RLOOConfig(GroupConfig, ClippedConfig):
+    """A whole answer is one action; its baseline is the mean reward of the others of its group."""
+
+    implementation = "rlinf.algorithms.rloo:RLOO"
+    families = ("tokens",)
+    type: Literal["rloo"] = "rloo"
+    """Which algorithm this section configures."""
+    loss_agg_func: Literal["seq-mean-token-sum"] = "seq-mean-token-sum"
+    """Mean over sequences: a sequence has one ratio and one advantage."""
+
+
+class GSPOConfig(GroupConfig, ClippedConfig):
+    """GRPO with one ratio per sequence, the geometric mean of its tokens' ratios."""
+
+    implementation = "rlinf.algorithms.gspo:GSPO"
+    families = ("tokens",)
+    type: Literal["gspo"] = "gspo"
+    """Which algorithm this section configures."""
+    clip_ratio_low: float = Field(default=3e-4, gt=0, lt=1)
+    """ε by which the ratio of a sequence may fall below 1."""
+    clip_ratio_high: float = Field(default=4e-4, gt=0)
+    """ε by which the ratio of a sequence may rise above 1."""
+    loss_agg_func: Aggregation = "seq-mean-token-mean"
+    """Mean over sequences of the mean of their tokens, or another weighting."""
+    per_token: bool = False
+    """GSPO-token: the value of the sequence's ratio, but the gradient of each token's, for
+    advantages that differ between the tokens of a sequence."""
+
+
+class CISPOConfig(GroupConfig):
+    """Policy gradient with clipped ratios as weights, so that every term keeps its gradient."""
+
+    implementation = "rlinf.algorithms.cispo:CISPO"
+    type: Literal["cispo"] = "cispo"
+    """Which algorithm this section configures."""
+    clip_ratio_low: float = Field(default=1.0, gt=0, le=1)
+    """ε by which the weight of a term may fall below 1; 1: no lower bound."""
+    clip_ratio_high: float = Field(default=4.0, gt=0)
+    """ε by which the weight of a term may rise above 1."""
+
+
+class ReinforcePPConfig(ClippedConfig):
+    """Returns of the reward with its KL penalty, normalised over all terms; no critic."""
+
+    implementation = "rlinf.algorithms.reinforce_pp:ReinforcePP"
+    type: Literal["reinforce_pp"] = "reinforce_pp"
+    """Which algorithm this section configures."""
+    normalize_advantages: ByFamily[bool] = by_family(actions=True, tokens=True)
+    """Bring the advantages of a rollout to mean 0 and standard deviation 1."""
+    group_baseline: ByFamily[bool] = by_family(tokens=False)
+    """Tokens: subtract the mean reward of the group first."""
+    gamma: ByFamily[float] = by_family(actions=0.99, tokens=1.0, ge=0, le=1)
+    """Discount per chunk step or token."""
+
+    @property
+    def needs_groups(self) -> bool:
+        """Only for the baseline."""
+        return bool(self.group_baseline)
+
+
+class SACConfig(AlgorithmConfig):
+    """Soft actor-critic."""
+
+    implementation = "rlinf.algorithms.sac:SAC"
+    type: Literal["sac"] = "sac"
+    """Which algorithm this section configures."""
+    gamma: float = Field(default=0.99, gt=0, le=1)
+    """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """Share of the Q functions that their targets take over at each update."""
+    update_to_data: float = Field(default=1.0, gt=0)
+    """Optimizer steps per transition that was collected."""
+    initial_temperature: float = Field(default=1.0, gt=0)
+    """α that the run begins with: how much reward a nat of entropy is worth."""
+    learn_temperature: bool = True
+    """Adapt α so that the policy keeps `target_entropy`; otherwise it stays as it is."""
+    target_entropy: float | None = None
+    """Entropy of an action chunk in nats, over actions scaled to [−1, 1]; null: −A·C, minus one per
+    action dimension of the chunk."""
+
+    @property
+    def needs_replay(self) -> bool:
+        """It learns from transitions of the whole run."""
+        return True

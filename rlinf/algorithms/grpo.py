@@ -1,26 +1,32 @@
-"""Group-relative policy optimisation (Shao et al. 2024) on embodied episodes."""
+"""Group-relative policy optimisation (Shao et al. 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.advantages import (
-    episode_length_weights,
-    group_advantages,
-    idle_rows,
-)
+from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.config import GRPOConfig
-from rlinf.algorithms.objective import policy_terms, total_weight
-from rlinf.algorithms.protocol import Algorithm, Evaluation
-from rlinf.algorithms.samples import advantage_metrics, training_batch
+from rlinf.algorithms.config import GroupConfig
+from rlinf.algorithms.credit import group_advantages, idle_rows
+from rlinf.algorithms.objective import ClippedObjective
+from rlinf.algorithms.ppo import reward_kl
+from rlinf.algorithms.samples import Credit, CreditEstimate
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import ConfigError, RunFailure
+
+Comparison = Callable[..., tuple[Tensor, Tensor]]
+"""From [M] ``scores`` and [M] ``groups`` to [M] advantages and [M] sizes of the groups."""
+
+
+def relative_to_group(*, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """(R − mean of group) / (std of group + 1e-6), and the size of each one's group."""
+    advantages, _, sizes = group_advantages(scores=scores, groups=groups)
+    return advantages, sizes
 
 
 @dataclass(frozen=True)
@@ -37,56 +43,89 @@ class _Episodes:
     """[M] bool: may be compared with others."""
 
 
-class GRPO(Algorithm):
-    """Every step of an episode gets the episode's score relative to its group.
+class GroupCredit(Credit):
+    """Every token of an answer, or step of an episode, gets its score relative to its group.
 
-    A group is formed by the episodes of ``group_size`` consecutive environments that started from
-    the same reset seed. An episode counts if the rollout holds it whole: one that began in an
-    earlier rollout, that a fault spoilt, or that the end of the rollout cut while others of the
-    rollout ended, is not trained on; neither is the only episode of a group.
+    The answers to one prompt are a group; those that are not valid are not compared. So are the
+    episodes of ``group_size`` consecutive environments that started from the same reset seed. An
+    episode counts if the rollout holds it whole: one that began in an earlier rollout, that a fault
+    spoilt, or that the end of the rollout cut while others of the rollout ended, is not trained on.
+    The only member of a group has nothing to be compared with and is not trained on.
+
+    Args:
+        config: Of the algorithm.
+        compare: How the members of a group are compared.
+        group_size: Environments of a group.
     """
 
-    def __init__(self, config: GRPOConfig, *, group_size: int) -> None:
-        if group_size < 2:
+    def __init__(
+        self, config: PolicyConfig, compare: Comparison = relative_to_group, *, group_size: int
+    ) -> None:
+        if config.family == "actions" and group_size < 2:
             raise ConfigError(
-                f"env.train.group_size: {group_size} is illegal for grpo, which compares episodes "
-                "of environments with equal reset states; nearest: 2"
+                f"env.train.group_size: {group_size} is illegal for {config.type}, which compares "
+                "episodes of environments with equal reset states; nearest: 2"
             )
-        self.config = config
-        self.needs_reference = config.kl_beta > 0
-        self._group_size = group_size
+        self._config, self._compare, self._group_size = config, compare, group_size
         self._open_episodes: dict[int, int] = {}
 
-    def value_dim(self, chunk: int) -> int:
-        """No critic."""
-        del chunk
-        return 0
+    def of_answers(self, batch: Batch) -> CreditEstimate:
+        """See :meth:`Credit.of_answers`."""
+        return self._of_scores(batch, self._scores(batch))
 
-    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
-        """Samples with group-relative advantages; see :meth:`Algorithm.prepare`.
+    def _scores(self, batch: Batch) -> Tensor:
+        """[N] float64 rewards without the KL divergence of the sequence."""
+        return batch.rewards.double() - reward_kl(self._config, batch).sum(dim=1)
+
+    def _of_scores(self, batch: Batch, scores: Tensor) -> CreditEstimate:
+        advantages, sizes = self._compared(scores, batch.groups, batch.valid)
+        shape = batch.mask.shape
+        return CreditEstimate(advantages=advantages.unsqueeze(1).expand(shape), trained=sizes > 1)
+
+    def _compared(self, scores: Tensor, groups: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+        """[M] advantages and [M] sizes of groups, 0 for those that are not compared."""
+        advantages, sizes = torch.zeros_like(scores), torch.zeros_like(groups)
+        advantages[among], sizes[among] = self._compare(scores=scores[among], groups=groups[among])
+        return advantages, sizes
+
+    def of_chunk_steps(self, trajectory: Trajectory) -> CreditEstimate:
+        """See :meth:`Credit.of_chunk_steps`.
 
         Raises:
             RunFailure: no group of the rollout has two complete episodes.
         """
         active = ~idle_rows(trajectory) & trajectory.uninterrupted()
         episodes = self._episodes(trajectory, active)
-        advantages, trained = self._advantages(episodes)
+        advantages, sizes = self._compared(episodes.scores, episodes.groups, episodes.complete)
+        trained = sizes > 1
+        if not bool(trained.any()):
+            raise RunFailure(
+                "no group of the rollout has two complete episodes to compare; the rollout must "
+                "hold whole episodes: let its steps be a multiple of max_episode_steps and start "
+                "the environments of a group from equal reset states"
+            )
+        trained &= self._within_bounds(episodes)
         rows = trained[episodes.of_row] & active
-        by_length = self.config.weight_by_episode_length and not bool(active.all())
-        weights = episode_length_weights(rows) if by_length else rows.float()
-        batch = training_batch(
-            trajectory,
-            logprob_type=self.config.logprob_type,
+        return CreditEstimate(
             advantages=(advantages[episodes.of_row] * rows).float().unsqueeze(-1),
-            returns=None,
-            values=None,
-            weights=None if bool(rows.all()) else weights,
-            normalized=self.config.normalize_advantages,
-            groups=episodes.groups[episodes.of_row],
+            trained=rows,
+            metrics={"rollout/trained_episodes": float(trained.sum())},
         )
-        metrics = advantage_metrics(batch, trajectory)
-        metrics["rollout/trained_episodes"] = float(trained.sum())
-        return batch, metrics
+
+    def _within_bounds(self, episodes: _Episodes) -> Tensor:
+        """[M] bool: the mean score of the episode's group is one to be trained on."""
+        config, complete = self._config, episodes.complete
+        within = torch.ones_like(complete)
+        if not isinstance(config, GroupConfig) or not config.filter_rewards:
+            return within
+        assert config.rewards_lower_bound is not None
+        assert config.rewards_upper_bound is not None
+        _, means, _ = group_advantages(
+            scores=episodes.scores[complete], groups=episodes.groups[complete]
+        )
+        low, high = config.rewards_lower_bound, config.rewards_upper_bound
+        within[complete] = (means >= low) & (means <= high)
+        return within
 
     def _episodes(self, trajectory: Trajectory, active: Tensor) -> _Episodes:
         """Sum rewards by episode and find the group of each."""
@@ -131,40 +170,10 @@ class GRPO(Algorithm):
         }
         return complete
 
-    def _advantages(self, episodes: _Episodes) -> tuple[Tensor, Tensor]:
-        """[M] advantages, and [M] bool which episodes are trained on."""
-        config = self.config
-        complete = episodes.complete
-        advantages = torch.zeros_like(episodes.scores)
-        trained = torch.zeros_like(complete)
-        scored, means, sizes = group_advantages(
-            scores=episodes.scores[complete], groups=episodes.groups[complete]
-        )
-        advantages[complete] = scored
-        trained[complete] = sizes >= 2
-        if not bool(trained.any()):
-            raise RunFailure(
-                "no group of the rollout has two complete episodes to compare; the rollout must "
-                "hold whole episodes: let its steps be a multiple of max_episode_steps and start "
-                "the environments of a group from equal reset states"
-            )
-        low, high = config.rewards_lower_bound, config.rewards_upper_bound
-        if config.filter_rewards and low is not None and high is not None:
-            trained[complete] &= (means >= low) & (means <= high)
-        return advantages, trained
-
-    def normalizer(self, batch: Batch) -> float:
-        """Sum of the sample weights."""
-        return total_weight(batch)
-
-    def loss(
-        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy loss; see :meth:`Algorithm.loss`."""
-        return policy_terms(self.config, evaluation, batch, normalizer=normalizer)
-
     def state_dict(self) -> dict[str, Any]:
-        """Episodes that the last rollout left unfinished."""
+        """Episodes that the last rollout left unfinished; answers leave nothing."""
+        if self._config.family == "tokens":
+            return {}
         envs = sorted(self._open_episodes)
         return {
             "env_ids": torch.tensor(envs, dtype=torch.int64),
@@ -173,5 +182,16 @@ class GRPO(Algorithm):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
+        if self._config.family == "tokens":
+            return
         envs, episodes = state["env_ids"].tolist(), state["episode_ids"].tolist()
         self._open_episodes = dict(zip(envs, episodes, strict=True))
+
+
+class GRPO(ClippedObjective):
+    """(R − mean of group) / (std of group + 1e-6), Shao et al. 2024, §4.1.2; clipped surrogate."""
+
+    compare = staticmethod(relative_to_group)
+
+    def _credit_of(self, group_size: int) -> Credit:
+        return GroupCredit(self.config, self.compare, group_size=group_size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.config import KLType
+from rlinf.algorithms.base_config import KLType
 
 LOG_RATIO_BOUND = 20.0
 """Largest logarithm of a ratio of probabilities that is exponentiated, in nats."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.config import AggregationMode, Level
+from rlinf.algorithms.base_config import (
+    AggregationMode,
+    ImportanceLevel,
+    ImportanceMode,
+    Level,
+)
+from rlinf.algorithms.kl import LOG_RATIO_BOUND
 
 
 def at_level(per_token: Tensor, level: Level) -> Tensor:
@@ -15,6 +21,26 @@ def at_level(per_token: Tensor, level: Level) -> Tensor:
     if level == "action_level":
         return per_token.sum(dim=-1)
     return per_token.flatten(1).sum(dim=-1, keepdim=True)
+
+
+RATIO_STATISTICS = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
+
+
+@torch.no_grad()
+def ratio_statistics(log_ratio: Tensor, ratio: Tensor, clipped_ratio: Tensor) -> Tensor:
+    """[4, ...] elementwise, in the order of ``RATIO_STATISTICS``.
+
+    Their means are those of ratio and clipped ratio, the fraction that was clipped, and
+    KL(old ‖ new) by ρ − 1 − log ρ.
+    """
+    clipped = (ratio != clipped_ratio).to(ratio.dtype)
+    return torch.stack([ratio, clipped_ratio, clipped, divergence(log_ratio)])
+
+
+def divergence(log_ratio: Tensor) -> Tensor:
+    """ρ − 1 − log ρ elementwise, KL(old ‖ new) of what the old policy drew (Schulman's k3)."""
+    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return torch.expm1(log_ratio) - log_ratio
 
 
 def clipped_policy_loss(
@@ -120,3 +146,63 @@ def aggregate(
     if weights is not None:
         loss = loss * weights.unsqueeze(-1)
     return loss.sum() / normalizer
+
+
+def interpolated_log_probs(
+    *, behaviour_log_probs: Tensor, log_probs: Tensor, staleness: Tensor
+) -> Tensor:
+    """Proximal log-probs without a forward pass, log-linear in the version of the weights.
+
+    log π_prox = log π_rollout + s / (s + 1) · (log π − log π_rollout) for a token whose weights
+    were s versions old when the step began, as AReaL approximates them (Fu et al. 2025): counted
+    from the weights that sampled, the proximal ones are version s and the present ones, in the
+    making, version s + 1. With s = 0 the proximal weights are those that sampled.
+
+    Args:
+        behaviour_log_probs: [n, L] of the policy that acted.
+        log_probs: [n, L] of the present weights; the result carries no gradient.
+        staleness: [n, L], versions between sampling and the beginning of the step, ≥ 0.
+    """
+    stale = staleness.clamp(min=0).to(log_probs.dtype)
+    return behaviour_log_probs + stale / (stale + 1) * (log_probs.detach() - behaviour_log_probs)
+
+
+def importance_weights(
+    *,
+    log_ratio: Tensor,
+    mask: Tensor,
+    level: ImportanceLevel,
+    low: float,
+    high: float,
+    mode: ImportanceMode,
+) -> tuple[Tensor, Tensor]:
+    """Truncated importance weights (Ionides 2008; Yao et al. 2025 for rollout engines).
+
+    w_t = clip(exp(log_ratio_t), low, high) for each token, or one weight per sequence from the
+    product of its tokens' ratios. With ``mask`` a weight out of bounds is 0 instead.
+
+    Args:
+        log_ratio: [n, L], log of proximal over behaviour probability.
+        mask: [n, L].
+        level: What one weight belongs to.
+        low: Smallest weight.
+        high: Largest weight.
+        mode: ``truncate`` or ``mask``.
+
+    Returns:
+        Weights [n, L], and [n, L] bool where they were out of bounds.
+    """
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(dim=-1, keepdim=True).expand_as(log_ratio)
+    raw = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    bounded = raw.clamp(low, high)
+    outside = raw != bounded
+    return (bounded if mode == "truncate" else torch.where(outside, 0.0, raw)), outside
+
+
+def per_term(of_row: Tensor, terms: int, *, total: bool = False) -> Tensor:
+    """[N, k] numbers of a row as [N, K] with the same mean over the row, or the same sum."""
+    if of_row.shape[1] == terms:
+        return of_row
+    per_row = of_row.sum(dim=1) / terms if total else of_row.mean(dim=1)
+    return per_row.unsqueeze(1).expand(-1, terms)

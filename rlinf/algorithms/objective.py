@@ -1,70 +1,378 @@
-"""The clipped policy objective with entropy and KL terms that PPO and GRPO share."""
+"""What the algorithms with a policy loss share, for actions and tokens alike: preparation of a
+batch, normaliser, policy loss with entropy, KL and importance weights, value loss, metrics."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.algorithms.base_config import AggregationMode, ClippedConfig, PolicyConfig
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.config import ClippedObjectiveConfig, PolicyLossConfig
+from rlinf.algorithms.config import CriticConfig
+from rlinf.algorithms.credit import whiten
 from rlinf.algorithms.kl import LOG_RATIO_BOUND, kl_estimate
-from rlinf.algorithms.losses import aggregate, at_level, clipped_policy_loss
-from rlinf.algorithms.protocol import Evaluation
-from rlinf.algorithms.samples import advantages_of
+from rlinf.algorithms.losses import (
+    RATIO_STATISTICS,
+    aggregate,
+    aggregation_normalizer,
+    at_level,
+    clipped_policy_loss,
+    clipped_value_loss,
+    divergence,
+    importance_weights,
+    interpolated_log_probs,
+    per_term,
+    ratio_statistics,
+)
+from rlinf.algorithms.metrics import (
+    advantages_of,
+    answer_metrics,
+    chunk_step_metrics,
+    critic_metrics,
+    equal_groups,
+)
+from rlinf.algorithms.protocol import Algorithm, Evaluation, Loss, Modules, Share
+from rlinf.algorithms.samples import Credit, CreditEstimate, row_weights, rows_of
+from rlinf.data.trajectory import Trajectory
 
 
-def policy_terms(
-    config: ClippedObjectiveConfig,
-    evaluation: Evaluation,
-    batch: Batch,
-    *,
-    normalizer: float,
-    importance: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss − entropy bonus + KL penalty of a micro batch, and their metrics.
+@dataclass(frozen=True, kw_only=True)
+class PolicyTerms:
+    """Elementwise policy loss [n, K] with the ratios [n, K] behind it."""
 
-    Args:
-        config: Which terms and how.
-        evaluation: The micro batch under the present weights.
-        batch: The micro batch.
-        normalizer: :func:`total_weight` of the global batch.
-        importance: Weight of each policy loss term, shaped as the log-probs; None for 1.
+    loss: Tensor
+    ratio: Tensor
+    clipped_ratio: Tensor
+
+
+class PolicyObjective(Algorithm):
+    """A policy loss per term, with entropy, KL and importance weights as the config says.
+
+    An algorithm gives :meth:`_credit_of` and :meth:`_terms`.
     """
 
-    def mean(terms: Tensor) -> Tensor:
-        tokens = terms.shape[1] if config.loss_agg_func == "token-mean" else 1
+    def __init__(self, config: PolicyConfig, *, group_size: int = 1) -> None:
+        self.config = config
+        self._credit = self._credit_of(group_size)
+        self.needs_values = config.needs_values
+        self.needs_reference = config.needs_reference
+        self.needs_proximal = config.needs_proximal
+        self.needs_entropy = config.needs_entropy
+        self.needs_present = config.family == "actions" and config.needs_proximal
+
+    @abstractmethod
+    def _credit_of(self, group_size: int) -> Credit:
+        """Where advantages come from, by ``config``."""
+
+    @abstractmethod
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
+        """Policy loss of each term.
+
+        Args:
+            log_ratio: [n, K], log π − log π_proximal of each term; 0 where ``mask`` is 0.
+            log_probs: [n, K], log π; 0 where ``mask`` is 0.
+            batch: The prepared micro batch.
+        """
+
+    # -- credit ---------------------------------------------------------------------------------
+
+    def keep_group(self, rewards: np.ndarray, valid: np.ndarray | None = None) -> bool:
+        """False with dynamic sampling for a group whose valid rewards are all equal.
+
+        Its advantages would be 0 (Yu et al. 2025, "DAPO", eq. 11).
+        """
+        if not self.config.dynamic_sampling:
+            return True
+        counted = rewards if valid is None else rewards[valid]
+        return len(counted) > 1 and bool(counted.max() > counted.min())
+
+    def value_dim(self, chunk: int) -> int:
+        """See :meth:`Algorithm.value_dim`."""
+        return self._credit.value_dim(chunk)
+
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
+        """Add advantages; see :meth:`Algorithm.prepare`."""
+        if isinstance(rollout, Trajectory):
+            return self._prepare_chunk_steps(rollout, None)
+        estimate = self._credit.of_answers(rollout)
+        prepared = self._prepared_answers(rollout, estimate)
+        metrics = answer_metrics(rollout, prepared) | estimate.metrics
+        if self.config.needs_groups:
+            metrics["rollout/equal_groups"] = equal_groups(rollout)
+        return prepared, metrics | critic_metrics(prepared)
+
+    def _prepared_answers(self, batch: Batch, estimate: CreditEstimate) -> Batch:
+        trained = batch.valid if estimate.trained is None else estimate.trained & batch.valid
+        if self.config.overlong_filter:
+            trained = trained & ~batch.truncated
+        mask = batch.mask * trained.unsqueeze(1)
+        advantages = estimate.advantages
+        if self.config.normalize_advantages:
+            advantages = whiten(advantages=advantages, mask=mask)
+        return replace(
+            batch,
+            mask=mask,
+            advantages=torch.where(mask > 0, advantages, 0.0).float(),
+            returns=None if estimate.returns is None else estimate.returns.float(),
+        )
+
+    def prepare_stale(
+        self, trajectory: Trajectory, present: Evaluation
+    ) -> tuple[Batch, dict[str, float]]:
+        """Samples with the proximal log-probs, and advantages and targets of the present critic.
+
+        With the critic that acted, values would be learnt from values that are as many training
+        phases old as the rollout.
+        """
+        if present.values is not None:
+            trajectory = trajectory.with_values(present.values)
+        return self._prepare_chunk_steps(trajectory, present.log_probs)
+
+    def _prepare_chunk_steps(
+        self, trajectory: Trajectory, proximal: Tensor | None
+    ) -> tuple[Batch, dict[str, float]]:
+        """The same of chunk steps; ``proximal`` [T, B, C, A], None: the policy that acted."""
+        config = self.config
+        estimate = self._credit.of_chunk_steps(trajectory)
+        proximal = trajectory.log_probs if proximal is None else proximal
+        batch = rows_of(
+            trajectory,
+            logprob_type=config.logprob_type,
+            advantages=estimate.advantages,
+            returns=estimate.returns,
+            weights=row_weights(
+                trajectory, estimate.trained, by_length=config.weight_by_episode_length
+            ),
+            normalized=config.normalize_advantages,
+            proximal_log_probs=proximal if self.needs_proximal else None,
+        )
+        metrics = chunk_step_metrics(trajectory, batch) | estimate.metrics
+        return batch, metrics | critic_metrics(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running statistics of the credit."""
+        return self._credit.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._credit.load_state_dict(state)
+
+    # -- sums over a global batch ---------------------------------------------------------------
+
+    @property
+    def _mode(self) -> AggregationMode:
+        mode = self.config.loss_agg_func
+        return "seq-mean-token-sum" if mode == "seq-mean-token-sum-norm" else mode
+
+    def normalizer(self, batch: Batch) -> float:
+        """Terms to train on, or rows times ``loss_agg_length``, by weight; 1 if there are none."""
+        count = aggregation_normalizer(
+            mode=self._mode, mask=batch.mask.double(), weights=batch.weights
+        ).item()
+        return count * (self.config.loss_agg_length or 1) or 1.0
+
+    def _sum(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
+        """Share of a micro batch in a term of the loss."""
         return aggregate(
             loss=terms,
-            mode=config.loss_agg_func,
-            normalizer=normalizer * tokens,
+            mode=self._mode,
+            normalizer=normalizer,
+            mask=batch.mask,
             weights=batch.weights,
         )
 
-    log_probs = at_level(evaluation.log_probs, config.logprob_type)
-    log_ratio = bounded_log_ratio(config, log_probs - batch.log_probs)
-    terms, ratio, clipped_ratio = clipped_policy_loss(
-        log_ratio=log_ratio,
-        advantages=advantages_of(batch),
-        clip_ratio_low=config.clip_ratio_low,
-        clip_ratio_high=config.clip_ratio_high,
-        clip_ratio_c=config.clip_ratio_c,
-    )
-    policy_loss = mean(terms if importance is None else importance * terms)
-    entropy = mean(at_level(evaluation.entropy, config.entropy_type))
-    loss = policy_loss
-    if config.entropy_bonus:
-        loss = loss - config.entropy_bonus * entropy
-    metrics = ratio_metrics(log_ratio, ratio, clipped_ratio, batch.weights, normalizer)
-    metrics["actor/policy_loss"] = policy_loss.detach()
-    metrics["actor/entropy_loss"] = entropy.detach()
-    if config.kl_beta:
-        kl_loss = mean(_reference_kl(config, log_probs, batch))
-        loss = loss + config.kl_beta * kl_loss
-        metrics["actor/kl_loss"] = kl_loss.detach()
-    return loss, metrics
+    def _mean(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
+        """Share of a micro batch in a mean over terms, or over rows of their mean."""
+        if self._mode == "token-mean":
+            return self._sum(terms, batch, normalizer)
+        return aggregate(
+            loss=terms,
+            mode="seq-mean-token-mean",
+            normalizer=normalizer / (self.config.loss_agg_length or 1),
+            mask=batch.mask,
+            weights=batch.weights,
+        )
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    def losses(self) -> tuple[Loss, ...]:
+        """Of the policy; and of the critic, where it is a network of its own."""
+        policy = Loss("policy", ("policy",), self._of_policy)
+        if not self.needs_values or self.config.family == "actions":
+            return (policy,)
+        return policy, Loss("critic", ("critic",), self._of_critic)
+
+    def _of_critic(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
+        return self.value_loss(modules["critic"](batch), batch, normalizer=normalizer)
+
+    def loss(self, evaluation: Evaluation, batch: Batch, *, normalizer: float) -> Share:
+        """Policy loss + KL penalty − entropy bonus (+ value loss); see :meth:`Algorithm.loss`.
+
+        The values of a policy with a critic of its own are trained with it.
+        """
+        counted = batch.mask > 0
+        # Padded positions may hold anything, even infinities.
+        log_probs = torch.where(counted, batch.fold(evaluation.log_probs), 0.0)
+        proximal = torch.where(counted, self._proximal(log_probs, batch), 0.0)
+        log_ratio = log_probs - proximal
+        terms = self._terms(log_ratio, log_probs, batch)
+        metrics = self._ratio_metrics(log_ratio, terms, batch, normalizer)
+        elementwise = terms.loss
+        if self.config.importance is not None:
+            weights, more = self._importance(proximal, batch, normalizer)
+            elementwise = elementwise * weights
+            metrics |= more
+        loss = self._sum(elementwise, batch, normalizer)
+        metrics["actor/policy_loss"] = loss.detach()
+        if self.config.kl_beta:
+            kl_loss = self._sum(self._loss_kl(log_probs, batch), batch, normalizer)
+            loss = loss + self.config.kl_beta * kl_loss
+            metrics["actor/kl_loss"] = kl_loss.detach()
+        bonus, more = self._entropy(evaluation, batch, normalizer)
+        metrics |= more
+        if bonus is not None:
+            loss = loss - self.config.entropy_bonus * bonus
+        if isinstance(self.config, CriticConfig) and evaluation.values is not None:
+            value_loss, more = self.value_loss(evaluation.values, batch, normalizer=normalizer)
+            loss = loss + self.config.value_coefficient * value_loss
+            metrics |= more
+        metrics["actor/loss"] = loss.detach()
+        return loss, metrics
+
+    def _entropy(
+        self, evaluation: Evaluation, batch: Batch, normalizer: float
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Share in the entropy of the loss, None without a bonus; and metrics about it."""
+        entropy = evaluation.entropy
+        if entropy is None:
+            if self.config.entropy_bonus:
+                raise ValueError("entropy_bonus > 0 needs the entropy")
+            return None, {}
+        if entropy.ndim == 3:
+            level = at_level(entropy, self.config.entropy_type)
+            total = self._mode == "seq-mean-token-sum"
+            entropy = per_term(level, batch.mask.shape[1], total=total)
+        entropy = torch.where(batch.mask > 0, entropy, 0.0)
+        metrics = {"actor/entropy": self._mean(entropy.detach(), batch, normalizer)}
+        share = self._sum(entropy, batch, normalizer)
+        metrics["actor/entropy_loss"] = share.detach()
+        return (share if self.config.entropy_bonus else None), metrics
+
+    def value_loss(self, values: Tensor, batch: Batch, *, normalizer: float) -> Share:
+        """Clipped Huber loss, a mean over terms or rows; see :meth:`Algorithm.value_loss`."""
+        if not isinstance(self.config, CriticConfig):
+            raise NotImplementedError(f"{self.config.type} has no critic")
+        if batch.returns is None or batch.values is None:
+            raise ValueError(f"the critic of {self.config.type} needs returns and values")
+        counted = batch.mask > 0
+        if values.shape != counted.shape:
+            counted = counted.any(dim=1, keepdim=True)
+        terms, clipped = clipped_value_loss(
+            values=torch.where(counted, values, 0.0),
+            old_values=torch.where(counted, batch.values, 0.0),
+            returns=torch.where(counted, batch.returns, 0.0),
+            value_clip=self.config.value_clip,
+            delta=self.config.huber_delta,
+        )
+
+        def share(of_values: Tensor) -> Tensor:
+            return self._mean(per_term(of_values, batch.mask.shape[1]), batch, normalizer)
+
+        loss = share(terms)
+        metrics = {"critic/value_loss": loss.detach()}
+        if clipped is not None:
+            metrics["critic/value_clip_ratio"] = share(clipped.float())
+        return loss, metrics
+
+    def accepts(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the mean ratio is within ``early_stop_imp_ratio``."""
+        bound = self.config.early_stop_imp_ratio
+        return bound is None or not metrics["actor/ratio"] > bound
+
+    def _proximal(self, log_probs: Tensor, batch: Batch) -> Tensor:
+        """[n, K] log-probs that the probability ratio divides by, without gradient."""
+        match self.config.proximal:
+            case "recomputed":
+                if batch.proximal_log_probs is None:
+                    raise ValueError("proximal: recomputed needs proximal_log_probs in the batch")
+                return batch.proximal_log_probs
+            case "interpolated":
+                staleness = batch.staleness()
+                if staleness is None:
+                    raise ValueError("proximal: interpolated needs the version in the batch")
+                return interpolated_log_probs(
+                    behaviour_log_probs=batch.log_probs, log_probs=log_probs, staleness=staleness
+                )
+        return batch.log_probs
+
+    def _loss_kl(self, log_probs: Tensor, batch: Batch) -> Tensor:
+        """[n, K] KL divergence from the reference policy."""
+        if batch.reference_log_probs is None:
+            raise ValueError("kl_beta > 0 needs reference_log_probs in the batch")
+        return kl_estimate(
+            log_probs=log_probs,
+            reference_log_probs=torch.where(batch.mask > 0, batch.reference_log_probs, 0.0),
+            kl_type=self.config.kl_penalty_type,
+        )
+
+    @torch.no_grad()
+    def _importance(
+        self, proximal: Tensor, batch: Batch, normalizer: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[n, K] weights, and metrics about them."""
+        level, low, high, mode = self.config.importance or ("token", 0.0, 1.0, "truncate")
+        log_weight = proximal - torch.where(batch.mask > 0, batch.log_probs, 0.0)
+        weights, outside = importance_weights(
+            log_ratio=log_weight, mask=batch.mask, level=level, low=low, high=high, mode=mode
+        )
+        numbers = {
+            "importance_weight": weights,
+            "importance_clip_fraction": outside.float(),
+            "behave_approx_kl": divergence(log_weight),
+            "proximal_ratio": log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
+        }
+        return weights, {f"actor/{k}": self._mean(t, batch, normalizer) for k, t in numbers.items()}
+
+    @torch.no_grad()
+    def _ratio_metrics(
+        self, log_ratio: Tensor, terms: PolicyTerms, batch: Batch, normalizer: float
+    ) -> dict[str, Tensor]:
+        statistics = ratio_statistics(log_ratio, terms.ratio, terms.clipped_ratio)
+        return {
+            f"actor/{name}": self._mean(statistic, batch, normalizer)
+            for name, statistic in zip(RATIO_STATISTICS, statistics, strict=True)
+        }
 
 
-def bounded_log_ratio(config: PolicyLossConfig, log_ratio: Tensor) -> Tensor:
+class ClippedObjective(PolicyObjective):
+    """The clipped surrogate of PPO on each term's ratio (Schulman et al. 2017, eq. 7)."""
+
+    config: ClippedConfig
+
+    def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
+        """See :meth:`PolicyObjective._terms`."""
+        del log_probs
+        return self._clipped(log_ratio, batch)
+
+    def _clipped(self, log_ratio: Tensor, batch: Batch) -> PolicyTerms:
+        """Surrogate of any log-ratio [n, K]."""
+        loss, ratio, clipped_ratio = clipped_policy_loss(
+            log_ratio=bounded_log_ratio(self.config, log_ratio),
+            advantages=advantages_of(batch),
+            clip_ratio_low=self.config.clip_ratio_low,
+            clip_ratio_high=self.config.clip_ratio_high,
+            clip_ratio_c=self.config.clip_ratio_c,
+        )
+        return PolicyTerms(loss=loss, ratio=ratio, clipped_ratio=clipped_ratio)
+
+
+def bounded_log_ratio(config: PolicyConfig, log_ratio: Tensor) -> Tensor:
     """``log_ratio`` within the bounds of the config, any shape.
 
     There always is a bound: e^88.8 is infinite in float32, and the gradient of a clipped term,
@@ -74,51 +382,3 @@ def bounded_log_ratio(config: PolicyLossConfig, log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(
         -LOG_RATIO_BOUND if low is None else low, LOG_RATIO_BOUND if high is None else high
     )
-
-
-def _reference_kl(config: ClippedObjectiveConfig, log_probs: Tensor, batch: Batch) -> Tensor:
-    if batch.reference_log_probs is None:
-        raise ValueError("kl_beta > 0 needs reference_log_probs in the batch")
-    return kl_estimate(
-        log_probs=log_probs,
-        reference_log_probs=batch.reference_log_probs,
-        kl_type=config.kl_penalty_type,
-    )
-
-
-RATIO_STATISTICS = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
-
-
-@torch.no_grad()
-def ratio_statistics(log_ratio: Tensor, ratio: Tensor, clipped_ratio: Tensor) -> Tensor:
-    """[4, ...] elementwise, in the order of ``RATIO_STATISTICS``.
-
-    Their means are those of ratio and clipped ratio, the fraction that was clipped, and
-    KL(old ‖ new) by ρ − 1 − log ρ.
-    """
-    clipped = (ratio != clipped_ratio).to(ratio.dtype)
-    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return torch.stack([ratio, clipped_ratio, clipped, torch.expm1(log_ratio) - log_ratio])
-
-
-@torch.no_grad()
-def ratio_metrics(
-    log_ratio: Tensor,
-    ratio: Tensor,
-    clipped_ratio: Tensor,
-    weights: Tensor | None,
-    normalizer: float,
-) -> dict[str, Tensor]:
-    """Means of :func:`ratio_statistics`, each the share of a micro batch in its global batch."""
-    per_sample = ratio_statistics(log_ratio, ratio, clipped_ratio).mean(dim=-1)
-    if weights is not None:
-        per_sample = per_sample * weights
-    means = per_sample.sum(dim=-1) / normalizer
-    return {f"actor/{name}": value for name, value in zip(RATIO_STATISTICS, means, strict=True)}
-
-
-def total_weight(batch: Batch) -> float:
-    """Sum of the sample weights of a global batch; 1 where nothing is trained on."""
-    if batch.weights is None:
-        return float(len(batch))
-    return batch.weights.sum().item() or 1.0

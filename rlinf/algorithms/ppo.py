@@ -1,38 +1,122 @@
-"""Proximal policy optimisation (Schulman et al. 2017)."""
+"""Proximal policy optimisation with a critic (Schulman et al. 2017)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rlinf.algorithms.advantages import (
+from rlinf.algorithms.base_config import PolicyConfig
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.config import CriticConfig, DecoupledPPOConfig, PPOConfig
+from rlinf.algorithms.credit import (
     DecisionSteps,
+    at_last_token,
     decision_steps,
-    episode_length_weights,
     generalized_advantages,
     idle_rows,
     per_row,
+    token_advantages,
 )
-from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.config import PPOConfig
-from rlinf.algorithms.losses import aggregate, clipped_value_loss
-from rlinf.algorithms.objective import policy_terms, total_weight
-from rlinf.algorithms.protocol import Algorithm, Evaluation
-from rlinf.algorithms.reward_normalizer import RewardNormalizer
-from rlinf.algorithms.samples import advantage_metrics, training_batch
+from rlinf.algorithms.kl import kl_estimate
+from rlinf.algorithms.objective import ClippedObjective
+from rlinf.algorithms.samples import Credit, CreditEstimate
 from rlinf.data.trajectory import Trajectory
 
 
-class PPO(Algorithm):
-    """Advantages from a critic, one clipped objective."""
+class RewardNormalizer:
+    """r / std of the discounted return, clipped (Engstrom et al. 2020, "reward scaling").
 
-    def __init__(self, config: PPOConfig, *, group_size: int = 1) -> None:
-        del group_size  # environments are not compared with each other
-        self.config = config
-        self.needs_reference = config.kl_beta > 0
-        self._reward_normalizer = (
+    Every environment carries its discounted return R ← γR + r from rollout to rollout, back to 0
+    where an episode ends. The variance of all R seen so far scales the rewards of the rollout it
+    was updated with. A whole rollout is taken in at once in the order of environment numbers, so
+    the result does not depend on how environments are split over workers.
+
+    Args:
+        gamma: Discount per step.
+        clip: Bound of a scaled reward.
+        epsilon: Added to the variance.
+    """
+
+    def __init__(self, *, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+        self._gamma = gamma
+        self._clip = clip
+        self._epsilon = epsilon
+        self._mean = 0.0
+        self._variance = 1.0
+        self._count = 0
+        self._carried: dict[int, float] = {}
+
+    def __call__(self, *, rewards: Tensor, dones: Tensor, valid: Tensor, env_ids: Tensor) -> Tensor:
+        """Take a rollout into the statistics and return its scaled rewards.
+
+        Args:
+            rewards: [S, B].
+            dones: [S, B] bool.
+            valid: [S, B] bool; other steps do not enter the statistics.
+            env_ids: [B].
+        """
+        envs = env_ids.tolist()
+        carried = [self._carried.get(env, 0.0) for env in envs]
+        running = torch.tensor(carried, dtype=torch.float64, device=rewards.device)
+        rewards64 = rewards.double()
+        returns = torch.empty_like(rewards64)
+        keep = (~dones).double() * self._gamma
+        for step in range(len(rewards)):
+            returns[step] = rewards64[step] + running
+            running = returns[step] * keep[step]
+        # `running` is already discounted: what the next reward is added to.
+        self._carried.update(zip(envs, running.tolist(), strict=True))
+        self._update(returns[valid])
+        scale = 1.0 / math.sqrt(self._variance + self._epsilon)
+        return (rewards * scale).clamp(-self._clip, self._clip)
+
+    def _update(self, returns: Tensor) -> None:
+        """Combine the variances (Chan, Golub and LeVeque 1979)."""
+        if not len(returns):
+            return
+        variance, mean = torch.var_mean(returns, correction=0)
+        total = self._count + len(returns)
+        weight = len(returns) / total
+        delta = mean.item() - self._mean
+        self._mean += delta * weight
+        self._variance += weight * (variance.item() - self._variance)
+        self._variance += weight * (1 - weight) * delta**2
+        self._count = total
+
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics, and the return that each environment carries."""
+        envs = sorted(self._carried)
+        return {
+            "mean": self._mean,
+            "variance": self._variance,
+            "count": self._count,
+            "env_ids": torch.tensor(envs, dtype=torch.int64),
+            "carried": torch.tensor([self._carried[env] for env in envs], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._mean, self._variance = float(state["mean"]), float(state["variance"])
+        self._count = int(state["count"])
+        envs, carried = state["env_ids"].tolist(), state["carried"].tolist()
+        self._carried = dict(zip(envs, carried, strict=True))
+
+
+class CriticCredit(Credit):
+    """Generalised advantages.
+
+    The reward of an answer stands on its last valid token, less the KL divergence of each token
+    where ``kl_reward_beta`` asks for it. Nothing follows the last token, also where the token limit
+    cut the answer off.
+    """
+
+    def __init__(self, config: CriticConfig) -> None:
+        self._config = config
+        self._normalizer = (
             RewardNormalizer(gamma=config.gamma, clip=config.reward_clip)
             if config.normalize_rewards
             else None
@@ -40,11 +124,26 @@ class PPO(Algorithm):
 
     def value_dim(self, chunk: int) -> int:
         """One value per reward."""
-        return chunk if self.config.reward_type == "action_level" else 1
+        return chunk if self._config.reward_type == "action_level" else 1
 
-    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
-        """Samples with generalised advantages; see :meth:`Algorithm.prepare`."""
-        config = self.config
+    def of_answers(self, batch: Batch) -> CreditEstimate:
+        """See :meth:`Credit.of_answers`."""
+        if batch.values is None:
+            raise ValueError(f"{self._config.type} needs values in the batch")
+        scores = torch.where(batch.valid, batch.rewards.double(), 0.0)
+        rewards = at_last_token(rewards=scores, mask=batch.mask) - reward_kl(self._config, batch)
+        advantages, returns = token_advantages(
+            rewards=rewards,
+            values=batch.values.double(),
+            mask=batch.mask,
+            gamma=self._config.gamma,
+            gae_lambda=self._config.gae_lambda,
+        )
+        return CreditEstimate(advantages=advantages, returns=returns)
+
+    def of_chunk_steps(self, trajectory: Trajectory) -> CreditEstimate:
+        """See :meth:`Credit.of_chunk_steps`."""
+        config = self._config
         steps = decision_steps(
             trajectory, reward_type=config.reward_type, bootstrap_type=config.bootstrap_type
         )
@@ -54,96 +153,65 @@ class PPO(Algorithm):
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
-        batch = training_batch(
-            trajectory,
-            logprob_type=config.logprob_type,
-            advantages=per_row(advantages, trajectory.num_steps),
-            returns=per_row(returns, trajectory.num_steps),
-            values=trajectory.values,
-            weights=self._weights(trajectory),
-            normalized=config.normalize_advantages,
-        )
-        metrics = advantage_metrics(batch, trajectory)
-        metrics["critic/explained_variance"] = explained_variance(batch)
-        return batch, metrics
+        rows = trajectory.num_steps
+        return CreditEstimate(advantages=per_row(advantages, rows), returns=per_row(returns, rows))
 
     def _rewards(self, steps: DecisionSteps, trajectory: Trajectory) -> Tensor:
-        if self._reward_normalizer is None:
+        if self._normalizer is None:
             return steps.rewards
         per_chunk = len(steps.rewards) // trajectory.num_steps
         valid = trajectory.valid & ~idle_rows(trajectory)
-        return self._reward_normalizer(
+        return self._normalizer(
             rewards=steps.rewards,
             dones=steps.dones,
             valid=valid.repeat_interleave(per_chunk, dim=0),
             env_ids=trajectory.env_ids,
         )
 
-    def _weights(self, trajectory: Trajectory) -> Tensor | None:
-        idle = idle_rows(trajectory)
-        if not bool(idle.any()):
-            return None
-        active = ~idle & trajectory.uninterrupted()
-        if self.config.weight_by_episode_length:
-            return episode_length_weights(active)
-        return active.float()
-
-    def normalizer(self, batch: Batch) -> float:
-        """Sum of the sample weights."""
-        return total_weight(batch)
-
-    def loss(
-        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy, value and entropy loss; see :meth:`Algorithm.loss`."""
-        config = self.config
-        loss, metrics = self._policy_terms(evaluation, batch, normalizer)
-        if batch.returns is None or batch.values is None:
-            raise ValueError("PPO needs returns and values in the batch")
-        terms, clipped = clipped_value_loss(
-            values=evaluation.values,
-            old_values=batch.values,
-            returns=batch.returns,
-            value_clip=config.value_clip,
-            delta=config.huber_delta,
-        )
-        value_loss = _mean(terms, batch.weights, normalizer)
-        metrics["critic/value_loss"] = value_loss.detach()
-        if clipped is not None:
-            metrics["critic/value_clip_ratio"] = _mean(clipped.float(), batch.weights, normalizer)
-        return loss + config.value_coefficient * value_loss, metrics
-
-    def _policy_terms(
-        self, evaluation: Evaluation, batch: Batch, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy and entropy loss of a micro batch."""
-        return policy_terms(self.config, evaluation, batch, normalizer=normalizer)
-
     def state_dict(self) -> dict[str, Any]:
         """Reward statistics."""
-        if self._reward_normalizer is None:
+        if self._normalizer is None:
             return {}
-        return {"reward_normalizer": self._reward_normalizer.state_dict()}
+        return {"reward_normalizer": self._normalizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
-        if self._reward_normalizer is not None:
-            self._reward_normalizer.load_state_dict(state["reward_normalizer"])
+        if self._normalizer is not None:
+            self._normalizer.load_state_dict(state["reward_normalizer"])
 
 
-def _mean(terms: Tensor, weights: Tensor | None, normalizer: float) -> Tensor:
-    return aggregate(loss=terms, mode="seq-mean-token-mean", normalizer=normalizer, weights=weights)
+def reward_kl(config: PolicyConfig, batch: Batch) -> Tensor:
+    """[N, L] float64, what the KL divergence takes from the reward of each token.
+
+    Raises:
+        ValueError: The batch lacks what it needs.
+    """
+    if not config.kl_reward_beta:
+        return torch.zeros_like(batch.mask, dtype=torch.float64)
+    if batch.reference_log_probs is None:
+        raise ValueError("kl_reward_beta > 0 needs reference_log_probs in the batch")
+    proximal = batch.proximal_log_probs
+    kl = kl_estimate(
+        log_probs=(batch.log_probs if proximal is None else proximal).double(),
+        reference_log_probs=batch.reference_log_probs.double(),
+        kl_type=config.kl_reward_type,
+    )
+    return torch.where(batch.mask > 0, config.kl_reward_beta * kl, 0.0)
 
 
-def explained_variance(batch: Batch) -> float:
-    """1 − Var(returns − values) / Var(returns) of the critic that acted; 0 for constant returns."""
-    if batch.returns is None or batch.values is None:
-        raise ValueError("explained variance needs returns and values")
-    returns, values = batch.returns, batch.values
-    if batch.weights is not None:
-        counted = batch.weights > 0
-        returns, values = returns[counted], values[counted]
-    total = returns.double().var(correction=0)
-    if not total > 0:
-        return 0.0
-    return 1.0 - ((returns.double() - values.double()).var(correction=0) / total).item()
+class PPO(ClippedObjective):
+    """Advantages from a critic, one clipped objective.
+
+    The critic of a policy for actions is part of it and trained by the same loss; that of tokens is
+    a network of its own.
+    """
+
+    config: PPOConfig | DecoupledPPOConfig
+
+    def _credit_of(self, group_size: int) -> Credit:
+        del group_size  # environments are not compared with each other
+        return CriticCredit(self.config)
+
+    def trains_policy(self, step: int) -> bool:
+        """Not during the warm-up of a critic of its own."""
+        return step >= (self.config.critic_warmup_steps or 0)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import ModelConfig
 
 
 class Evaluation(Protocol):
@@ -22,11 +27,11 @@ class Evaluation(Protocol):
         """[N, K], or of action dimensions [N, C, A]."""
 
     @property
-    def values(self) -> Any:
+    def values(self) -> Tensor | None:
         """[N, V] of a policy that has a critic of its own."""
 
     @property
-    def entropy(self) -> Any:
+    def entropy(self) -> Tensor | None:
         """Shaped as ``log_probs``, in nats; None where it was not asked for."""
 
 
@@ -102,13 +107,24 @@ class Algorithm(ABC):
         del step
         return True
 
+    def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
+        """What is trained for actions, and what follows it, by name, with fresh weights.
+
+        Args:
+            model: Of the policy.
+            env_spec: Observations and actions to be dealt with.
+            seed: Of the weights.
+        """
+        values = self.value_dim(model.num_action_chunks)
+        return {"policy": model.build(env_spec, value_dim=values, seed=seed)}
+
     def value_dim(self, chunk: int) -> int:
         """V that a policy for chunks of ``chunk`` primitive actions must have; 0: no critic."""
         del chunk
         return 0
 
     @abstractmethod
-    def prepare(self, rollout: Any) -> tuple[Batch, dict[str, float]]:
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """Give a whole rollout its credit, and return metrics about it.
 
         Rows of a trajectory that a fault spoilt are left out. In a batch of answers ``mask``
@@ -133,6 +149,14 @@ class Algorithm(ABC):
         """
         del present
         return self.prepare(trajectory)
+
+    def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """A batch drawn from a replay with the random numbers that its losses need.
+
+        They are drawn for whole batches, so that losses do not depend on how ranks divide them.
+        """
+        del generator
+        return batch
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> float:

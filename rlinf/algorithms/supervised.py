@@ -1,21 +1,30 @@
-"""Supervised learning: cross entropy on what is to be learnt, tokens or actions."""
+"""Supervised learning: the loss on what is to be learnt, tokens or actions."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.protocol import Algorithm, Evaluation
+from rlinf.algorithms.protocol import Algorithm, Loss, Modules
+
+Objective = Literal["likelihood", "squared_error"]
 
 
 class Supervised(Algorithm):
-    """−Σ log π(term) / number of terms, over the terms where ``mask`` is not 0.
+    """Mean error of the terms where ``mask`` is not 0, over the whole global batch.
 
-    Of target tokens it is their mean cross entropy, of demonstrated actions it is behaviour
-    cloning (Pomerleau 1991).
+    With ``likelihood`` the error of a term is −log π: of target tokens their mean cross entropy, of
+    recorded actions behaviour cloning (Pomerleau 1991). With ``squared_error`` it is the squared
+    distance between a dimension of a recorded action and the mode of the policy there.
+
+    Args:
+        objective: Which error.
     """
+
+    def __init__(self, objective: Objective = "likelihood") -> None:
+        self._objective = objective
 
     def prepare(self, rollout: Any) -> tuple[Batch, dict[str, float]]:
         """What is to be learnt is given."""
@@ -25,9 +34,27 @@ class Supervised(Algorithm):
         """Terms to be learnt; 1 if there are none."""
         return float((batch.mask > 0).sum()) or 1.0
 
-    def loss(
-        self, evaluation: Evaluation, batch: Batch, *, normalizer: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`Algorithm.loss`."""
-        log_probs = batch.fold(evaluation.log_probs)
-        return -(log_probs * (batch.mask > 0)).sum() / normalizer, {}
+    def losses(self) -> tuple[Loss, ...]:
+        """One, of the policy; see the class."""
+
+        def of(
+            modules: Modules, batch: Batch, normalizer: float
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            return self.errors(modules["policy"], batch).sum() / normalizer, {}
+
+        return (Loss("policy", ("policy",), of),)
+
+    def errors(self, policy: Any, batch: Batch) -> Tensor:
+        """[N, K] error of each term, 0 where it is not to be learnt.
+
+        Args:
+            policy: Called with a batch; with ``squared_error`` its ``mode`` is, with the inputs.
+            batch: N rows.
+        """
+        errors: Tensor
+        if self._objective == "likelihood":
+            errors = -batch.fold(policy(batch).log_probs)
+        else:
+            distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
+            errors = distance.square().flatten(1)
+        return errors * (batch.mask > 0)

@@ -1,8 +1,9 @@
-"""``rlinf check env|engine NAME``: the conformance suite of an adapter."""
+"""``rlinf check env|engine|demonstrations``: the conformance suite of an adapter, or of a set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,12 +12,12 @@ from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
 from rlinf.conformance import CheckResult
 
-app = typer.Typer(help="Run the conformance suite of an adapter.", no_args_is_help=True)
+app = typer.Typer(help="Run the conformance suite of an adapter or a set.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Run the conformance suite of an adapter."""
+    """Run the conformance suite of an adapter or a set."""
 
 
 @app.command("env")
@@ -64,6 +65,19 @@ def check_engine(
     from rlinf.engines.conformance import check_engine as run_suite
 
     _show(f"engine {name}", run_suite(config))
+
+
+@app.command("demonstrations")
+def check_demonstrations(
+    path: Annotated[Path, typer.Argument(help="Directory, as `rlinf record` writes it.")],
+    debug: Debug = False,
+) -> None:
+    """Check that a set of recorded episodes is whole and can be learnt from."""
+    from rlinf.data.demonstrations import Demonstrations, check_set
+
+    found = Demonstrations.load(path.expanduser())  # compares the hash
+    say(f"{found}; {', '.join(f'{k} {v}' for k, v in found.source.items() if k != 'spec')}")
+    _show(f"demonstrations {path}", check_set(found))
 
 
 def _show(title: str, results: Sequence[CheckResult]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.failure import Debug, reporting
-from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint
+from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
 from rlinf.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Evaluate on held-out episodes or prompts, or on a benchmark; rates with 95 % intervals."""
-    if _is_recipe(source):
+    if is_recipe(source):
         options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare}
         given = [name for name, value in options.items() if value]
         if given:
@@ -70,19 +70,6 @@ def evaluate(
     from rlinf.runners.evaluation import evaluate as evaluate_run
 
     evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other)
-
-
-def _is_recipe(source: str) -> bool:
-    """Whether the words name a recipe; a run of that name wins."""
-    if any(path.is_dir() for path in (Path(source).expanduser(), Path("runs", source))):
-        return False
-    from rlinf.config.load import find_recipe
-
-    try:
-        find_recipe(source)
-    except ConfigError:
-        return source.endswith((".yaml", ".yml"))
-    return True
 
 
 def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:

@@ -33,13 +33,10 @@ class Kind(StrEnum):
 REGISTRIES = {
     Kind.ENVS: {"": "rlinf.envs.registry:REGISTRY"},
     Kind.MODELS: {"": "rlinf.models.registry:REGISTRY"},
-    Kind.ALGORITHMS: {
-        "actions": "rlinf.algorithms.registry:REGISTRY",
-        "text": "rlinf.algorithms.tokens.registry:REGISTRY",
-    },
+    Kind.ALGORITHMS: {"": "rlinf.algorithms.registry:REGISTRY"},
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
-    Kind.LOGGERS: {"": "rlinf.monitor.loggers.registry:REGISTRY"},
+    Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},
 }
 
@@ -61,7 +58,9 @@ def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
         for name, found in registry.usable():
             broken = isinstance(found, ConfigError)
             text = str(found) if broken else first_sentence(found.__doc__ or "")
-            yield (name, purpose, text) if purpose else (name, text)
+            families = getattr(found, "families", None)  # of policies that an algorithm trains
+            use = " and ".join(families) if families else purpose
+            yield (name, use, text) if use else (name, text)
 
 
 def _opening_comment(recipe: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import rlinf
-from rlinf.cli import check, doctor, evaluate, explain, listing, plan, resume, train, view
+from rlinf.cli import check, doctor, evaluate, explain, listing, plan, record, resume, train, view
 from rlinf.cli.failure import Debug, report, reporting
 from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.screen import say
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("resume")(resume.resume)
 app.command("eval")(evaluate.evaluate)
+app.command("record")(record.record)
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")

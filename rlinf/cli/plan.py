@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlinf.cli.failure import Debug
+from rlinf.cli.run_paths import check_file_writable
 from rlinf.cli.screen import complain, say, show_table
 from rlinf.cli.train import Overrides
 from rlinf.config.ranges import device_ranges
@@ -53,6 +54,9 @@ def plan(
     timeline: Annotated[
         Path | None, typer.Option(help="Write the simulated steps to this file, as a run does.")
     ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the plan to this file, for cluster.plan.")
+    ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Run the worst step and say what memory it takes.")
     ] = False,
@@ -75,16 +79,18 @@ def plan(
     shape = None if cluster is None else _shape(cluster)
     check(config, loaded)
     if memory:
-        if measure or profile or cluster or steps or lengths or timeline:
+        if measure or profile or cluster or steps or lengths or timeline or save:
             raise ConfigError("--memory runs the recipe as it is placed; give it alone")
         _show_memory(task, config, bytes_there)
         return
     if measure and profile:
         raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    if save is not None:
+        check_file_writable(save, "--save", "plan.yaml")
     asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
     found = _profile(task, config, loaded.short_name, measure=measure, given=profile)
     words = [recipe, *(overrides or [])]
-    _show_plan(task, config, found, shape, words, asked=asked)
+    _show_plan(task, config, found, shape, words, asked=asked, save=save)
 
 
 def _shape(text: str) -> ClusterShape:
@@ -145,11 +151,12 @@ def _show_plan(
     words: list[str],
     *,
     asked: Asked,
+    save: Path | None = None,
 ) -> None:
     from rlinf.cli.simulated_plan import show_simulation
     from rlinf.planner.described_cluster import cluster_of
 
-    found, notes, command = _solved(task, config, profile, shape)
+    found, notes, command = _solved(task, config, profile, shape, save)
     wanted = shape or cluster_of(config)
     units = [_unit(config, profile, group.kind, own=shape is None) for group in wanted.groups]
     show_table(f"plan for {_machine(wanted, units)}", *_plan_table(found))
@@ -172,17 +179,18 @@ def _show_plan(
     for place, other in enumerate(found.alternatives[:_ALTERNATIVES], start=1):
         say(f"{place}. {_alternative(found, other)}")
     show_simulation(config, task.flow(config), found.plan, profile, wanted, asked=asked)
+    if save is not None:
+        _save(found, save)
     if command is not None:
         say(f"\nrun it: {shlex.join(['rlinf', 'train', *words, *command])}")
 
 
 def _solved(
-    task: AnyTask, config: Any, profile: Profile, shape: ClusterShape | None
+    task: AnyTask, config: Any, profile: Profile, shape: ClusterShape | None, save: Path | None
 ) -> tuple[Planned, list[str], list[str] | None]:
     """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
-    from rlinf.planner.accepted_plan import find_accepted_plan
     from rlinf.planner.described_cluster import cluster_overrides
-    from rlinf.planner.planned import command_overrides, find_plan
+    from rlinf.planner.planned import command_overrides, find_accepted_plan, find_plan
 
     flow = task.flow(config)
     if shape is not None:
@@ -192,7 +200,21 @@ def _solved(
             return find_plan(config, flow, profile, cluster=shape), [f"no run: {error}"], None
     solved = find_accepted_plan(config, flow, profile, cluster=shape)
     notes = [solved.passed_over] if solved.passed_over else []
-    return solved.found, notes, command_overrides(config, solved.found.plan, shape)
+    file = "" if save is None else str(save)
+    return solved.found, notes, command_overrides(config, solved.found.plan, shape, file=file)
+
+
+def _save(found: Planned, path: Path) -> None:
+    """Write the plan, and say so.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        found.plan.save(path)
+    except OSError as error:
+        raise ConfigError(f"--save = '{path}' was not written: {error.strerror}") from error
+    say(f"\nplan: {path}")
 
 
 def _measures_growth(config: Any) -> bool:
@@ -233,7 +255,7 @@ def _count(number: int, what: str) -> str:
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     columns = (
-        "component", "devices", "processes", "when idle", "granularity", "stages", "seconds",
+        "component", "devices", "processes", "when idle", "stages", "seconds",
         "memory per device", "reason",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [
@@ -242,7 +264,6 @@ def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
             device_ranges(part.devices),
             str(part.processes),
             part.residency,
-            "all" if part.granularity is None else str(part.granularity),
             str(part.pipeline_stages),
             f"{part.predicted_seconds or 0:.3g}",
             _measured_mib(part.predicted_bytes),

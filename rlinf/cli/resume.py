@@ -29,8 +29,10 @@ def resume(
     check(config, recipe)
 
     from rlinf.config.dump import to_yaml
+    from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
 
     with RunDirectory.open(path) as directory:
         directory.write_config(to_yaml(config))
+        config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=True)

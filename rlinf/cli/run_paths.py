@@ -44,6 +44,19 @@ def find_run_or_checkpoint(given: str) -> Path:
     return find_run(given)
 
 
+def is_recipe(source: str) -> bool:
+    """Whether the words name a recipe; a run of that name wins."""
+    if any(path.is_dir() for path in (Path(source).expanduser(), Path("runs", source))):
+        return False
+    from rlinf.config.load import find_recipe
+
+    try:
+        find_recipe(source)
+    except ConfigError:
+        return source.endswith((".yaml", ".yml"))
+    return True
+
+
 def _hint(given: str) -> str:
     names = list(_names_below(_RUNS))
     if not names:

@@ -55,11 +55,13 @@ def train(
         return
 
     from rlinf.config.dump import to_yaml
+    from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
 
     name = loaded.short_name
     with RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory:
         directory.write_config(to_yaml(config))
+        config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=False)
 
 
@@ -100,4 +102,6 @@ def print_dry_run(config: PlacedConfig) -> None:
 
 def print_batches(config: PlacedConfig) -> None:
     """Print how environments or prompts become batches."""
-    show_table("batches", ("", ""), config.batch_table())
+    rows = config.batch_table()
+    if rows:
+        show_table("batches", ("", ""), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlinf.monitor.report.graph import Graph
     from rlinf.monitor.report.page import RunReport
     from rlinf.monitor.report.trace import Trace
+    from rlinf.monitor.timeline import Event
     from rlinf.planner.simulation import Simulation
 
 _MOST_STEPS, _MOST_SPANS = 20, 20_000
@@ -61,23 +62,24 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         ConfigError: The timeline has none of the steps.
     """
     from rlinf.cli.tasks import read_config, require_training
-    from rlinf.flow.plan import Plan
+    from rlinf.config.yaml_source import write_yaml
+    from rlinf.flow.plan import PLAN_FILE, Plan
     from rlinf.monitor.curve import Curve
     from rlinf.monitor.decisions import read_decisions
     from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
     from rlinf.monitor.report.page import RunReport
+    from rlinf.monitor.timeline import read_events
 
     task, _, config = read_config(str(run / CONFIG_FILE), [])
     require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
-    plans = [decision.plan for decision in decisions if decision.plan is not None]
-    # What was decided before a run went on with `runner.plan=manual` is of no force any more.
-    decided = plans and config.runner.plan is not None
-    plan: Plan = Plan.model_validate(plans[-1]) if decided else config.plan
+    kept = run / PLAN_FILE
+    plan: Plan = Plan.load(kept) if kept.is_file() else config.plan
     metrics = run / METRICS_FILE
     lines = read_metrics(metrics) if metrics.is_file() else []
-    measured = _trace(run / "timeline.json", flow, plan, steps)
+    timeline = run / "timeline.json"
+    measured = _trace(read_events(timeline), flow, plan, steps) if timeline.is_file() else None
     simulation = _simulation(run, flow, plan, config)
     return RunReport(
         name=f"{run.parent.name}/{run.name}",
@@ -85,6 +87,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         graph=flow_graph(flow),
         plan=plan.model_dump(mode="json")["components"],
         mode=plan.mode,
+        plan_file=write_yaml(plan.model_dump(mode="json")),
         config=(run / CONFIG_FILE).read_text(encoding="utf-8"),
         measured=measured,
         predicted=None if simulation is None else _simulated(simulation, flow, plan),
@@ -112,16 +115,16 @@ def flow_graph(flow: Flow) -> Graph:
     return Graph(nodes, arrows)
 
 
-def _trace(path: Path, flow: Flow, plan: Plan, steps: Sequence[int] | None) -> Trace | None:
+def _trace(
+    events: Iterable[Event], flow: Flow, plan: Plan, steps: Sequence[int] | None = None
+) -> Trace | None:
     """The wanted part of a timeline, or None where there is none."""
-    from rlinf.monitor.report.trace import read_trace
+    from rlinf.monitor.report.trace import trace_of
 
-    if not path.is_file():
-        return None
     devices: Mapping[str, Sequence[int]] = {
         name: part.devices for name, part in plan.components.items()
     }
-    trace = read_trace(path, (node.name for node in flow.nodes), devices)
+    trace = trace_of(events, (node.name for node in flow.nodes), devices)
     if not trace.steps:
         return None
     if steps is None:
@@ -160,17 +163,9 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
 
 
 def _simulated(simulation: Simulation, flow: Flow, plan: Plan) -> Trace | None:
-    """The events of a simulation as those of a run."""
-    import tempfile
-
-    from rlinf.monitor.timeline import TimelineFile
-
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "timeline.json"
-        with TimelineFile(path) as file:
-            # What takes no time has nothing to show.
-            file.write(e for e in simulation.events if e["end_ns"] > e["begin_ns"])
-        return _trace(path, flow, plan, None)
+    """The events of a simulation as those of a run; what takes no time has nothing to show."""
+    shown = (e for e in simulation.events if e["end_ns"] > e["begin_ns"])
+    return _trace(shown, flow, plan)
 
 
 def _timeline_hint(run: Path, config: Any) -> str:

@@ -108,6 +108,7 @@ def _explanation(
     key: str, owner: type[BaseModel], field: FieldInfo, recipes: Mapping[str, Any]
 ) -> Explanation:
     default = default_of(field)
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     sections = section_classes(field)
     component, options = component_of(field), options_of(field)
     kind = kind_of(field.annotation)
@@ -119,7 +120,13 @@ def _explanation(
         key=key,
         owner=_component_type(owner),
         kind=kind,
-        default="required" if default is ... else _default_text(default, bool(sections)),
+        default=(
+            str(extra["default_text"])  # where it depends on the rest of the recipe
+            if "default_text" in extra
+            else "required"
+            if default is ...
+            else _default_text(default, bool(sections))
+        ),
         legal=f"type: {', '.join(component.registry.names())}" if component else _legal(field),
         description=field.description or "",
         children=tuple(_children(sections, tagged=bool(component or options))),

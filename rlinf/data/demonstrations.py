@@ -1,13 +1,14 @@
 """Recorded episodes to learn from: what was seen, and what was done about it.
 
 On disk a set is a directory: ``frames.safetensors`` holds the arrays of all episodes one behind
-the other, ``info.json`` says where each episode begins and where it comes from. Nothing in it is
-executed when it is read. It is written beside its place and renamed, so that half a set is never
-found.
+the other, ``info.json`` says where each episode begins, where it comes from, and the hash of the
+arrays. Nothing in it is executed when it is read. It is written beside its place and renamed, so
+that half a set is never found.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save
 
+from rlinf.config.base import StrictModel
+from rlinf.config.nearest import did_you_mean
+from rlinf.conformance import CheckResult, outcome, require
 from rlinf.errors import ConfigError
 
 FORMAT = "rlinf-demonstrations/1"
@@ -74,7 +79,8 @@ class Demonstrations:
         actions: [N, A] float32.
         rewards: [N] float32.
         episodes: Where each episode lies.
-        source: Where the set comes from, as JSON values: environment, who acted.
+        source: Where the set comes from, as JSON values: ``env`` and the ``spec`` of its
+            observations and actions, who acted, with what noise.
     """
 
     observations: Mapping[str, np.ndarray]
@@ -127,18 +133,19 @@ class Demonstrations:
         """All but the last ``held_out`` episodes, and those.
 
         Raises:
-            ValueError: Fewer than one episode is left on a side.
+            ConfigError: Fewer than one episode is left on a side.
         """
         if not 0 < held_out < len(self.episodes):
-            raise ValueError(
+            raise ConfigError(
                 f"{held_out} of {len(self.episodes)} episodes cannot be held out; from 1 to "
-                f"{len(self.episodes) - 1}"
+                f"{len(self.episodes) - 1}",
+                key="held_out",
             )
-        kept = len(self.episodes) - held_out
-        return self._range(0, kept), self._range(kept, len(self.episodes))
-
-    def _range(self, begin: int, end: int) -> Demonstrations:
-        return Demonstrations.of(list(self)[begin:end], self.source)
+        episodes = list(self)
+        return (
+            Demonstrations.of(episodes[:-held_out], self.source),
+            Demonstrations.of(episodes[-held_out:], self.source),
+        )
 
     def __iter__(self) -> Iterator[Demonstration]:
         for episode in self.episodes:
@@ -187,12 +194,11 @@ class Demonstrations:
         try:
             observations = {_OBSERVATION + key: a for key, a in self.observations.items()}
             arrays = {**observations, "actions": self.actions, "rewards": self.rewards}
-            save_file(
-                {key: np.ascontiguousarray(array) for key, array in arrays.items()},
-                unfinished / _FRAMES,
-            )
+            frames = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
+            (unfinished / _FRAMES).write_bytes(frames)
             info = {
                 "format": FORMAT,
+                "sha256": hashlib.sha256(frames).hexdigest(),
                 "source": dict(self.source),
                 "episodes": [asdict(episode) for episode in self.episodes],
             }
@@ -203,7 +209,7 @@ class Demonstrations:
 
     @staticmethod
     def load(directory: Path) -> Demonstrations:
-        """Read a set.
+        """Read a set, and prove that it is the one that was written.
 
         Raises:
             ConfigError: There is none, or it is not whole.
@@ -214,8 +220,13 @@ class Demonstrations:
                 raise ConfigError(
                     f"{directory} is of the format {info['format']!r}, expected {FORMAT!r}"
                 )
-            arrays = load_file(directory / _FRAMES)
-            episodes = tuple(EpisodeInfo(**episode) for episode in info["episodes"])
+            frames = (directory / _FRAMES).read_bytes()
+            if hashlib.sha256(frames).hexdigest() != info["sha256"]:
+                raise ConfigError(
+                    f"{directory}: {_FRAMES} is not what was written (its SHA-256 is another than "
+                    f"in {_INFO}); restore it, or record the episodes again"
+                )
+            arrays = load(frames)
             found = Demonstrations(
                 observations={
                     key.removeprefix(_OBSERVATION): array
@@ -224,7 +235,7 @@ class Demonstrations:
                 },
                 actions=arrays["actions"],
                 rewards=arrays["rewards"],
-                episodes=episodes,
+                episodes=tuple(EpisodeInfo(**episode) for episode in info["episodes"]),
                 source=info["source"],
             )
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
@@ -233,6 +244,117 @@ class Demonstrations:
                 "some with: rlinf record"
             ) from error
         lengths = {len(array) for array in arrays.values()}
-        if lengths != {sum(episode.length for episode in episodes)}:
+        if lengths != {sum(episode.length for episode in found.episodes)}:
             raise ConfigError(f"{directory}: the arrays are not as long as the episodes together")
         return found
+
+
+class DemonstrationsConfig(StrictModel):
+    """Recorded episodes that a policy is to imitate."""
+
+    path: Path
+    """Directory of the set, as `rlinf record` writes it."""
+    only_successful: bool = True
+    """Leave out episodes that did not succeed."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take the first so many of these episodes alone; null: all."""
+    held_out: int = Field(default=0, ge=0)
+    """So many of them, the last ones, are not trained on, but validate."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are episodes to validate on."""
+        return self.held_out > 0
+
+    def check(self) -> None:
+        """Look for the set."""
+        path = self.path.expanduser()
+        if not (path / _INFO).is_file():
+            siblings = [entry.name for entry in path.parent.glob("*") if entry.is_dir()]
+            hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
+            raise ConfigError(
+                f"there are no demonstrations in {path}; {hint} Record some with: rlinf record "
+                f"RECIPE --out {path}",
+                key="path",
+            )
+        self.build()
+
+    def build(self) -> tuple[Demonstrations, Demonstrations | None]:
+        """Read what is trained on, and what validates; None where nothing does.
+
+        Raises:
+            ConfigError: The set is not whole, or no episode is left.
+        """
+        try:
+            whole = Demonstrations.load(self.path.expanduser())
+        except ConfigError as error:
+            raise ConfigError(str(error), key="path") from error
+        episodes = [each for each in whole if each.success or not self.only_successful]
+        if not episodes:
+            raise ConfigError(
+                f"none of the {len(whole.episodes)} episodes in {self.path} succeeded; nearest: "
+                "false, or other episodes",
+                key="only_successful",
+            )
+        kept = Demonstrations.of(episodes[: self.limit], whole.source)
+        return kept.split(self.held_out) if self.held_out else (kept, None)
+
+
+# -- whether a set can be learnt from -----------------------------------------------------------
+
+
+def check_set(demonstrations: Demonstrations) -> list[CheckResult]:
+    """What `rlinf check demonstrations` looks at, beside the hash that reading compares."""
+    checks = {
+        "shapes": _check_shapes,
+        "numbers": _check_numbers,
+        "bounds": _check_bounds,
+        "episodes": _check_episodes,
+        "success": _check_success,
+    }
+    return [outcome(name, check, demonstrations) for name, check in checks.items()]
+
+
+def _check_shapes(found: Demonstrations) -> str:
+    spec = found.source.get("spec")
+    require(spec, "the source says nothing of the spec of observations and actions")
+    assert spec is not None
+    wanted = {key: tuple(shape) for key, shape in spec["observation_shapes"].items()}
+    given = {key: array.shape[1:] for key, array in found.observations.items()}
+    require(given == wanted, f"observations {given}, the spec says {wanted}")
+    dim = spec["action_dim"]
+    require(found.actions.shape[1] == dim, f"actions {found.actions.shape}, the spec has {dim}")
+    return f"actions [{dim}], observations {given}"
+
+
+def _check_numbers(found: Demonstrations) -> str:
+    arrays = {**found.observations, "actions": found.actions, "rewards": found.rewards}
+    broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+    require(not broken, f"{', '.join(broken)} hold what is no finite number")
+    return "all finite"
+
+
+def _check_bounds(found: Demonstrations) -> str:
+    spec = found.source.get("spec") or {"action_low": -np.inf, "action_high": np.inf}
+    low, high = (np.asarray(spec[f"action_{side}"], np.float32) for side in ("low", "high"))
+    outside = np.any((found.actions < low) | (found.actions > high), axis=1)
+    require(not outside.any(), f"{outside.sum()} of {len(outside)} actions are out of bounds")
+    return f"actions from {found.actions.min():.3g} to {found.actions.max():.3g}"
+
+
+def _check_episodes(found: Demonstrations) -> str:
+    ends = [0, *(episode.first + episode.length for episode in found.episodes)]
+    firsts = [episode.first for episode in found.episodes]
+    require(firsts == ends[:-1], "the episodes do not lie one behind the other")
+    seeds = len({episode.seed for episode in found.episodes})
+    require(seeds == len(firsts), f"{len(firsts)} episodes have {seeds} different seeds")
+    lengths = [episode.length for episode in found.episodes]
+    return f"{len(lengths)} of {min(lengths)} to {max(lengths)} steps, all seeds different"
+
+
+def _check_success(found: Demonstrations) -> str:
+    good = sum(episode.success for episode in found.episodes)
+    require(good, "no episode succeeded")
+    return f"{good} of {len(found.episodes)} episodes succeeded"

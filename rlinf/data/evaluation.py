@@ -1,22 +1,209 @@
-"""Evaluation on episodes as a contract (see :mod:`rlinf.data.evaluation_files`).
+"""Evaluation as a contract: a specification that is a file with a hash, results that carry it.
 
-A success rate says nothing without the episodes it was measured on. An :class:`EvaluationSpec`
-lists every episode with its seed; an :class:`EvaluationResult` carries the hash of its
-specification, and only results of one specification can be compared.
+A success rate says nothing without the items it was measured on. Here is what all kinds of items
+have in common, and the first kind, episodes; the other are prompts
+(:mod:`rlinf.data.text_evaluation`). Only results of one specification can be compared.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult, require_one_spec
+from rlinf.checkpoint.files import write_atomic
 from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.errors import ConfigError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance as _Dataclass
+else:
+    _Dataclass = object
+
+Key = TypeVar("Key", bound=Hashable)
+Outcome = TypeVar("Outcome")
 SuccessDefinition = Literal["success_once", "success_at_end"]
+
+
+class HashedSpec(_Dataclass):
+    """Base of the specifications, frozen dataclasses of JSON values."""
+
+    format: ClassVar[str]
+    """Name and version of the file format, part of the hash."""
+
+    def contents(self) -> dict[str, Any]:
+        """Everything that the hash covers, as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def restored(cls, contents: dict[str, Any]) -> Self:
+        """From what :meth:`contents` became in a file.
+
+        Raises:
+            KeyError: Something is missing.
+            TypeError: Something is unknown, or of another kind.
+            ConfigError: A value is not legal.
+        """
+        return cls(**contents)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256, in hex, of the canonical JSON: equal contents, equal hash."""
+        content = {"format": self.format, **self.contents()}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        """Write the specification, and its hash, as a JSON file."""
+        write_json(path, {"format": self.format, "sha256": self.sha256, **self.contents()})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a specification.
+
+        Raises:
+            ConfigError: The file is none, or was changed after its hash was written.
+        """
+        content = read_json(path, cls.format)
+        stated = content.pop("sha256", None)
+        try:
+            spec = cls.restored(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no specification: {error}") from error
+        if stated not in (None, spec.sha256):
+            raise ConfigError(
+                f"{path} was changed after it was written: its hash is {spec.sha256[:12]}…, it "
+                f"states {str(stated)[:12]}…. Remove the line `sha256` to make it a new one."
+            )
+        return spec
+
+
+class SpecifiedResult(ABC, _Dataclass):
+    """Base of the results, frozen dataclasses of JSON values."""
+
+    format: ClassVar[str]
+    """Name and version of the file format."""
+    spec_sha256: str
+    """Hash of the specification."""
+    checkpoint: str
+    """What was evaluated: run and step, or a path."""
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """Rates for who reads the file; they are not read back."""
+
+    @classmethod
+    def restored(cls, contents: dict[str, Any]) -> Self:
+        """From the fields as they became in a file.
+
+        Raises:
+            KeyError: Something is missing.
+            TypeError: Something is unknown, or of another kind.
+        """
+        return cls(**contents)
+
+    def save(self, path: Path | str) -> None:
+        """Write a JSON file; the rates in it are for readers, only the outcomes are read back."""
+        write_json(path, {"format": self.format, "summary": self.summary(), **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a result.
+
+        Raises:
+            ConfigError: The file is none.
+        """
+        content = read_json(path, cls.format)
+        content.pop("summary", None)
+        try:
+            return cls.restored(content)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is no result: {error}") from error
+
+
+def in_order(
+    wanted: Iterable[Key],
+    outcomes: Iterable[Outcome],
+    key: Callable[[Outcome], Key],
+    *,
+    item: str,
+    done: str,
+    by: str = "",
+) -> tuple[Outcome, ...]:
+    """Outcomes in the order of a specification, each item of it once.
+
+    Args:
+        wanted: Keys of the items of the specification, in their order.
+        outcomes: In any order.
+        key: Of an outcome.
+        item: What an item is called.
+        done: What was done with it.
+        by: What a key is, to be said where one is not known.
+
+    Raises:
+        ValueError: One is missing, unknown or there twice.
+    """
+    given, order = list(outcomes), list(wanted)
+    found = {key(outcome): outcome for outcome in given}
+    if len(found) < len(given):
+        raise ValueError(f"a {item} of the evaluation was {done} twice")
+    if found.keys() != set(order):
+        raise ValueError(
+            f"the {len(given)} {item}s that were {done} are not the {len(order)} of the "
+            f"specification{by}"
+        )
+    return tuple(found[each] for each in order)
+
+
+def require_one_spec(first: SpecifiedResult, second: SpecifiedResult, what: str) -> None:
+    """Refuse to compare results of different specifications, of which nothing can be said.
+
+    Args:
+        first: A result.
+        second: Another.
+        what: What both must have in common, in words.
+
+    Raises:
+        ConfigError: They have not.
+    """
+    if first.spec_sha256 != second.spec_sha256:
+        raise ConfigError(
+            f"{first.checkpoint} was evaluated by specification {first.spec_sha256[:12]}…, "
+            f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same {what} "
+            "can be compared. Evaluate both with one specification."
+        )
+
+
+def write_json(path: Path | str, content: Mapping[str, Any]) -> None:
+    """Write a file that is whole or not there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
+    """Read what :func:`write_json` wrote, without its format.
+
+    Raises:
+        ConfigError: The file is not there, or is of another format.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON file: {error}") from error
+    if not isinstance(content, dict) or content.pop("format", None) != expected_format:
+        raise ConfigError(f"{path} is no file of the format {expected_format}")
+    return content
+
+
+# -- episodes -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,16 +292,14 @@ class EvaluationResult(SpecifiedResult):
         Raises:
             ValueError: An episode is missing, unknown, played twice or with another seed.
         """
-        given = list(outcomes)
-        played = {outcome.episode_id: outcome for outcome in given}
-        if len(played) < len(given):
-            raise ValueError("an episode of the evaluation was played twice")
-        if {(o.episode_id, o.seed) for o in given} != set(spec.episodes):
-            raise ValueError(
-                f"the {len(given)} episodes that were played are not the {spec.n} of the "
-                "specification, by id and seed"
-            )
-        ordered = tuple(played[episode] for episode, _ in spec.episodes)
+        ordered = in_order(
+            spec.episodes,
+            outcomes,
+            lambda outcome: (outcome.episode_id, outcome.seed),
+            item="episode",
+            done="played",
+            by=", by id and seed",
+        )
         return cls(spec.sha256, spec.success, checkpoint, ordered)
 
     def succeeded(self) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult, require_one_spec
+from rlinf.data.evaluation import HashedSpec, SpecifiedResult, in_order, require_one_spec
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind
@@ -184,23 +184,17 @@ class TextEvaluationResult(SpecifiedResult):
         Raises:
             ValueError: A prompt is missing, unknown or twice, or has another number of samples.
         """
-        given = list(outcomes)
-        by_id = {outcome.prompt_id: outcome for outcome in given}
-        if len(by_id) < len(given):
-            raise ValueError("a prompt of the evaluation was answered twice")
-        if by_id.keys() != set(spec.prompt_ids):
-            raise ValueError(
-                f"the {len(given)} prompts that were answered are not the "
-                f"{len(spec.prompt_ids)} of the specification"
-            )
-        for outcome in given:
+        ordered = in_order(
+            spec.prompt_ids, outcomes, lambda o: o.prompt_id, item="prompt", done="answered"
+        )
+        for outcome in ordered:
             if any(size != spec.samples for size in outcome.sizes()):
                 raise ValueError(f"prompt {outcome.prompt_id} has not {spec.samples} completions")
         return cls(
             spec_sha256=spec.sha256,
             checkpoint=checkpoint,
             samples=spec.samples,
-            outcomes=tuple(by_id[number] for number in spec.prompt_ids),
+            outcomes=ordered,
         )
 
     def scores(self, metric: str) -> np.ndarray:

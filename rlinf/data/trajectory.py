@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
-_FORWARD_PREFIX = "forward_inputs."
+_NAMED = ("forward_inputs", "next_observations")
 _WITHOUT_TIME = ("env_ids", "bootstrap_values")
 
 
@@ -22,6 +22,9 @@ class Trajectory:
     Args:
         forward_inputs: All that is needed to recompute log-probs, each [T, B, ...]: the observation
             before the action and the raw action.
+        next_observations: What followed each row, each [T, B, ...] under the names of the
+            observations; at the end of an episode its last observation and not the first of the
+            next. Empty where nothing is learnt from single transitions, which saves the memory.
         log_probs: [T, B, C, A] float32, under the policy that acted.
         values: [T, B, V] float32; V is 1 (one value per chunk), C (one per primitive step) or 0
             (no critic).
@@ -54,6 +57,7 @@ class Trajectory:
     env_ids: Tensor
     episode_ids: Tensor
     reset_seeds: Tensor
+    next_observations: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.log_probs.ndim != 4:
@@ -80,12 +84,13 @@ class Trajectory:
         self._expect("env_ids", (envs,), torch.int64)
         for name in ("versions", "episode_ids", "reset_seeds"):
             self._expect(name, rows, torch.int64)
-        for name, tensor in self.forward_inputs.items():
-            if tuple(tensor.shape[:2]) != rows:
-                raise ValueError(
-                    f"forward_inputs[{name!r}] has shape {tuple(tensor.shape)}, expected "
-                    f"[T={steps}, B={envs}, ...]"
-                )
+        for group in _NAMED:
+            for name, tensor in getattr(self, group).items():
+                if tuple(tensor.shape[:2]) != rows:
+                    raise ValueError(
+                        f"{group}[{name!r}] has shape {tuple(tensor.shape)}, expected "
+                        f"[T={steps}, B={envs}, ...]"
+                    )
 
     def _expect(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
         tensor: Tensor = getattr(self, name)
@@ -159,14 +164,13 @@ class Trajectory:
         return self.from_tensors({k: t.to(device) for k, t in self.to_tensors().items()})
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dictionary of tensors; entries of ``forward_inputs`` get that prefix."""
+        """A flat dictionary of tensors; entries of a mapping get its name as a prefix."""
         tensors = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "forward_inputs"
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NAMED
         }
-        for name, tensor in self.forward_inputs.items():
-            tensors[_FORWARD_PREFIX + name] = tensor
+        for group in _NAMED:
+            for name, tensor in getattr(self, group).items():
+                tensors[f"{group}.{name}"] = tensor
         return tensors
 
     @classmethod
@@ -176,19 +180,21 @@ class Trajectory:
         Raises:
             ValueError: a tensor is missing, unknown, or of the wrong shape.
         """
-        expected = {field.name for field in fields(cls)} - {"forward_inputs"}
-        plain = {k: v for k, v in tensors.items() if not k.startswith(_FORWARD_PREFIX)}
+        expected = {each.name for each in fields(cls)} - set(_NAMED)
+        plain: dict[str, Tensor] = {}
+        named: dict[str, dict[str, Tensor]] = {group: {} for group in _NAMED}
+        for key, tensor in tensors.items():
+            group, dot, name = key.partition(".")
+            if dot and group in named:
+                named[group][name] = tensor
+            else:
+                plain[key] = tensor
         if plain.keys() != expected:
             raise ValueError(
                 f"not a trajectory: missing {sorted(expected - plain.keys())}, "
                 f"unknown {sorted(plain.keys() - expected)}"
             )
-        forward_inputs = {
-            k.removeprefix(_FORWARD_PREFIX): v
-            for k, v in tensors.items()
-            if k.startswith(_FORWARD_PREFIX)
-        }
-        return cls(forward_inputs=forward_inputs, **plain)
+        return cls(**named, **plain)  # type: ignore[arg-type]
 
 
 def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
@@ -199,7 +205,7 @@ def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
 
     Raises:
         ValueError: nothing to join, an environment occurs twice, or C, A, V or the names of
-            ``forward_inputs`` differ.
+            ``forward_inputs`` or ``next_observations`` differ.
     """
     _check_joinable(trajectories)
     env_ids = torch.cat([trajectory.env_ids for trajectory in trajectories])
@@ -247,11 +253,10 @@ def _check_joinable(trajectories: Sequence[Trajectory]) -> None:
         raise ValueError("no rollouts to join")
     first = trajectories[0]
     for other in trajectories[1:]:
-        if other.forward_inputs.keys() != first.forward_inputs.keys():
-            raise ValueError(
-                f"forward_inputs differ: {sorted(first.forward_inputs)} and "
-                f"{sorted(other.forward_inputs)}"
-            )
+        for group in _NAMED:
+            names, others = getattr(first, group), getattr(other, group)
+            if others.keys() != names.keys():
+                raise ValueError(f"{group} differ: {sorted(names)} and {sorted(others)}")
         for name, tensor in other.to_tensors().items():
             expected = first.to_tensors()[name]
             lead = 1 if name in _WITHOUT_TIME else 2

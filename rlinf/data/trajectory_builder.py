@@ -9,7 +9,7 @@ import torch
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory import Trajectory
-from rlinf.envs.results import VectorStep
+from rlinf.envs.results import Observations, VectorStep
 
 
 @dataclass
@@ -26,10 +26,14 @@ class TrajectoryBuilder:
         env_ids: [n] int64, global environment numbers.
         rows_wanted: Chunk steps of the rollout; rows are added past it until as many valid
             transitions were seen as a rollout without faults would have.
+        keep_next_observations: Whether the trajectory holds what followed each row.
     """
 
-    def __init__(self, env_ids: np.ndarray, rows_wanted: int) -> None:
+    def __init__(
+        self, env_ids: np.ndarray, rows_wanted: int, *, keep_next_observations: bool = False
+    ) -> None:
         self._env_ids = env_ids
+        self._keep_next_observations = keep_next_observations
         self._rows_wanted = rows_wanted
         self._rows: list[_Row] = []
         self._valid: list[np.ndarray] = []
@@ -79,6 +83,13 @@ class TrajectoryBuilder:
         }
         for key in rows[0].policy.forward_inputs:
             forward_inputs[key] = torch.stack([r.policy.forward_inputs[key] for r in rows])
+        next_observations: dict[str, torch.Tensor] = {}
+        if self._keep_next_observations:
+            following = [_next_observations(row.step) for row in rows]
+            next_observations = {
+                key: torch.from_numpy(np.stack([each[key] for each in following]))
+                for key in observation_keys
+            }
         versions = np.array([row.policy.version for row in rows], dtype=np.int64)
         return Trajectory(
             forward_inputs=forward_inputs,
@@ -94,4 +105,15 @@ class TrajectoryBuilder:
             env_ids=torch.from_numpy(self._env_ids),
             episode_ids=torch.from_numpy(np.stack([row.step.episode_ids for row in rows])),
             reset_seeds=torch.from_numpy(np.stack([row.step.reset_seeds for row in rows])),
+            next_observations=next_observations,
         )
+
+
+def _next_observations(step: VectorStep) -> Observations:
+    """By key [n, ...]: what the actions led to, before the environments were reset."""
+    if step.final_observations is None:
+        return step.observations
+    following = {key: value.copy() for key, value in step.observations.items()}
+    for key, value in step.final_observations.items():
+        following[key][step.final_mask] = value
+    return following

@@ -14,7 +14,7 @@ from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.protocol import ModelSource
 from rlinf.errors import ConfigError
 from rlinf.models.buffers import saved_buffers
-from rlinf.scheduler.accelerators import process_device
+from rlinf.scheduler.process import own_device
 
 
 def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:
@@ -90,7 +90,7 @@ def _load(config: HFEngineConfig, source: ModelSource) -> Any:
 
 def _own_device() -> str:
     """Where a model computes that nobody else uses."""
-    return process_device()
+    return own_device()
 
 
 def tokenizer_of(path: Path | None) -> Any:

@@ -16,7 +16,7 @@ from rlinf.conformance import CheckResult, outcome, require
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure
 
 _ENVS = 4

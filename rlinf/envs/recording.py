@@ -11,14 +11,17 @@ from rlinf.envs.base import Observation
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.registry import REGISTRY
 from rlinf.envs.results import Observations
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 Act = Callable[[Observations], np.ndarray]
 """Observations by key [n, ...] to action chunks [n, C, A]."""
+Actor = Callable[[EnvSpec], Act]
+"""Who acts in an env of this spec."""
 
 
-def expert_of(config: EnvConfig) -> Act:
+def expert_of(config: EnvConfig) -> Actor:
     """The expert that the simulator of an env section brings, on batches, one action at a time.
 
     Raises:
@@ -40,7 +43,7 @@ def expert_of(config: EnvConfig) -> Act:
                    for row in range(count)]  # fmt: skip
         return np.asarray(actions, np.float32)[:, None]
 
-    return act_on_batch
+    return lambda spec: act_on_batch
 
 
 class _Episode:
@@ -67,18 +70,18 @@ class _Episode:
 
 def record_episodes(
     config: EnvConfig,
-    act: Act,
+    actor: Actor,
     episodes: Sequence[tuple[int, int]],
     *,
     num_envs: int,
     seed: int = 0,
     noise: float = 0.0,
-) -> list[Demonstration]:
+) -> tuple[EnvSpec, list[Demonstration]]:
     """Play episodes and keep every primitive step; a faulty episode is left out.
 
     Args:
         config: The env to play in.
-        act: Who acts. Of a chunk of actions all are executed before it is asked again.
+        actor: Who acts. Of a chunk of actions all are executed before it is asked again.
         episodes: (episode id, seed of the reset) of each.
         num_envs: Envs at the same time, at most one per episode.
         seed: Of the noise.
@@ -87,7 +90,7 @@ def record_episodes(
             al. 2017).
 
     Returns:
-        The episodes, in the order of the list.
+        What the env shows and takes, and the episodes in the order of the list.
     """
     kept: dict[int, Demonstration] = {}
     random = np.random.default_rng(seed)
@@ -96,7 +99,7 @@ def record_episodes(
     with SupervisedVectorEnv(
         played, num_envs=count, seed=seed, purpose="eval", episode_seeds=episodes, max_chunk=1
     ) as env:
-        running = [_Episode() for _ in range(count)]
+        act, running = actor(env.env_spec), [_Episode() for _ in range(count)]
         low, high = (np.asarray(bound, np.float32) for bound in
                      (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
         observations = env.reset()
@@ -126,4 +129,5 @@ def record_episodes(
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over
             observations = step.observations
-    return [kept[number] for number, _ in episodes if number in kept]
+        spec = env.env_spec
+    return spec, [kept[number] for number, _ in episodes if number in kept]

@@ -12,7 +12,7 @@ from rlinf.envs.base import SimulatorEnv
 
 ADAPTERS = {
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
-    "metaworld": "rlinf.envs.metaworld:MetaWorldEnv",
+    "metaworld": "rlinf.envs.metaworld.adapter:MetaWorldEnv",
 }
 
 REGISTRY = Registry("env type", "rlinf.envs", ADAPTERS, SimulatorEnv)

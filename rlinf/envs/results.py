@@ -1,12 +1,106 @@
-"""What one exchange with a vector env returns."""
+"""What comes back from envs: observations, rewards, faults and ended episodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
-from rlinf.envs.records import EnvFault, EpisodeRecord
+
+class FaultReason(StrEnum):
+    """Why the data of an env cannot be used."""
+
+    CRASH = "crash"
+    """The env process ended."""
+    HANG = "hang"
+    """No primitive step or reset ended within the deadline."""
+    NOT_FINITE = "not_finite"
+    """A NaN or infinite reward or observation."""
+    MALFORMED = "malformed"
+    """An observation or reward of another shape, type or set of keys than declared."""
+    EXCEPTION = "exception"
+    """The simulator raised."""
+
+
+@dataclass(frozen=True)
+class EnvFault:
+    """One closed episode that must not be trained on.
+
+    Args:
+        env: Global env number, or -1 when an idle process ended and no episode was lost.
+        reason: What kind of fault.
+        detail: Message or stack of the env side.
+        episode_id: The episode that was lost, -1 when none was.
+    """
+
+    env: int
+    reason: FaultReason
+    detail: str
+    episode_id: int
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One ended episode.
+
+    Args:
+        env: Global env number.
+        episode_id: Unique number of the episode in the run, or the id given by the episode list.
+        seed: Seed of its reset.
+        success_once: Whether any step reported success.
+        success_at_end: Whether the last step reported success.
+        fail_once: Whether any step reported failure.
+        episode_return: Sum of the simulator's rewards (before ``reward_scale``).
+        episode_len: Primitive steps.
+        reward: ``episode_return / episode_len``.
+        valid: False when a fault closed the episode.
+    """
+
+    env: int
+    episode_id: int
+    seed: int
+    success_once: bool
+    success_at_end: bool
+    fail_once: bool
+    episode_return: float
+    episode_len: int
+    reward: float
+    valid: bool
+
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("episode_id", "<i8"),
+        ("seed", "<i8"),
+        ("episode_return", "<f8"),
+        ("episode_len", "<i8"),
+        ("success_once", "?"),
+        ("success_at_end", "?"),
+        ("fail_once", "?"),
+        ("valid", "?"),
+    ]
+)
+"""How one ended episode lies in shared memory."""
+
+
+def read_record(env: int, row: np.void) -> EpisodeRecord:
+    """Return the record that an env process wrote into shared memory."""
+    length = int(row["episode_len"])
+    total = float(row["episode_return"])
+    return EpisodeRecord(
+        env=env,
+        episode_id=int(row["episode_id"]),
+        seed=int(row["seed"]),
+        success_once=bool(row["success_once"]),
+        success_at_end=bool(row["success_at_end"]),
+        fail_once=bool(row["fail_once"]),
+        episode_return=total,
+        episode_len=length,
+        reward=total / max(length, 1),
+        valid=bool(row["valid"]),
+    )
+
 
 Observations = dict[str, np.ndarray]
 

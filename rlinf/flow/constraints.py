@@ -60,8 +60,8 @@ class Constraints(StrictModel):
     group_size: int = Field(default=1, ge=1)
     """Items that belong together and are never handed over, or processed, apart."""
     granularities: tuple[int, ...] = ()
-    """Items per hand-over to be considered; empty: every whole number of groups that divides the
-    items."""
+    """Items per hand-over, as the stages of the flow yield them; empty: any whole number of groups
+    that divides the items, of which the time model takes the best."""
     exchanges: Mapping[str, int] = Field(default_factory=dict)
     """How often the stages of a loop feed each other in a step, by node; without an entry, once."""
     staleness: int = Field(default=0, ge=0)
@@ -89,12 +89,12 @@ class Constraints(StrictModel):
         return tuple(self.group_size * n for n in range(1, groups + 1) if groups % n == 0)
 
     def considered(self) -> tuple[int, ...]:
-        """Granularities to search, ascending, always with that of a single hand-over."""
+        """Items per hand-over to search, ascending, always with that of a single one."""
         return tuple(sorted({*(self.granularities or self.hand_overs()), self.items}))
 
     @property
     def handed_over(self) -> int:
-        """Items per hand-over where a plan does not say it."""
+        """Items per hand-over where nothing else is known."""
         return min(self.granularities, default=self.items)
 
     def of(self, component: str) -> ComponentConstraint:

@@ -7,18 +7,26 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError, MissingPackageError
-from rlinf.flow.plan import ComponentPlan, Plan, Residency
-from rlinf.flow.plan_policy import AutoPlanConfig, read_plan_policy
+from rlinf.flow.plan import (
+    AutoPlan,
+    AutoPlanConfig,
+    ComponentPlan,
+    Plan,
+    PlanChoice,
+    Residency,
+    read_plan_choice,
+)
 from rlinf.monitor.config import LoggerConfig
+from rlinf.scheduler.accelerators import installed_accelerators
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
@@ -35,14 +43,32 @@ class RunnerConfig(StrictModel):
     """Directory that holds the run directories."""
     timeline: bool = False
     """Write a Chrome/Perfetto timeline of stages, leases and transfers to the run directory."""
-    plan: AutoPlanConfig | None = None
-    """`auto`: measure while training and change the placement where another is faster; the section
-    says when. null, or `manual`: keep the placement of the recipe."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plan_is_of_the_cluster(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "plan" not in data:
+            return data
+        if data["plan"] not in (None, "manual"):
+            raise illegal("plan", "is now cluster.plan", hint="cluster.plan: auto, or {auto: {…}}")
+        return {key: value for key, value in data.items() if key != "plan"}
+
+
+class PlannedClusterConfig(ClusterConfig):
+    """Machines, and where components run on them: by a placement, or by a plan."""
+
+    plan: PlanChoice | None = None
+    """A file that `rlinf plan --save` wrote, or what such a file says: its components run as it is
+    written there. `auto`, or `{auto: {…}}`: measure while training and change the placement where
+    another is faster. null: `component_placement` and `residency` say it."""
 
     @field_validator("plan", mode="before")
     @classmethod
-    def _accept_word(cls, value: Any) -> Any:
-        return read_plan_policy(value)
+    def _read_plan(cls, value: Any) -> Any:
+        try:
+            return read_plan_choice(value)
+        except ConfigError as error:
+            raise illegal("", str(error).replace("\n  ", " "), hint="a file, or auto") from error
 
 
 class PlacedConfig(StrictModel):
@@ -53,14 +79,39 @@ class PlacedConfig(StrictModel):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of everything that is drawn in the run."""
     runner: RunnerConfig
-    cluster: ClusterConfig = ClusterConfig(runtime="local")
+    cluster: PlannedClusterConfig = PlannedClusterConfig(runtime="local")
     checkpoint: CheckpointConfig = CheckpointConfig()
     logger: LoggerConfig = LoggerConfig()
+
+    pipeline_key: ClassVar[str] = ""
+    """Key that says how many sub-batches of a loop are in flight; empty: the task has no loop."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loops_as_planned(cls, data: Any) -> Any:
+        """Let the pipeline stages of a plan be those of the recipe, which says no other ones."""
+        found = _stages_in(data) if cls.pipeline_key else None
+        if found is None:
+            return data
+        plan, stages = found
+        section, _, key = cls.pipeline_key.rpartition(".")
+        given = data.get(section) or {}
+        if given.get(key, stages) != stages:
+            why = f"is {given[key]}, and cluster.plan has {stages} pipeline stages"
+            raise illegal(cls.pipeline_key, why, hint=f"drop one: ~{cls.pipeline_key}")
+        cluster = {**data["cluster"], "plan": plan}
+        return {**data, "cluster": cluster, section: {**given, key: stages}}
 
     @property
     @abstractmethod
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run."""
+
+    @property
+    def auto_plan(self) -> AutoPlanConfig | None:
+        """When the run looks for a better plan by itself; None: it keeps the one that it has."""
+        choice = self.cluster.plan
+        return choice.auto if isinstance(choice, AutoPlan) else None
 
     @property
     def can_rescale(self) -> bool:
@@ -74,6 +125,9 @@ class PlacedConfig(StrictModel):
 
     def placement(self) -> dict[str, Any]:
         """Placement of each component; without one, every component is one process on node 0."""
+        if isinstance(self.cluster.plan, Plan):
+            parts = self.cluster.plan.components.items()
+            return {name: part.placement for name, part in parts}
         given = self.cluster.component_placement
         return dict(given) if given else {",".join(self.components): "0"}
 
@@ -84,7 +138,9 @@ class PlacedConfig(StrictModel):
 
     @cached_property
     def plan(self) -> Plan:
-        """The hand-written placement as a plan."""
+        """What `cluster.plan` says, or the hand-written placement as a plan."""
+        if isinstance(self.cluster.plan, Plan):
+            return self.cluster.plan
         components: dict[str, ComponentPlan] = {}
         for entry in parse_component_placement(self.placement()):
             assigned: dict[int, tuple[int, ...]] = {}
@@ -112,7 +168,7 @@ class PlacedConfig(StrictModel):
     def devices(self) -> int:
         """Devices that a placement can name: CPU slots, accelerators, or else the nodes."""
         cluster = self.cluster
-        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or nvidia_devices()
+        found = cluster.cpu_devices_per_node or cluster.accelerators_per_node or accelerators_here()
         return (found or 1) * cluster.num_nodes
 
     def check_nodes(self, accelerators: Sequence[int]) -> None:
@@ -137,7 +193,7 @@ class PlacedConfig(StrictModel):
     def on_accelerators(self) -> bool:
         """Whether devices have memory of their own."""
         cluster = self.cluster
-        found = cluster.accelerators_per_node or nvidia_devices()
+        found = cluster.accelerators_per_node or accelerators_here()
         return cluster.cpu_devices_per_node is None and found > 0
 
     @property
@@ -197,6 +253,9 @@ class PlacedConfig(StrictModel):
             if getattr(cluster, key):
                 why = "is not asked here: each such choice is made from measured times"
                 raise illegal(f"cluster.{key}", why, hint="leave it out, or false")
+        if isinstance(cluster.plan, Plan):
+            self._check_plan(cluster.plan)
+            return
         placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
         known = set(self.components)
         missing, unknown = known - placed, placed - known
@@ -213,6 +272,25 @@ class PlacedConfig(StrictModel):
             _ = self.plan
         except PlacementError as error:
             raise illegal("cluster.component_placement", str(error)) from error
+
+    def _check_plan(self, plan: Plan) -> None:
+        """Refuse a plan beside a placement, and one that cannot be executed."""
+        for key in ("component_placement", "residency"):
+            if getattr(self.cluster, key):
+                why = f"places components, as cluster.{key} does"
+                hint = f"drop one: ~cluster.{key}, or ~cluster.plan"
+                raise illegal("cluster.plan", why, hint=hint)
+        nodes = self.cluster.num_nodes
+        each = self.devices // nodes
+        for key, why, hint in plan.problems(self.components, self.offloading, nodes, each):
+            raise illegal(f"cluster.plan.{key}", why, hint=hint)
+        for name, part in plan.components.items():
+            stages = self.pipeline_stages(name)
+            if part.pipeline_stages != stages:
+                key = f"cluster.plan.components.{name}.pipeline_stages"
+                why = f"{name} has {stages} sub-batches in flight in its loop"
+                why = why if stages > 1 else f"{name} is in no loop that has several"
+                raise illegal(key, why, hint=f"nearest: {stages}")
 
     def _check_node_groups(self) -> None:
         """A plan numbers the devices of the whole cluster; those of a group are counted anew."""
@@ -239,6 +317,20 @@ class PlacedConfig(StrictModel):
             raise illegal("cluster.residency", why, hint=hint)
 
 
-def nvidia_devices() -> int:
-    """NVIDIA devices of this machine by the driver's files; asking torch would take seconds."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+def _stages_in(data: Any) -> tuple[Plan, int] | None:
+    """The plan that a recipe names, read, and its most pipeline stages; None: there is none."""
+    cluster = data.get("cluster") if isinstance(data, dict) else None
+    value = cluster.get("plan") if isinstance(cluster, dict) else None
+    try:
+        choice = read_plan_choice(value)
+        plan = Plan.model_validate(choice) if isinstance(choice, dict) else choice
+    except (ConfigError, ValidationError):  # told by the section itself, with its keys
+        return None
+    if not isinstance(plan, Plan) or not plan.components:
+        return None
+    return plan, max(part.pipeline_stages for part in plan.components.values())
+
+
+def accelerators_here() -> int:
+    """Accelerators of this machine by their driver's files; asking torch would take seconds."""
+    return installed_accelerators()[1]

@@ -1,32 +1,58 @@
-"""The micro plan: where, how resident and in what pieces each component runs.
+"""The micro plan: where and how resident each component runs.
 
-A plan is data: it can be printed, saved, compared and edited by hand. A hand-written
-``cluster.component_placement`` is a plan with the other fields defaulted.
+A plan is data: it can be printed, saved, compared and edited by hand, and everything in it is
+executed as it is written, but for what it expects and why. It is an input (``cluster.plan``) as
+well as an output. A hand-written ``cluster.component_placement`` is a plan with the other fields
+defaulted. As a file::
+
+    version: 1
+    components:
+      env: {devices: 0-3, processes: 4, pipeline_stages: 2}
+      rollout: {devices: 4-5, pipeline_stages: 2}
+      actor: {devices: 0-5, residency: offload}
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import did_you_mean, join_choices
+from rlinf.config.ranges import device_ranges, device_span, ranges_of
+from rlinf.config.validate import validate
+from rlinf.config.yaml_source import read_yaml, write_yaml
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.scheduler.errors import PlacementError
+from rlinf.scheduler.ranks import parse_ranks
 
 Residency = Literal["resident", "offload"]
+PLAN_FILE = "plan.yaml"
+"""In a run directory: the plan that the run is under."""
 
 
 class ComponentPlan(StrictModel):
     """How one component runs."""
 
-    devices: tuple[int, ...]
-    """Hardware ranks that the component occupies; without accelerators or slots, node ranks."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    """Hardware ranks that the component occupies, such as ``0-3,6``; without accelerators or CPU
+    slots, node ranks."""
     processes: int = Field(ge=1)
-    """Workers of the component."""
+    """Workers of the component, which share the devices, or divide them, evenly; by default one
+    on each device."""
     residency: Residency = "resident"
     """Whether it keeps its device memory while other components use the device."""
-    granularity: int | None = None
-    """Items per hand-over; None: whatever the stage yields."""
     pipeline_stages: int = Field(default=1, ge=1)
     """Sub-batches in flight inside a loop."""
     predicted_seconds: float | None = None
@@ -36,12 +62,87 @@ class ComponentPlan(StrictModel):
     reason: str = "hand-written placement"
     """Why it was chosen."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_process_per_device(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "devices" not in data:
+            return data
+        devices = data["devices"]
+        if isinstance(devices, int | str | list):
+            try:
+                devices = tuple(parse_ranks(devices, "device"))
+            except PlacementError as error:
+                raise illegal("devices", str(error)) from error
+        return {"processes": len(devices), **data, "devices": devices}
+
+    @field_validator("devices")
+    @classmethod
+    def _ascending(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(devices)))
+
+    @field_serializer("devices", when_used="json")
+    def _as_ranges(self, devices: tuple[int, ...]) -> str:
+        return device_ranges(devices)
+
+    @property
+    def devices_per_process(self) -> int:
+        """Devices of each process; 1 where several have the same."""
+        return max(1, len(self.devices) // self.processes)
+
+    def of_process(self, rank: int) -> tuple[int, ...]:
+        """Devices of one process."""
+        first = rank * len(self.devices) // self.processes
+        return self.devices[first : first + self.devices_per_process]
+
+    @property
+    def placement(self) -> str:
+        """Devices and processes in the grammar of placements, such as ``0-3:0-1``."""
+        if self.processes == len(self.devices):
+            return device_ranges(self.devices)
+        texts, first = [], 0
+        for begin, end in ranges_of(self.devices):
+            count = self.processes * (end - begin) // len(self.devices)
+            texts.append(f"{device_span(begin, end)}:{device_span(first, first + count)}")
+            first += count
+        return ",".join(texts)
+
+    def written(self) -> dict[str, Any]:
+        """What is executed of it, as plain data, without what is as by default."""
+        default = {"processes": len(self.devices), "residency": "resident", "pipeline_stages": 1}
+        found = {key: getattr(self, key) for key in default}
+        changed = {key: value for key, value in found.items() if value != default[key]}
+        return {"devices": device_ranges(self.devices), **changed}
+
 
 class Plan(StrictModel):
     """One :class:`ComponentPlan` per component."""
 
+    version: Literal[1] = 1
+    """Of the format."""
     components: Mapping[str, ComponentPlan]
     """Plans by component name."""
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan as YAML.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        Path(path).write_text(write_yaml(self.model_dump(mode="json")), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Plan:
+        """Read a plan from YAML or JSON.
+
+        Raises:
+            ConfigError: The file cannot be read, or is not a plan; every fault is named.
+        """
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "is no text"
+            raise ConfigError(f"plan '{path}' cannot be read: {why}") from error
+        return validate(cls, read_yaml(text, str(path))[0], f"plan '{path}'")
 
     def overlap(self, left: tuple[str, ...], right: tuple[str, ...]) -> bool:
         """Whether two sets of components share a device."""
@@ -52,32 +153,25 @@ class Plan(StrictModel):
         return tuple(sorted({d for name in components for d in self.components[name].devices}))
 
     def same_places(self, other: Plan) -> bool:
-        """Whether two plans run everything in the same way, whatever they expect and their reasons.
-
-        Granularity is no part of it: a run hands over as its stages yield.
-        """
-        return self._places() == other._places()
+        """Whether both run everything in the same way, whatever they expect, and their reasons."""
+        return self.written() == other.written()
 
     def switches_more_than(self, other: Plan) -> bool:
         """Whether it differs from another in nothing but in more components that offload."""
-        loaded = [plan._loaded()._places() for plan in (self, other)]
+        loaded = [plan._with_all("resident").written() for plan in (self, other)]
         return loaded[0] == loaded[1] and self._offloading() > other._offloading()
 
     def _offloading(self) -> set[str]:
         return {name for name, part in self.components.items() if part.residency == "offload"}
 
-    def _loaded(self) -> Plan:
-        resident = {
-            name: part.model_copy(update={"residency": "resident"})
-            for name, part in self.components.items()
-        }
-        return self.model_copy(update={"components": resident})
+    def _with_all(self, residency: Residency) -> Plan:
+        parts = self.components.items()
+        changed = {name: part.model_copy(update={"residency": residency}) for name, part in parts}
+        return self.model_copy(update={"components": changed})
 
-    def _places(self) -> dict[str, tuple[object, ...]]:
-        return {
-            name: (part.devices, part.processes, part.residency, part.pipeline_stages)
-            for name, part in self.components.items()
-        }
+    def written(self) -> dict[str, Any]:
+        """What is executed of each component, as plain data that can be a ``cluster.plan``."""
+        return {"components": {name: part.written() for name, part in self.components.items()}}
 
     def with_residency(self, asked: Mapping[str, Residency], *, sharing: Collection[str]) -> Plan:
         """The same plan with the residency of each component decided.
@@ -118,7 +212,7 @@ class Plan(StrictModel):
             *(
                 (
                     name,
-                    ",".join(map(str, plan.devices)),
+                    device_ranges(plan.devices),
                     str(plan.processes),
                     plan.residency,
                     str(plan.pipeline_stages),
@@ -127,3 +221,104 @@ class Plan(StrictModel):
                 for name, plan in self.components.items()
             ),
         ]
+
+    def problems(
+        self, components: tuple[str, ...], offloading: Collection[str], nodes: int, each: int
+    ) -> Iterator[tuple[str, str, str]]:
+        """What cannot be executed: key below the plan, why, and the nearest legal value.
+
+        Args:
+            components: Of the task.
+            offloading: Those that can offload.
+            nodes: Of the cluster.
+            each: Devices of each node.
+        """
+        for name in components:
+            if name not in self.components:
+                known = ", ".join(components)
+                yield "components", f"does not place {name}", f"the components are {known}"
+        for name, part in self.components.items():
+            key = f"components.{name}"
+            last, most = part.devices[-1], nodes * each - 1
+            many, few = len(part.devices), part.processes
+            parts = [part.of_process(rank) for rank in range(few)]
+            if name not in components:
+                yield key, f"there is no component {name}", did_you_mean(name, components)
+            elif last > most:
+                near = device_ranges(d for d in part.devices if d <= most) or device_span(0, 1)
+                why = f"names device {last}; the cluster has {device_span(0, most + 1)}"
+                yield f"{key}.devices", why, f"nearest: {near}"
+            elif many % few and few % many:
+                legal = [n for n in range(1, 2 * max(many, few)) if not (n % many and many % n)]
+                near = join_choices(sorted(sorted(legal, key=lambda n: abs(n - few))[:2]))
+                why = f"{few} do not share {many} devices evenly"
+                yield f"{key}.processes", why, f"nearest: {near}"
+            elif any(p[-1] - p[0] >= len(p) or p[0] // each != p[-1] // each for p in parts):
+                size = part.devices_per_process
+                near = device_span(0, len(part.devices)) if each % size == 0 else "1 per device"
+                why = f"gives a process of {size} devices some that are apart, or of two nodes"
+                yield f"{key}.devices", why, f"nearest: {near}"
+            elif part.residency == "offload" and name not in offloading:
+                can = join_choices(tuple(offloading)) or "none"
+                why = f"{name} has nothing to offload"
+                yield f"{key}.residency", why, f"nearest: resident; components that have: {can}"
+
+
+# -- cluster.plan -------------------------------------------------------------------------------
+
+
+class AutoPlanConfig(StrictModel):
+    """Measure in the first steps, solve, switch between two steps, keep what measured faster."""
+
+    steps: int = Field(default=4, ge=1)
+    """Steps that each placement is measured over, after two that warm up."""
+    least_gain: float = Field(default=0.02, ge=0, lt=1)
+    """Share of the step time that another plan must save, predicted to be tried and measured to be
+    kept."""
+    drift: float = Field(default=0.15, gt=0)
+    """Plan anew where the step time stays this share away from what it was when the plan was
+    kept."""
+    window: int = Field(default=20, ge=2)
+    """Steps over which the step time must stay away."""
+
+
+class AutoPlan(StrictModel):
+    """A plan that the run finds by itself."""
+
+    auto: AutoPlanConfig = AutoPlanConfig()
+    """When it measures and plans."""
+
+
+def _form_of(value: Any) -> str:
+    auto = isinstance(value, AutoPlan) or (isinstance(value, Mapping) and "auto" in value)
+    return "auto" if auto else "plan"
+
+
+PlanChoice = Annotated[
+    Annotated[Plan, Tag("plan")] | Annotated[AutoPlan, Tag("auto")], Discriminator(_form_of)
+]
+"""A plan as it is executed, or when one is looked for."""
+
+
+def read_plan_choice(value: Any) -> Any:
+    """What ``cluster.plan`` says: ``auto`` as its section, a file as the plan in it.
+
+    Raises:
+        ConfigError: There is no such file, or no plan in it.
+    """
+    if not isinstance(value, str | Path):
+        return value
+    return AutoPlan() if value == "auto" else Plan.load(value)
+
+
+class SwitchFailure(RunFailure):
+    """The run goes on under the placement that it had.
+
+    Args:
+        cause: What went wrong.
+        seconds: What trying, and going back, took.
+    """
+
+    def __init__(self, cause: Exception, seconds: float) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.seconds = seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,12 @@ class Generation:
     Args:
         component: Who generates.
         most_tokens: Limit of an answer [tokens].
-        slots: Answers that run in one engine at the same time.
+        max_running: Answers that run in one engine at the same time.
     """
 
     component: str
     most_tokens: int
-    slots: int
+    max_running: int
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,37 @@ class PlanningTraits:
     Args:
         items: Items of a step: environments or sequences.
         constraints: What its components can do.
-        trials: Settings to measure; those that its rules refuse are left out.
+        trials: Gives settings to measure, on the devices from one on, and so many of them; those
+            that its rules refuse are left out.
         concurrent: Components that serve all items at once.
         packages: Distributions whose version changes times.
         sections: Sections of the recipe that change times, the model left out.
         worst_case: Overrides under which a step needs most memory, and the run is one step long.
         memory_knobs: Keys whose smaller values need less memory, those first that change the
             result of training least.
-        pipeline_key: Key that says how many sub-batches of a loop are in flight; empty: none.
         generation: What it generates; None: no text.
     """
 
     items: int
     constraints: Constraints
-    trials: tuple[Trial, ...]
+    trials: Callable[[int, int], Iterable[Trial]]
     concurrent: frozenset[str]
     packages: tuple[str, ...]
     sections: Mapping[str, Any]
     worst_case: tuple[str, ...]
     memory_knobs: tuple[Knob, ...]
-    pipeline_key: str = ""
     generation: Generation | None = None
+
+
+WARM_UP_STEPS = 2
+
+
+def warm_up_steps(config: PlacedConfig) -> int:
+    """First steps under a placement whose time does not count.
+
+    Where rollouts run ahead, the first ones may have run before: under another placement.
+    """
+    return WARM_UP_STEPS + config.planning.constraints.staleness
 
 
 def device_counts(devices: int) -> list[int]:

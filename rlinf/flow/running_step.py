@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf.flow.stage_worker import StageReport
 from rlinf.flow.stream import Item
-from rlinf.monitor.timeline import Timeline
+from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler.device_lock import LeaseTicket
 
 Arguments = Mapping[str, dict[str, Any]]
@@ -34,7 +34,7 @@ class StepReport:
     """
 
     stages: Mapping[str, list[StageReport]]
-    events: list[dict[str, Any]]
+    events: list[Event]
     begin_seconds: float = 0.0
     node_seconds: Mapping[str, float] = field(default_factory=dict)
 

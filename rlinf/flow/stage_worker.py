@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
-from rlinf.monitor.timeline import Timeline
+from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler import Worker
-from rlinf.scheduler.accelerators import AcceleratorType, process_device
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.process import own_device, require_process
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class StageReport:
     seconds_waiting: float
     items_in: int
     items_out: int
-    events: list[dict[str, Any]]
+    events: list[Event]
     cost: StageCost = StageCost()
 
     @property
@@ -140,14 +139,13 @@ class StageWorker(Worker):
     def place(self) -> WorkerPlace:
         """The process and the devices of this worker."""
         devices = tuple(self.global_accelerator_ids or [self._cluster_node_rank])
-        memory = dict(zip(devices, accelerator_memory(), strict=False))
+        memory = dict(zip(devices, accelerator_memory(self.torch_platform), strict=False))
         return WorkerPlace(self._worker_name, os.getpid(), devices, memory)
 
     @property
     def compute_device(self) -> str:
         """Device string of torch for what this worker computes."""
-        kind = self.hardware_type if self.has_accelerator else AcceleratorType.NO_ACCEL
-        return process_device(kind)
+        return own_device()
 
     def onload(self) -> None:
         """Bring state to the device; called before a stage of an offloaded component."""
@@ -169,7 +167,7 @@ class StageWorker(Worker):
                 self.onload()
         loaded = time.perf_counter()
         streams = [InputStream(port, call.step, timeline) for port in call.inputs]
-        with self._stage_span(call, timeline), _memory_watch(call) as memory:
+        with self._stage_span(call, timeline), self._memory_watch(call) as memory:
             result, pumped = self._pump(call, streams, timeline)
             held = memory.held() if memory else Held()
         worked = time.perf_counter()
@@ -195,6 +193,12 @@ class StageWorker(Worker):
                 switched=call.offload,
             ),
         )
+
+    def _memory_watch(self, call: StageCall) -> AbstractContextManager[MemoryWatch | None]:
+        if not call.watch_memory:
+            return nullcontext()
+        own = require_process().runtime != "local"
+        return MemoryWatch(own_process=own, platform=self.torch_platform)
 
     def _stage_span(self, call: StageCall, timeline: Timeline) -> AbstractContextManager[None]:
         return timeline.span(
@@ -252,9 +256,3 @@ class StageWorker(Worker):
         for stream in streams:
             stream.drain()
         return result, pumped
-
-
-def _memory_watch(call: StageCall) -> AbstractContextManager[MemoryWatch | None]:
-    if not call.watch_memory:
-        return nullcontext()
-    return MemoryWatch(own_process=require_process().runtime != "local")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,8 +11,11 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import load_attribute
+from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.policy import Policy
 
@@ -29,10 +33,16 @@ class ModelConfig(StrictModel):
     implementation: ClassVar[str]
     """``module:Class`` of the policy, imported when it is built."""
 
+    q_implementation: ClassVar[str | None] = None
+    """``module:Class`` of the Q functions that go with the policy; None: it has none."""
+
     type: str
     """Which policy this section configures."""
     num_action_chunks: int = Field(default=1, ge=1)
     """C, primitive actions per decision."""
+    path: Path | None = None
+    """Weights to begin with, a file `policy.safetensors` as runs leave it behind; null: fresh ones.
+    It must hold every tensor of the policy, of its shape; those of the critic may be missing."""
 
     def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
         """The policy for an environment, with fresh weights that depend on ``seed`` alone.
@@ -43,12 +53,39 @@ class ModelConfig(StrictModel):
             seed: Seed of the initial weights.
 
         Raises:
-            ConfigError: the policy cannot deal with these observations or actions.
+            ConfigError: the policy cannot deal with these observations or actions, or the weights
+                to begin with are of another policy.
         """
         policy: Policy = load_attribute(self.implementation)(
             self, env_spec, value_dim=value_dim, seed=seed
         )
+        if self.path is not None:
+            from rlinf.models.policy import load_initial_weights
+
+            load_initial_weights(policy, self.path)
         return policy
+
+    def check(self) -> None:
+        """Look for the weights to begin with."""
+        super().check()
+        if self.path is not None and not self.path.expanduser().is_file():
+            raise ConfigError(
+                f"there is no file {self.path}; a run leaves its policy behind in "
+                "policy.safetensors of its directory",
+                key="path",
+            )
+
+    def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
+        """Q functions of observations and action chunks, with fresh weights.
+
+        Args:
+            env_spec: Observations and actions to be dealt with.
+            seed: Seed of the initial weights.
+        """
+        if self.q_implementation is None:
+            raise ValueError(f"the model {self.type} has no Q functions")
+        functions: Module = load_attribute(self.q_implementation)(self, env_spec, seed=seed)
+        return functions
 
 
 class GaussianPolicyConfig(ModelConfig):
@@ -67,13 +104,18 @@ class GaussianPolicyConfig(ModelConfig):
     """Gain of the orthogonal initialisation of hidden layers."""
     policy_gain: float = Field(default=0.01, gt=0)
     """Gain of the last layer of the actor; small values start near zero actions."""
+
+
+class NormalizingPolicyConfig(GaussianPolicyConfig):
+    """A Gaussian policy that scales the states it is trained on by what it has seen of them."""
+
     normalize_observations: bool = True
     """Normalise states by their running mean and variance."""
     observation_clip: float = Field(default=10.0, gt=0)
     """Bound of normalised states, in standard deviations."""
 
 
-class MLPConfig(GaussianPolicyConfig):
+class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
     implementation = "rlinf.models.mlp:MLPPolicy"
@@ -81,7 +123,27 @@ class MLPConfig(GaussianPolicyConfig):
     """Which policy this section configures."""
 
 
-class CNNConfig(GaussianPolicyConfig):
+class SquashedMLPConfig(GaussianPolicyConfig):
+    """Gaussian policy on ``states`` whose actions are squashed into their box by tanh, and Q
+    functions: perceptrons all."""
+
+    implementation = "rlinf.models.soft_actor_critic:SquashedMLPPolicy"
+    q_implementation = "rlinf.models.soft_actor_critic:QFunctions"
+    type: Literal["squashed_mlp"] = "squashed_mlp"
+    """Which policy this section configures."""
+    hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
+    """Widths of the hidden layers of the policy."""
+    activation: ActivationName = "relu"
+    """Non-linearity of policy and Q functions."""
+    state_dependent_std: Literal[True] = True
+    """The network gives the standard deviation."""
+    q_hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
+    """Widths of the hidden layers of each Q function."""
+    q_functions: int = Field(default=2, ge=1)
+    """How many Q functions there are; the smallest value counts."""
+
+
+class CNNConfig(NormalizingPolicyConfig):
     """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
     of the perceptron policy behind it."""
 

@@ -191,6 +191,10 @@ class GaussianPolicy(Policy):
             entropy=gaussian_entropy(log_std=log_std).expand_as(mean),
         )
 
+    def mode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, C, A] most likely actions, not clipped, with gradients."""
+        return self._distribution(self.encode(observations)[0])[0]
+
     @torch.inference_mode()
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, V] values of observations, without gradients."""

@@ -23,7 +23,7 @@ class MLPPolicy(GaussianPolicy):
     def __init__(
         self, config: MLPConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
-        state_dim = states_dim(env_spec, needed_by="mlp")
+        state_dim = states_dim(env_spec, needed_by=config.type)
         super().__init__(
             config,
             env_spec,

@@ -5,10 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
+
+from rlinf.checkpoint.compatibility import check_compatible
+from rlinf.errors import CheckpointError, ConfigError
 
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
@@ -99,6 +105,31 @@ class Policy(torch.nn.Module, ABC):
         Called after an update and before the weights are synchronised, so that rollout and training
         use equal statistics.
         """
+
+
+def load_initial_weights(policy: Policy, path: Path) -> None:
+    """Let a policy begin with the weights of a file.
+
+    The critic begins afresh where the file holds none, as that of a policy which has imitated.
+
+    Raises:
+        ConfigError: The file holds other tensors than the policy has, or cannot be read; nothing
+            was changed.
+    """
+    try:
+        found = safetensors.torch.load_file(path.expanduser())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} holds no weights: {error}", key="model.path") from error
+    own = policy.state_dict()
+    of_values = {id(parameter) for parameter in policy.value_parameters()}
+    critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
+    if not critic & found.keys():
+        own = {name: tensor for name, tensor in own.items() if name not in critic}
+    try:
+        check_compatible(own, found, source=str(path))
+    except CheckpointError as error:
+        raise ConfigError(str(error), key="model.path") from error
+    policy.load_state_dict(found, strict=False)
 
 
 class ObservationNormalizer(torch.nn.Module):

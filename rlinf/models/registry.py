@@ -19,6 +19,7 @@ __all__ = ["MODELS", "REGISTRY", "ModelConfig", "build_policy"]
 
 MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
+    "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
 }
 

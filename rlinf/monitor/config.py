@@ -9,7 +9,7 @@ from pydantic import field_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.monitor.loggers.registry import REGISTRY
+from rlinf.monitor.loggers.base import REGISTRY
 
 
 class LoggerConfig(StrictModel):

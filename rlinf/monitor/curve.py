@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 EVAL_SUCCESS, EVAL_LOW, EVAL_HIGH = "eval/success", "eval/success_low", "eval/success_high"
+VALIDATION_LOSS = "validation/loss"
 STEP_TIME = "time/step"
 
 
@@ -46,6 +47,8 @@ REASONING = CurveKind(
     steps=("step", "training steps"), success=None, value=("rollout/rewards", "mean reward")
 )
 
+SUPERVISED = CurveKind(steps=("step", "training steps"), success=None, value=("train/loss", "loss"))
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -69,7 +72,10 @@ class Curve:
     @cached_property
     def kind(self) -> CurveKind:
         """What kind of run it is, by the metrics that it has."""
-        return EMBODIED if any(EMBODIED.steps[0] in line for line in self.lines) else REASONING
+        if any(EMBODIED.steps[0] in line for line in self.lines):
+            return EMBODIED
+        learns = any(SUPERVISED.value[0] in line for line in self.lines)
+        return SUPERVISED if learns else REASONING
 
     def _at(self, line: Mapping[str, float]) -> float:
         return line.get(self.kind.steps[0], line["step"])
@@ -131,7 +137,11 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
             color="tab:orange",
             label="evaluation, 95 % interval",
         )
-    _success_axis(left)
+    if kind is SUPERVISED:
+        _draw_line(left, curve.series(VALIDATION_LOSS), "validation loss", "tab:orange")
+        left.set_ylabel("validation loss")
+    else:
+        _success_axis(left)
     _draw_line(right, curve.series(kind.value[0]), kind.value[1], "tab:blue")
     right.set_ylabel(kind.value[1])
     for axes in (left, right):

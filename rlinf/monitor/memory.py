@@ -10,7 +10,6 @@ misses nothing however short it was.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -122,19 +121,21 @@ class MemoryWatch:
 
     Args:
         own_process: Whether the process does nothing else.
+        platform: Torch's module for the accelerator of the part, such as ``torch.cuda``; None
+            without one.
     """
 
-    def __init__(self, *, own_process: bool) -> None:
+    def __init__(self, *, own_process: bool, platform: Any = None) -> None:
         self._own = own_process
-        self._cuda = _cuda()
+        self._device = _in_use(platform)
         self._stop = threading.Event()
         self._most = 0
         self._begin = 0
         self._sampler: threading.Thread | None = None
 
     def __enter__(self) -> MemoryWatch:
-        if self._cuda is not None:
-            self._cuda.reset_peak_memory_stats()
+        if self._device is not None:
+            self._device.reset_peak_memory_stats()
         elif self._own:
             reset_peaks()
         else:
@@ -150,8 +151,8 @@ class MemoryWatch:
 
     def held(self) -> Held:
         """What was held since the beginning, up to now."""
-        if self._cuda is not None:
-            return Held(self._cuda.max_memory_allocated(), self._cuda.memory_allocated())
+        if self._device is not None:
+            return Held(self._device.max_memory_allocated(), self._device.memory_allocated())
         if self._own:
             processes = tree_memory()
             return Held(sum(p.peak for p in processes), sum(p.now for p in processes))
@@ -169,18 +170,21 @@ def _own_rss() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _cuda() -> Any:
-    """The module that counts memory of this process's accelerator; None without one."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+def _in_use(platform: Any) -> Any:
+    """Torch's module for an accelerator where this process uses it; None otherwise."""
+    return platform if platform is not None and platform.is_initialized() else None
 
 
-def accelerator_memory() -> list[int]:
-    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU."""
-    cuda = _cuda()
-    if cuda is None:
+def accelerator_memory(platform: Any) -> list[int]:
+    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU.
+
+    Args:
+        platform: Torch's module for it, such as ``torch.cuda``; None without one.
+    """
+    device = _in_use(platform)
+    if device is None:
         return []
-    return [int(cuda.mem_get_info(device)[1]) for device in range(cuda.device_count())]
+    return [int(device.mem_get_info(number)[1]) for number in range(device.device_count())]
 
 
 class TreeWatch:

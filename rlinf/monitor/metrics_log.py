@@ -10,9 +10,8 @@ from typing import Any
 
 from rlinf.errors import CheckpointError
 from rlinf.monitor.config import LoggerConfig
-from rlinf.monitor.loggers.base import LoggerContext, MetricLogger
+from rlinf.monitor.loggers.base import REGISTRY, LoggerContext, MetricLogger
 from rlinf.monitor.loggers.jsonl import JsonlLogger
-from rlinf.monitor.loggers.registry import REGISTRY
 
 logger = logging.getLogger(__name__)
 

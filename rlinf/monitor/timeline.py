@@ -19,11 +19,22 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 logger = logging.getLogger(__name__)
 
-Event = dict[str, Any]
+
+class Event(TypedDict):
+    """One span of a run or of a simulation; times are nanoseconds of the system clock."""
+
+    name: str
+    cat: str
+    begin_ns: int
+    end_ns: int
+    process: str
+    thread: str
+    args: dict[str, Any]
+
 
 _OFF: AbstractContextManager[None] = nullcontext()
 
@@ -163,7 +174,7 @@ class TimelineFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _lines(self, event: Event) -> Iterable[Event]:
+    def _lines(self, event: Event) -> Iterable[dict[str, Any]]:
         """The event with numbers for its process and thread, after the names of new ones."""
         process, thread = event["process"], event["thread"]
         if process not in self._processes:
@@ -186,7 +197,7 @@ class TimelineFile:
         }
 
     @staticmethod
-    def _named(kind: str, pid: int, tid: int, name: str) -> Event:
+    def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
@@ -201,8 +212,33 @@ def _make_ready(path: Path, file: TextIO) -> int:
     return 1 + max(used, default=0)
 
 
-def read_timeline(path: Path | str) -> list[Event]:
-    """Return the events of a trace, also of one that was not closed or was cut off."""
+def read_events(path: Path | str) -> list[Event]:
+    """The events that were written to a trace, as :meth:`Timeline.drain` gave them."""
+    processes: dict[int, str] = {}
+    threads: dict[tuple[int, int], str] = {}
+    found: list[Event] = []
+    for line in read_timeline(path):
+        if line["name"] == "process_name" and line["ph"] == "M":
+            processes[line["pid"]] = line["args"]["name"]
+        elif line["name"] == "thread_name" and line["ph"] == "M":
+            threads[line["pid"], line["tid"]] = line["args"]["name"]
+        elif line["ph"] == "X":
+            found.append(
+                {
+                    "name": line["name"],
+                    "cat": line["cat"],
+                    "begin_ns": round(line["ts"] * 1000),
+                    "end_ns": round((line["ts"] + line["dur"]) * 1000),
+                    "process": processes.get(line["pid"], ""),
+                    "thread": threads.get((line["pid"], line["tid"]), "?"),
+                    "args": line["args"],
+                }
+            )
+    return found
+
+
+def read_timeline(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a trace file, also of one that was not closed or was cut off."""
     text = Path(path).read_text(encoding="utf-8")
     lines = text.rpartition("\n")[0].splitlines()[1:]
     return [json.loads(line.rstrip(",")) for line in lines]

@@ -1,4 +1,4 @@
-"""``runner.plan: auto``: a run that finds its own placement while it trains.
+"""``cluster.plan: auto``: a run that finds its own placement while it trains.
 
 Which placement a step runs under does not change what it computes, so the steps that measure are
 training steps like all others. A run goes through these phases:
@@ -24,23 +24,49 @@ from typing import Literal
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.flow.plan import Plan
-from rlinf.flow.plan_policy import AutoPlanConfig, SwitchFailure
+from rlinf.flow.plan import PLAN_FILE, AutoPlanConfig, Plan, SwitchFailure
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, note_decision
-from rlinf.planner.accepted_plan import find_accepted_plan
 from rlinf.planner.kept_profiles import usable_profile
-from rlinf.planner.measured_settings import Setting, fastest, kept_costs
-from rlinf.planner.planned import explained
+from rlinf.planner.planned import find_accepted_plan, legal_placements
 from rlinf.planner.profile import Profile
+from rlinf.planner.recording import FirstSteps, Setting, fastest, kept_costs
 from rlinf.planner.search import Planned
-from rlinf.planner.variants import legal_placements
 
 log = logging.getLogger(__name__)
 
 Switch = Callable[[PlacedConfig], float]
 """Goes on under another placement; returns the seconds that it took, or raises a
-:class:`~rlinf.flow.plan_policy.SwitchFailure` and goes on under the one before."""
+:class:`~rlinf.flow.plan.SwitchFailure` and goes on under the one before."""
+
+
+def step_observer(
+    config: PlacedConfig,
+    flow: Flow,
+    directory: Path,
+    *,
+    step: int,
+    switch: Switch,
+    warm_up: Callable[[], None],
+) -> AutoPlanner | FirstSteps:
+    """What looks at the steps of a run, by ``after_step(step, report, seconds)``.
+
+    With ``cluster.plan: auto`` it may change the placement; else it leaves a profile behind.
+
+    Args:
+        config: The run, under the placement of its recipe.
+        flow: What happens in a step.
+        directory: The run directory.
+        step: Training steps that are done.
+        switch: Goes on under another placement.
+        warm_up: See :class:`AutoPlanner`.
+    """
+    policy = config.auto_plan
+    if policy is None:
+        return FirstSteps(config, flow, directory)
+    planner = AutoPlanner(policy, config, flow, directory=directory, switch=switch, warm_up=warm_up)
+    planner.begin(step)
+    return planner
 
 
 class AutoPlanner:
@@ -190,7 +216,7 @@ class AutoPlanner:
             cost=self._cost,
             predicted=best.median - found.seconds,
             numbers={"step_seconds_predicted": found.seconds, "step_seconds_before": best.median},
-            plan=explained(config.plan, found.plan),
+            plan=config.plan,
         )
 
     def _judge(self) -> None:
@@ -304,6 +330,11 @@ class AutoPlanner:
             plan=None if plan is None else plan.model_dump(mode="json"),
         )
         note_decision(self._directory, decision)
+        if plan is not None:
+            try:
+                plan.save(self._directory / PLAN_FILE)
+            except OSError as error:  # a full disk is no reason to stop training
+                log.warning("%s was not written: %s", PLAN_FILE, error.strerror)
 
 
 def _assumed(found: Planned) -> str:

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """What one size is expected to cost.
 
     Args:
@@ -115,7 +115,7 @@ class CostModel:
         curves = self._curves.get(stages, self._curves.get(1, []))
         return self._over_devices(curves, items, devices, "peak_bytes")
 
-    def estimate(self, items: float, devices: int, stages: int = 1) -> Estimate:
+    def estimate(self, items: float, devices: int, stages: int = 1) -> CostEstimate:
         """Cost of one size.
 
         Raises:
@@ -130,7 +130,7 @@ class CostModel:
                 f"it; nearest: {self.nearest_devices(devices)}"
             )
         memory = float(self.peak_bytes(items, devices, stages))
-        return Estimate(seconds, memory, self.extensions(items, devices, stages))
+        return CostEstimate(seconds, memory, self.extensions(items, devices, stages))
 
     def extensions(self, items: float, devices: int, stages: int = 1) -> tuple[str, ...]:
         """Which measured ranges an answer for this size leaves, in words."""

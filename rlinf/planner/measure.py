@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from rlinf.flow.plan import Plan
+from rlinf.flow.planning_traits import WARM_UP_STEPS
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageReport
 from rlinf.planner.overhead import OverheadRecorder, clipped_median
 from rlinf.planner.profile import ComponentProfile, Measurement
 
 PROFILE_FILE = "profile.json"
-WARM_UP_STEPS = 2
 _TIMES_OF_COMPONENTS = (
     "onload_seconds", "offload_seconds", "transfer_seconds_per_item", "first_result_share",
 )  # fmt: skip

@@ -2,17 +2,95 @@
 
 from __future__ import annotations
 
-from rlinf.config.ranges import device_ranges, device_span, ranges_of
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from rlinf.config.dump import to_data
+from rlinf.config.load import with_overrides
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.flow.planning_traits import PlanningTraits
+from rlinf.flow.plan import Plan
 from rlinf.planner.cluster_shape import ClusterShape
-from rlinf.planner.described_cluster import check_measured, cluster_of, cluster_overrides
+from rlinf.planner.described_cluster import (
+    check_measured,
+    cluster_of,
+    cluster_overrides,
+    trials_on_each_kind,
+)
 from rlinf.planner.profile import Profile
 from rlinf.planner.search import Constraints, Planned
 from rlinf.planner.search import plan as solve
-from rlinf.planner.variants import changed
+
+PLACING = ("component_placement", "residency", "plan")
+"""Keys of the cluster that say where components run."""
+_SILENT = ("logger.backends=[]", "runner.timeline=false")
+_UNSAVED = ("checkpoint.interval=0",)
+
+
+def changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
+    """A config with other values; a placement that is given replaces the whole placement.
+
+    Raises:
+        ConfigError: They are not legal.
+    """
+    data = to_data(config)
+    if any(text.startswith("cluster.component_placement=") for text in overrides):
+        dropped = PLACING if config.auto_plan is None else PLACING[:2]
+        data["cluster"] = {k: v for k, v in data["cluster"].items() if k not in dropped}
+    recipe = with_overrides("a trial", data, overrides)
+    return validate(type(config), recipe.data, recipe)
+
+
+def quiet(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
+    """A config with overrides that writes and decides nothing beside.
+
+    Raises:
+        ConfigError: They are not legal.
+    """
+    decides = ["~cluster.plan"] if config.auto_plan else []
+    return changed(config, [*_SILENT, *decides, *overrides])
+
+
+def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+    """The recipe as it is, then its trials; those that its rules refuse are left out."""
+    known = [quiet(config, _UNSAVED)]
+    yield "the recipe as it is", known[0]
+    for trial in trials_on_each_kind(config):
+        try:
+            found = quiet(config, (*_UNSAVED, *trial.overrides))
+        except ConfigError:
+            continue
+        if not any(_same_setting(found, other) for other in known):
+            known.append(found)
+            yield trial.label, found
+
+
+def _same_setting(one: PlacedConfig, other: PlacedConfig) -> bool:
+    return _same_work(one, other) and one.plan.same_places(other.plan)
+
+
+def _same_work(one: PlacedConfig, other: PlacedConfig) -> bool:
+    """Whether steps have equally many items, and may run equally far ahead."""
+    first, second = one.planning, other.planning
+    same = first.items == second.items
+    return same and first.constraints.staleness == second.constraints.staleness
+
+
+def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+    """The trials with all items of the recipe, without its own placement, as the run goes on."""
+    known = [config]
+    for trial in trials_on_each_kind(config):
+        try:
+            found = changed(config, trial.overrides)
+        except ConfigError:
+            continue
+        if _same_work(found, config) and not any(_same_setting(found, o) for o in known):
+            known.append(found)
+            yield trial.label, found
 
 
 def find_plan(
@@ -48,77 +126,174 @@ def find_plan(
 def placed_by(
     config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None
 ) -> PlacedConfig:
-    """The recipe under a plan.
+    """The recipe under a plan, which it has as it is.
 
     Args:
-        config: The recipe.
+        config: The recipe; its own placement plays no role.
         plan: Where its components are to run.
         cluster: The devices that the plan numbers; None: those of the recipe.
 
     Raises:
         ConfigError: The rules of the recipe refuse it, or it cannot describe the cluster.
     """
+    data = to_data(config)
+    for key in PLACING:
+        data["cluster"].pop(key)
+    section, _, key = config.pipeline_key.rpartition(".")
+    if section:
+        data[section].pop(key)
     machine = [] if cluster is None else cluster_overrides(config, cluster)
-    return changed(config, [*machine, *plan_overrides(config.planning, plan)])
-
-
-def plan_overrides(traits: PlanningTraits, plan: Plan) -> list[str]:
-    """What to write into a recipe, as on the command line, so that it runs under a plan."""
-    parts = plan.components.items()
-    placement = ", ".join(f'{name}: "{placement_text(part)}"' for name, part in parts)
-    residency = ", ".join(f"{name}: {part.residency}" for name, part in parts)
-    # Written for every component: what is left out would be decided anew.
-    found = [
-        f"cluster.component_placement={{{placement}}}",
-        f"cluster.residency={{{residency}}}",
-    ]
-    stages = max((part.pipeline_stages for _, part in parts), default=1)
-    if traits.pipeline_key:
-        found.append(f"{traits.pipeline_key}={stages}")
-    return found
-
-
-def placement_text(part: ComponentPlan) -> str:
-    """Devices and processes of a component in the grammar of placements."""
-    if part.processes == len(part.devices):
-        return device_ranges(part.devices)
-    texts, first = [], 0
-    for begin, end in ranges_of(part.devices):
-        count = part.processes * (end - begin) // len(part.devices)
-        texts.append(f"{device_span(begin, end)}:{device_span(first, first + count)}")
-        first += count
-    return ",".join(texts)
+    recipe = with_overrides("a plan", data, machine)
+    recipe.data["cluster"]["plan"] = plan
+    return validate(type(config), recipe.data, recipe)
 
 
 def command_overrides(
-    config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None
+    config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None, *, file: str = ""
 ) -> list[str]:
     """What to write behind the command that names a recipe, so that it runs under a plan.
 
-    The placement of the recipe is dropped first, as its components may be written together.
-
     Args:
-        config: The recipe.
+        config: The recipe, whose own placement is dropped.
         plan: Where its components are to run.
         cluster: The devices that the plan numbers; None: those of the recipe.
+        file: Where the plan is saved; empty: nowhere, and it is written out.
 
     Raises:
         ConfigError: The recipe cannot describe the cluster.
     """
     machine = [] if cluster is None else cluster_overrides(config, cluster)
-    written = ("component_placement", "residency")
-    dropped = [f"~cluster.{key}" for key in written if getattr(config.cluster, key)]
-    return [*machine, *dropped, *plan_overrides(config.planning, plan)]
+    dropped = [f"~cluster.{key}" for key in PLACING if getattr(config.cluster, key)]
+    found = [*machine, *dropped, f"cluster.plan={file or json.dumps(plan.written())}"]
+    stages = max(part.pipeline_stages for part in plan.components.values())
+    if config.pipeline_key and stages != _stages(config):
+        found.append(f"{config.pipeline_key}={stages}")
+    return found
 
 
-def explained(placed: Plan, found: Plan) -> Plan:
-    """The plan of a placed recipe with the figures and reasons of the plan that it is placed by."""
-    kept = ("predicted_seconds", "predicted_bytes", "reason")
-    return Plan(
-        components={
-            name: part.model_copy(
-                update={key: getattr(found.components[name], key) for key in kept}
-            )
-            for name, part in placed.components.items()
-        }
-    )
+def _stages(config: PlacedConfig) -> int:
+    return max(config.pipeline_stages(name) for name in config.components)
+
+
+ALTERNATIVES = 8
+"""Plans beside the fastest of a search that a recipe is asked about."""
+
+MOST_SEARCHES = 16
+"""Searches until it is said that the recipe refuses all plans."""
+
+
+@dataclass(frozen=True)
+class AcceptedPlan:
+    """The fastest plan that a recipe accepts.
+
+    Args:
+        config: The recipe under it.
+        found: The plan; its alternatives are accepted, too.
+        passed_over: In one line, the faster plans that the recipe refuses, and why; or empty.
+    """
+
+    config: PlacedConfig
+    found: Planned
+    passed_over: str = ""
+
+
+def find_accepted_plan(
+    config: PlacedConfig, flow: Flow, profile: Profile, *, cluster: ClusterShape | None = None
+) -> AcceptedPlan:
+    """The fastest plan that a recipe accepts.
+
+    What the recipe asks of one component, or of one loop, its constraints say, and every plan keeps
+    to them. What it asks of several is asked here, of one plan after the other, the fastest first.
+
+    Args:
+        config: The recipe; its own placement plays no role.
+        flow: What happens in a step.
+        profile: What was measured.
+        cluster: Where it may run; None: on the cluster of the recipe.
+
+    Raises:
+        ConfigError: There is no plan, and which limit binds; or the recipe refuses all, and why.
+    """
+    candidates = _Candidates(config, flow, profile, cluster)
+    legal: list[tuple[PlacedConfig, Planned]] = []
+    refused: list[str] = []
+    for plan in candidates:
+        try:
+            legal.append((placed_by(config, plan.plan, cluster), plan))
+        except ConfigError as error:
+            if not legal:
+                refused.append(f"{plan.shape} in {plan.seconds:.4g} s: {_in_one_line(error)}")
+                candidates.look_beside(plan)
+    if not legal:
+        raise ConfigError(
+            f"the recipe refuses all plans that were found ({len(refused)}); the fastest: "
+            f"{refused[0]}"
+        )
+    (placed, best), *others = legal
+    best = replace(best, alternatives=tuple(plan for _, plan in others))
+    return AcceptedPlan(placed, best, _said(refused))
+
+
+class _Candidates(Iterator[Planned]):
+    """Plans of a recipe, the fastest first.
+
+    A plan that is slower and needs as many devices is none of the alternatives of a search. So
+    where a plan is refused, the search is repeated without what each of its components has.
+    """
+
+    def __init__(
+        self, config: PlacedConfig, flow: Flow, profile: Profile, cluster: ClusterShape | None
+    ) -> None:
+        self._asked, self._cluster = (config, flow, profile), cluster
+        self._devices = config.devices if cluster is None else cluster.devices
+        self._waiting: list[tuple[float, int, Planned, Constraints]] = []
+        self._known: list[Plan] = []
+        self._limits = config.planning.constraints
+        self._searches = 0
+        self._search(self._limits)
+
+    def __next__(self) -> Planned:
+        if not self._waiting:
+            raise StopIteration
+        _, _, found, self._limits = heappop(self._waiting)
+        return found
+
+    def _search(self, limits: Constraints) -> None:
+        self._searches += 1
+        found = find_plan(
+            *self._asked, cluster=self._cluster, limits=limits, alternatives=ALTERNATIVES
+        )
+        for plan in (found, *found.alternatives):
+            if not any(plan.plan.same_places(known) for known in self._known):
+                self._known.append(plan.plan)
+                heappush(self._waiting, (plan.seconds, len(self._known), plan, limits))
+
+    def look_beside(self, refused: Planned) -> None:
+        """Search for plans that differ in the processes of a component from the last one."""
+        limits = self._limits
+        for name, part in refused.plan.components.items():
+            of_component = limits.of(name)
+            every = range(1, self._devices + 1)
+            others = tuple(n for n in of_component.processes or every if n != part.processes)
+            if not others or self._searches == MOST_SEARCHES:
+                continue
+            changed = of_component.model_copy(update={"processes": others})
+            components = {**limits.components, name: changed}
+            try:
+                self._search(limits.model_copy(update={"components": components}))
+            except ConfigError:
+                continue  # without these processes nothing can run
+
+
+def _said(refused: Sequence[str]) -> str:
+    """What a person is told of plans that were passed over: the fastest of them, and its fault."""
+    if not refused:
+        return ""
+    more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+    return f"passed over, as the recipe refuses it: {refused[0]}{more}"
+
+
+def _in_one_line(error: ConfigError) -> str:
+    """What a recipe says against a plan, without the line that names the recipe."""
+    lines = str(error).splitlines()
+    return " ".join(" ".join(lines[1:] or lines).split())

@@ -15,10 +15,9 @@ from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.planning_traits import Knob
-from rlinf.planner.device_memory import free_memory
-from rlinf.planner.memory_report import MemoryReport, Processes
-from rlinf.planner.variants import quiet
-from rlinf.planner.worst_step import RunnerClass, measure_worst_step
+from rlinf.planner.described_cluster import free_memory
+from rlinf.planner.planned import quiet
+from rlinf.planner.worst_step import MemoryReport, Processes, RunnerClass, measure_worst_step
 
 
 @dataclass(frozen=True)

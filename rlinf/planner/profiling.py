@@ -25,9 +25,9 @@ from rlinf.planner.described_cluster import cluster_of
 from rlinf.planner.kept_profiles import fingerprints
 from rlinf.planner.measure import StepRecorder, merged
 from rlinf.planner.overhead import overhead
+from rlinf.planner.planned import legal_trials
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.planner.recording import beside, new_recorder
-from rlinf.planner.variants import legal_trials
 
 MEASURED_STEPS = 5
 _CREATED_MODEL = "initial_model"

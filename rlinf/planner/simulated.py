@@ -20,7 +20,7 @@ from rlinf.planner.simulation import (
     Simulation,
     simulate,
 )
-from rlinf.planner.simulation.calibration import calibrated
+from rlinf.planner.simulation.generation import calibrated
 from rlinf.planner.simulation.lengths import ASSUMED_CORRELATION, ASSUMED_SIGMA
 
 ASSUMED_MEAN_SHARE = 0.5
@@ -152,11 +152,11 @@ def _generation(
         )
     return calibrated(
         lengths,
-        generation.slots,
+        generation.max_running,
         measured,
         seconds=part.predicted_seconds,
         groups=constraints.items // constraints.group_size,
         group_size=constraints.group_size,
         engines=part.processes,
-        devices_per_engine=max(1, len(part.devices) // part.processes),
+        devices_per_engine=part.devices_per_process,
     )

@@ -26,7 +26,7 @@ _QUEUED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DeviceChoice:
     """What a policy decides.
 
     Args:
@@ -98,7 +98,7 @@ class RolloutState:
     rollout_bias: float = 1.0
 
 
-def release(state: RolloutState) -> Choice:
+def release(state: RolloutState) -> DeviceChoice:
     """How many workers should give their devices up now.
 
     Tried is every number that lets the trainer have a legal size, at once and after some of the
@@ -116,10 +116,10 @@ def release(state: RolloutState) -> Choice:
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
-        return Choice(action="stay", count=0, reason="no sequence runs")
+        return DeviceChoice(action="stay", count=0, reason="no sequence runs")
     if live == 1 or not state.ready:
         why = "one worker is left" if live == 1 else "no global batch is complete"
-        return Choice(action="stay", count=0, reason=why)
+        return DeviceChoice(action="stay", count=0, reason=why)
     if state.train_seconds is None:
         return _by_threshold(state)
     outlook = _Outlook(state, state.train_seconds)
@@ -143,11 +143,13 @@ def release(state: RolloutState) -> Choice:
     }  # fmt: skip
     if gain <= _WORTH * now:
         why = f"{sequences} sequences run on {live} workers; moving saves {max(gain, 0.0):.3f} s"
-        return Choice(action="stay", count=0, reason=why, numbers=numbers)
+        return DeviceChoice(action="stay", count=0, reason=why, numbers=numbers)
     if later < now - gain - _WORTH * gain:
         why = f"{sequences} sequences run on {live} workers; moving later saves {now - later:.3f} s"
-        return Choice(action="stay", count=0, reason=f"{why}, now {gain:.3f}", numbers=numbers)
-    return Choice(
+        return DeviceChoice(
+            action="stay", count=0, reason=f"{why}, now {gain:.3f}", numbers=numbers
+        )
+    return DeviceChoice(
         action="release",
         count=best,
         reason=f"{sequences} of {state.total} sequences run; on {live - best} of {live} workers "
@@ -159,7 +161,7 @@ def release(state: RolloutState) -> Choice:
     )
 
 
-def _by_threshold(state: RolloutState) -> Choice:
+def _by_threshold(state: RolloutState) -> DeviceChoice:
     live, sequences = len(state.running), sum(state.running)
     count = live // 2
     fits = sequences <= (live - count) * state.capacity
@@ -167,8 +169,8 @@ def _by_threshold(state: RolloutState) -> Choice:
         count -= 1
     if 2 * sequences > state.total or not fits or not count:
         why = f"{sequences} of {state.total} sequences run, and training was not timed yet"
-        return Choice(action="stay", count=0, reason=why)
-    return Choice(
+        return DeviceChoice(action="stay", count=0, reason=why)
+    return DeviceChoice(
         action="release",
         count=count,
         reason=f"{sequences} of {state.total} sequences run, not more than half; training was not "
@@ -277,7 +279,7 @@ class TrainerState:
     speeds: Mapping[int, float] = field(default_factory=dict)
 
 
-def resize(state: TrainerState) -> Choice:
+def resize(state: TrainerState) -> DeviceChoice:
     """How many ranks should take the next optimizer steps.
 
     A larger number pays where ``seconds_left · (1/s − 1/S)``, with the speeds s of the present and
@@ -286,10 +288,10 @@ def resize(state: TrainerState) -> Choice:
     """
     size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:
-        return Choice(action="stay", count=state.size, reason="no more devices for it")
+        return DeviceChoice(action="stay", count=state.size, reason="no more devices for it")
     if state.seconds_left is None or state.move_seconds is None:
         why = f"{size} devices are free; moves were not timed yet"
-        return Choice(action="resize", count=size, reason=why)
+        return DeviceChoice(action="resize", count=size, reason=why)
     present, larger = (speed(state.speeds, number) for number in (state.size, size))
     saved = state.seconds_left * (1 / present - 1 / larger)
     # The way back is another move, unless ranks train already that would make it anyway.
@@ -297,8 +299,8 @@ def resize(state: TrainerState) -> Choice:
     numbers = {"batches": float(state.batches), "seconds_left": state.seconds_left}
     if saved <= cost:
         why = f"{size} ranks would save {saved:.3f} s, moving takes {cost:.3f} s"
-        return Choice(action="stay", count=state.size, reason=why, numbers=numbers)
-    return Choice(
+        return DeviceChoice(action="stay", count=state.size, reason=why, numbers=numbers)
+    return DeviceChoice(
         action="resize",
         count=size,
         reason=f"{state.batches} batches are left: {size} ranks save {saved:.3f} s, moving takes "
@@ -309,7 +311,9 @@ def resize(state: TrainerState) -> Choice:
     )
 
 
-def borrow(*, sequences: int, tokens: float, own: int, trainers: int, decode: DecodeCost) -> Choice:
+def borrow(
+    *, sequences: int, tokens: float, own: int, trainers: int, decode: DecodeCost
+) -> DeviceChoice:
     """What a rollout gained by having begun on the trainer's devices too; ``stay``: nothing.
 
     This decides nothing: before a batch is complete nobody else could use them.
@@ -325,13 +329,13 @@ def borrow(*, sequences: int, tokens: float, own: int, trainers: int, decode: De
     together = tokens * decode.of(sequences / (own + trainers))
     if alone - together <= _WORTH * together:
         why = f"{own + trainers} workers were not faster than {own}"
-        return Choice(action="stay", count=0, reason=why)
+        return DeviceChoice(action="stay", count=0, reason=why)
     why = (
         "an account, not a choice: the rollout began on the trainer's devices, which nobody else "
         f"could use before a batch was complete; {own + trainers} workers decode in about "
         f"{together:.3f} s what would take {own} about {alone:.3f} s"
     )
-    return Choice(action="borrow", count=trainers, reason=why, gain_seconds=alone - together)
+    return DeviceChoice(action="borrow", count=trainers, reason=why, gain_seconds=alone - together)
 
 
 def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
@@ -363,22 +367,3 @@ def from_both_ends(items: Sequence[Item]) -> list[Item]:
     while rest:
         found.append(rest.popleft() if len(found) % 2 == 0 else rest.pop())
     return found
-
-
-def complete_batches(
-    arrived: Mapping[int, int], bounds: Mapping[int, int], size: int
-) -> list[list[int]]:
-    """The global batches whose members are known: groups by their longest answer, shortest first.
-
-    Which group is in which batch is a function of lengths alone: not of who was faster, or where it
-    was generated.
-
-    Args:
-        arrived: Longest answer of each group that is complete, by slot.
-        bounds: What the longest answer of each other group has at least, by slot.
-        size: Groups of a global batch.
-    """
-    open_from = min(((bound, slot) for slot, bound in bounds.items()), default=None)
-    order = sorted((longest, slot) for slot, longest in arrived.items())
-    known = [slot for key in order if open_from is None or key < open_from for slot in [key[1]]]
-    return [known[first : first + size] for first in range(0, len(known) - size + 1, size)]

@@ -4,21 +4,87 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import selectors
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from rlinf.errors import RunFailure
-from rlinf.rewards.client import RewardProcess
+from rlinf.processes.supervised import ProcessLostError, SupervisedProcess
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import FaultKind, RewardInput, RewardOutput
 from rlinf.rewards.scorer import invalid
 
 MAX_FAILED_STARTS = 3
 """Starts in a row without one process that became ready, after which the run ends."""
+
+
+class RewardProcess:
+    """One process that scores; starts at once, and says itself when it is ready.
+
+    Args:
+        config: The functions.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        self._names = list(config.functions)
+        self.state: Literal["starting", "idle", "busy"] = "starting"
+        self.job = -1
+        self.deadline = time.monotonic() + config.start_deadline
+        self._progress = os.memfd_create("progress")
+        self._process = SupervisedProcess(
+            "rlinf.rewards.process",
+            {"config": config.model_dump(mode="json")},
+            descriptors=[self._progress],
+        )
+        self.connection = self._process.connection
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def give(self, job: int, sample: dict[str, Any]) -> None:
+        """Send a sample.
+
+        Raises:
+            ProcessLostError: The process has ended.
+        """
+        os.pwrite(self._progress, b"\0", 0)
+        self._process.send("score", sample=sample)
+        self.state, self.job = "busy", job
+        self.deadline = time.monotonic() + self._config.deadline
+
+    def take(self) -> dict[str, Any] | None:
+        """Read a message: the output of the sample that it has, or None when it is ready.
+
+        Raises:
+            ProcessLostError: The process has ended.
+            UserError: The functions cannot be built.
+        """
+        message = self._process.receive(0.0)
+        self.state = "idle"
+        output: dict[str, Any] | None = message.get("output")
+        return output
+
+    def function_at_work(self) -> str:
+        """Name of the function that the process has begun last."""
+        return self._names[os.pread(self._progress, 1, 0)[0]]
+
+    def output_tail(self) -> str:
+        """The end of what it printed."""
+        return self._process.output_tail()
+
+    def kill(self) -> None:
+        """End it and whatever it started, now; may be called again."""
+        self._process.kill()
+        if self._progress >= 0:
+            os.close(self._progress)
+            self._progress = -1
 
 
 class RewardPool:
@@ -111,7 +177,7 @@ class RewardPool:
                 job = batch.waiting[0]
                 try:
                     process.give(job, batch.encoded(job))
-                except OSError:  # it ended between two samples, which is no sample's fault
+                except ProcessLostError:  # it ended between two samples, which is no sample's fault
                     self._replace(position)
                 except _NotJSONError as error:
                     batch.waiting.popleft()
@@ -142,8 +208,8 @@ class RewardPool:
         process = self._processes[position]
         try:
             output = process.take()
-        except (EOFError, OSError, ValueError):
-            self._lose(position, batch, "died", process.obituary())
+        except ProcessLostError as lost:
+            self._lose(position, batch, "died", lost.detail)
             return
         self._failed_starts = 0
         if output is not None:

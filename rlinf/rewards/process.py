@@ -6,65 +6,56 @@ torch unless a user's function does.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
 import resource
-import socket
+from typing import Any
 
-from rlinf.child_process import watch_parent
-from rlinf.errors import ConfigError, MissingPackageError, UserError
+from rlinf.processes.supervised import serve
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import RewardInput
 from rlinf.rewards.scorer import Scorer
-from rlinf.rewards.wire import receive, send
 
 
 def main(lifeline: int, commands: int, progress: int) -> None:
     """Serve one pool until it goes away.
 
     Args:
-        lifeline: See :func:`~rlinf.child_process.watch_parent`.
+        lifeline: See :func:`~rlinf.processes.supervised.serve`, like ``commands``.
         commands: Descriptor of the socket to the pool.
         progress: Descriptor of a file that holds the number of the function at work, for the case
             that it never ends.
     """
-    watch_parent(lifeline)
-    with (
-        socket.socket(fileno=commands) as connection,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
-    ):
-        _serve(connection, progress)
+    serve(lifeline, commands, _Server(progress).answer)
 
 
-def _serve(connection: socket.socket, progress: int) -> None:
-    settings = receive(connection)
-    try:
-        config = RewardConfig.model_validate(settings["config"])
-        if config.memory_mib is not None:
-            _limit_memory(config.memory_mib * 2**20)
-        scorer = Scorer(config, at=lambda number: os.pwrite(progress, bytes([number]), 0))
-    except UserError as error:
-        send(connection, {"refused": _described(error)})
-        return
-    gc.collect()
-    gc.freeze()
-    send(connection, {"ready": os.getpid()})
-    while True:
-        sample = RewardInput(**receive(connection))
-        send(connection, {"output": dataclasses.asdict(scorer.score(sample))})
+class _Server:
+    """The functions, once they are built."""
+
+    def __init__(self, progress: int) -> None:
+        self._progress = progress
+        self._scorer: Scorer
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Build the functions, or score a sample."""
+        if message["operation"] == "score":
+            sample = RewardInput(**message["sample"])
+            return {"output": dataclasses.asdict(self._scorer.score(sample))}
+        if message["operation"] == "start":
+            config = RewardConfig.model_validate(message["config"])
+            if config.memory_mib is not None:
+                _limit_memory(config.memory_mib * 2**20)
+            self._scorer = Scorer(config, at=self._note)
+            gc.collect()
+            gc.freeze()
+        return {}
+
+    def _note(self, number: int) -> None:
+        os.pwrite(self._progress, bytes([number]), 0)
 
 
 def _limit_memory(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     bound = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
-
-
-def _described(error: UserError) -> dict[str, object]:
-    if isinstance(error, MissingPackageError):
-        return {"package": [error.package, error.extra, error.needed_for]}
-    if isinstance(error, ConfigError):
-        return {"reason": error.reason, "key": error.key}
-    return {"reason": str(error), "key": ""}

@@ -94,7 +94,7 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
         without_effect = {
             "checkpoint": self.checkpoint != CheckpointConfig(),
             "logger": self.logger != LoggerConfig(),
-            "runner.plan": self.runner.plan is not None,
+            "cluster.plan": self.auto_plan is not None,
             "runner.timeline": self.runner.timeline,
         }
         for key in (key for key, given in without_effect.items() if given):

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.runners.embodied_evaluation import (
+    EpisodeEvaluator,
+    acting_weights,
+    playing_step,
+)
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
+from rlinf.workers.acting_config import LearningConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.reading import Checkpoint
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from rlinf.workers.env import RolloutReport
 
 POLICY_FILE = "policy.safetensors"
+
+
+LearningT = TypeVar("LearningT", bound=LearningConfig)
 
 
 @dataclass
@@ -34,57 +42,43 @@ class EpisodeCounts(Counts):
     """Whether an evaluation reached the success rate that is enough."""
 
 
-class Embodied(Task[EmbodiedConfig]):
-    """Trains a policy in simulators until steps are used up or it succeeds often enough."""
+class Acting(Task[LearningT]):
+    """What tasks share in which a policy acts in simulators and is trained: until steps are used
+    up, or it succeeds often enough."""
 
-    config_class = EmbodiedConfig
-    groups: ClassVar = {
-        "env": "rlinf.workers.env:EnvWorker",
-        "rollout": "rlinf.workers.rollout:RolloutWorker",
-        "actor": "rlinf.workers.actor:ActorWorker",
-    }
     starts_with: ClassVar = {"rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
     changeable = (
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
         "evaluation.video_episodes", "checkpoint", "logger",
     )  # fmt: skip
-    figures = (
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("env-steps", "env/steps", ",.0f"),
         ("env-steps/s", "env/steps_per_second", ",.0f"),
         ("success", "env/success_once", ".3f"),
         ("eval success", "eval/success", ".3f"),
         ("return", "env/return", ".2f"),
-        ("KL", "actor/approx_kl", ".4f"),
-        ("explained variance", "critic/explained_variance", ".3f"),
     )
 
-    def __init__(self, config: EmbodiedConfig, directory: Path) -> None:
+    def __init__(self, config: LearningT, directory: Path) -> None:
         super().__init__(config, directory)
         self.counts = EpisodeCounts()
         self.evaluator = EpisodeEvaluator(config)
 
     @classmethod
-    def step(cls, flow: Flow, config: EmbodiedConfig) -> None:
-        """Environments and policy answer each other, then the actor trains."""
+    def collect(cls, flow: Flow) -> None:
+        """Environments and policy answer each other, perhaps ahead of the training."""
         flow.loop(
             "rollout",
             Stage("env", "interact", inputs=("actions",), outputs=("observations", "trajectories")),
             Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
             ahead=True,
         )
-        flow.stage(
-            "train", Stage("actor", "train", ("trajectories",), replicated=("trajectories",))
-        )
 
     @classmethod
-    def evaluation(cls, flow: Flow, config: EmbodiedConfig) -> None:
+    def evaluation(cls, flow: Flow, config: LearningT) -> None:
         """Environments and policy answer each other until every episode has ended."""
-        flow.loop(
-            "evaluation",
-            Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
-            Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
-        )
+        playing_step(flow)
 
     steps = property(lambda self: self.config.training_steps)
     ahead = property(lambda self: self.config.rollout.max_staleness)
@@ -93,13 +87,16 @@ class Embodied(Task[EmbodiedConfig]):
     finished = property(lambda self: self.counts.solved)
 
     def arguments(self, step: int) -> Arguments:
-        """Both sides of the policy are told the number of the step."""
-        return {"rollout": {"step": step}, "actor": {"step": step}}
+        """All but the environments are told the number of the step."""
+        return {name: {"step": step} for name in self.config.components if name != "env"}
 
     def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
         """What env and actor workers returned, and totals of the run."""
         rollouts: list[RolloutReport] = report.results("env")
-        metrics: dict[str, float] = dict(report.results("actor")[0])
+        metrics: dict[str, float] = {}
+        for name in self.config.components:
+            result = report.results(name)[0] if name in report.stages else None
+            metrics.update(result if isinstance(result, dict) else {})
         episodes = [e for r in rollouts for e in r.episodes if e.valid]
         self.counts.env_steps += sum(r.env_steps for r in rollouts)
         self.counts.episodes += len(episodes)
@@ -127,19 +124,15 @@ class Embodied(Task[EmbodiedConfig]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        from rlinf.trainers.trainer import saved_weights
-
-        weights = saved_weights(checkpoint.tree["workers"]["actor"]["trainer"], "policy")
+        weights = acting_weights(checkpoint.tree["workers"])
         groups["rollout"].load_weights(weights, checkpoint.step).wait()
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
         from rlinf.checkpoint.export import export_weights
-        from rlinf.trainers.trainer import saved_weights
 
         run.evaluate("held_out")
-        weights = saved_weights(run.groups.state()["actor"]["trainer"], "policy")
-        export_weights(self.directory / POLICY_FILE, weights)
+        export_weights(self.directory / POLICY_FILE, acting_weights(run.groups.state()))
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
         print(f"held-out episodes: {run.last_evaluation}")
@@ -161,3 +154,27 @@ class Embodied(Task[EmbodiedConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self.counts = EpisodeCounts(**state)
+
+
+class Embodied(Acting[EmbodiedConfig]):
+    """Trains a policy on what it has just done."""
+
+    config_class = EmbodiedConfig
+    groups: ClassVar = {
+        "env": "rlinf.workers.env:EnvWorker",
+        "rollout": "rlinf.workers.rollout:RolloutWorker",
+        "actor": "rlinf.workers.actor:ActorWorker",
+    }
+    figures = (
+        *Acting.figures,
+        ("KL", "actor/approx_kl", ".4f"),
+        ("explained variance", "critic/explained_variance", ".3f"),
+    )
+
+    @classmethod
+    def step(cls, flow: Flow, config: EmbodiedConfig) -> None:
+        """Environments and policy answer each other, then the actor trains."""
+        cls.collect(flow)
+        flow.stage(
+            "train", Stage("actor", "train", ("trajectories",), replicated=("trajectories",))
+        )

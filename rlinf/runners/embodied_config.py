@@ -7,35 +7,18 @@ optimizer step) → *micro batch* (one forward and backward pass).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
-from rlinf.config.ranges import device_span
-from rlinf.flow.placed_config import RunnerConfig
-from rlinf.flow.planning_traits import (
-    Knob,
-    PlanningTraits,
-    Trial,
-    device_counts,
-    first_devices,
-    timed_sections,
-)
+from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.workers.acting_config import OnPolicyConfig
+from rlinf.workers.acting_traits import acting_traits
 
 COMPONENTS = ("env", "rollout", "actor")
-_TIMED = ("algorithm", "actor", "env", "rollout")
-
-
-class EmbodiedRunnerConfig(RunnerConfig):
-    """How long the run lasts and where it is written."""
-
-    total_env_steps: int = Field(ge=1)
-    """Environment steps of the run, over all environments; rounded up to whole rollouts."""
 
 
 class EmbodiedConfig(OnPolicyConfig):
@@ -43,7 +26,6 @@ class EmbodiedConfig(OnPolicyConfig):
 
     task: Literal["embodied"]
     """Which runner executes the recipe."""
-    runner: EmbodiedRunnerConfig
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -51,11 +33,6 @@ class EmbodiedConfig(OnPolicyConfig):
         return COMPONENTS
 
     # -- derived sizes --------------------------------------------------------------------------
-
-    @property
-    def training_steps(self) -> int:
-        """Rollouts of the run, each followed by one training phase."""
-        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
 
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show how environments become samples, batches and updates."""
@@ -84,14 +61,20 @@ class EmbodiedConfig(OnPolicyConfig):
     @property
     def planning(self) -> PlanningTraits:
         """What planning and profiling must know of the recipe."""
-        return _traits(self)
+        # A rank's share of the global batch is trained on in whole micro batches.
+        pieces = self.actor.global_batch_size // (self.actor.micro_batch_size or 1)
+        ranks = [n for n in range(1, pieces + 1) if pieces % n == 0]
+        return acting_traits(self, ranks=ranks, micro_batch=self.micro_batch_size)
 
     # -- rules between sections -----------------------------------------------------------------
 
     @model_validator(mode="after")
     def _rules(self) -> EmbodiedConfig:
         self.check_cluster()
-        problems = (*self.acting_problems(), *self._batch_problems(), *self._group_problems())
+        problems = (
+            *self.acting_problems(), *self._replay_problems(), *self._batch_problems(),
+            *self._group_problems(),
+        )  # fmt: skip
         for problem in problems:
             raise problem
         return self
@@ -119,6 +102,14 @@ class EmbodiedConfig(OnPolicyConfig):
                 hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
             )
 
+    def _replay_problems(self) -> Iterator[PydanticCustomError]:
+        if self.algorithm.needs_replay:
+            yield illegal(
+                "algorithm.type",
+                f"{self.algorithm.type} learns from a replay, which this task does not have",
+                hint="nearest: ppo, or task: off_policy",
+            )
+
     def _group_problems(self) -> Iterator[PydanticCustomError]:
         if self.algorithm.needs_groups and self.group_size < 2:
             yield illegal(
@@ -135,100 +126,3 @@ class EmbodiedConfig(OnPolicyConfig):
                 "rollout of this length would cut",
                 hint=f"nearest: {join_choices(nearest_multiples(horizon, self.rollout.steps))}",
             )
-
-
-# -- planning -----------------------------------------------------------------------------------
-
-
-def _traits(config: EmbodiedConfig) -> PlanningTraits:
-    """Of a run in simulators: the items are environments."""
-    from rlinf.planner.described_cluster import on_each_kind
-    from rlinf.planner.search import ComponentConstraint, Constraints
-
-    envs = config.env.num_envs
-    stages = config.rollout.pipeline_stage_num
-    batch = config.actor.global_batch_size
-    # Nothing is offloaded.
-    loop = ComponentConstraint(pipeline_stages=tuple(sorted({1, 2, stages})), residency="resident")
-    # A rank's share of the global batch is trained on in whole micro batches.
-    pieces = batch // (config.actor.micro_batch_size or 1)
-    ranks = tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
-    constraints = Constraints(
-        items=envs,
-        group_size=config.group_size,
-        # The rollout hands its trajectories over at its end.
-        granularities=(envs,),
-        staleness=config.rollout.max_staleness,
-        exchanges={"rollout": config.chunk_steps},
-        components={
-            # They divide the environments of an evaluation as they do those of training.
-            "env": loop.model_copy(update={"also_divide": (config.evaluation.num_envs,)}),
-            "rollout": loop.model_copy(update={"serves": "env"}),
-            # A training phase begins with all trajectories of the rollout.
-            "actor": ComponentConstraint(
-                streams=False, even=False, processes=ranks, residency="resident"
-            ),
-        },
-    )
-    sections = timed_sections(config, _TIMED)
-    sections["env"].pop("num_envs")
-    sections["rollout"].pop("pipeline_stage_num")
-    sections["rollout"].pop("max_staleness")
-    return PlanningTraits(
-        items=envs,
-        constraints=constraints,
-        trials=on_each_kind(config, partial(_trials, envs)),
-        concurrent=frozenset(),
-        packages=("gymnasium", "mujoco", "metaworld"),
-        sections=sections,
-        worst_case=(
-            f"runner.total_env_steps={config.env_steps_per_rollout}",
-            # More episodes take longer, not more memory.
-            f"evaluation.episodes={config.evaluation.num_envs}",
-        ),
-        memory_knobs=(
-            Knob("actor.micro_batch_size", config.micro_batch_size),
-            Knob("env.num_envs", envs),
-        ),
-        pipeline_key="rollout.pipeline_stage_num",
-    )
-
-
-def _trials(envs: int, first: int, devices: int) -> Iterator[Trial]:
-    for count in device_counts(devices):
-        place = _together(first_devices(count, first))
-        for parts in (1, 2, 4):
-            if parts > 1 and count not in (1, devices):
-                continue
-            yield Trial(
-                f"{envs // parts} environments on {count} devices",
-                (place, f"env.num_envs={envs // parts}", "rollout.pipeline_stage_num=1"),
-            )
-    if devices > 1:
-        yield Trial(
-            f"{envs} environments on {devices} devices, 2 pipeline stages",
-            (_together(first_devices(devices, first)), "rollout.pipeline_stage_num=2"),
-        )
-        half = devices // 2
-        front, rear = first_devices(half, first), device_span(first + half, first + devices)
-        yield Trial(
-            f"{envs} environments, actor apart, one step ahead",
-            (
-                f"cluster.component_placement={{'env,rollout': '{front}', actor: '{rear}'}}",
-                "rollout.pipeline_stage_num=1",
-                "rollout.max_staleness=1",
-            ),
-        )
-        apart = f"{{env: '{front}', rollout: '{rear}', actor: '{first}'}}"
-        yield Trial(
-            f"{envs} environments, env and rollout apart, 2 pipeline stages",
-            (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=2"),
-        )
-        yield Trial(
-            f"{envs} environments, env and rollout apart",
-            (f"cluster.component_placement={apart}", "rollout.pipeline_stage_num=1"),
-        )
-
-
-def _together(devices: str) -> str:
-    return f"cluster.component_placement={{'env,rollout,actor': '{devices}'}}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from rlinf.data.evaluation import (
     compare_paired,
 )
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import tile, write_video
 from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.task import Purpose
-from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.acting_config import EvaluatedConfig
 
 if TYPE_CHECKING:
     from rlinf.runners.groups import Groups
@@ -45,7 +46,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     spec_class = EvaluationSpec
     films = True
 
-    def __init__(self, config: ActingConfig) -> None:
+    def __init__(self, config: EvaluatedConfig) -> None:
         self._config = config
 
     def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:
@@ -125,6 +126,27 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             log.warning("no video: %s Run `rlinf doctor` for what rendering needs.", failure)
             return None
         return write_video(path, tile(videos), FRAMES_PER_SECOND)
+
+
+def playing_step(flow: Flow) -> None:
+    """One evaluation: environments and policy answer each other until every episode has ended."""
+    flow.loop(
+        "evaluation",
+        Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
+        Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+    )
+
+
+def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights of the policy in the state of a run's workers.
+
+    Raises:
+        CheckpointError: The state is of an older format.
+    """
+    from rlinf.trainers.modules import POLICY
+    from rlinf.trainers.trainer import saved_weights
+
+    return saved_weights(workers["actor"]["trainer"], POLICY)
 
 
 def play_episodes(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.data.evaluation_files import HashedSpec, SpecifiedResult
+from rlinf.data.evaluation import HashedSpec, SpecifiedResult
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE

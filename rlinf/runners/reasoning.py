@@ -15,7 +15,13 @@ from rlinf.errors import in_section
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.reasoning_evaluation import PromptEvaluator, answering_step
-from rlinf.runners.rescaling import HANDING_OVER, open_mailboxes, step_arguments, write_choices
+from rlinf.runners.rescaling import (
+    HANDING_OVER,
+    open_mailboxes,
+    rescaled_training,
+    step_arguments,
+    write_choices,
+)
 from rlinf.runners.task import Counts, Task
 
 if TYPE_CHECKING:
@@ -122,7 +128,8 @@ class Reasoning(Task[ReasoningConfig]):
 
     def context(self, *, trains: bool) -> WorkerContext:
         """With the model that the run begins with."""
-        return replace(super().context(trains=trains), model=self._model)
+        hook = rescaled_training() if trains and self.config.cluster.auto_scheduler else None
+        return replace(super().context(trains=trains), model=self._model, training_hook=hook)
 
     def launched(self, groups: Groups) -> None:
         """Open what rollout workers are told through inside a step."""
@@ -227,7 +234,9 @@ class Reasoning(Task[ReasoningConfig]):
             evaluated = run.evaluate("periodic")
             run.log({} if known else evaluated)
         path = self.directory / FINAL_MODEL
-        run.groups["actor"].save_model(path).wait()
+        for written in run.groups["actor"].save_model(path).wait():
+            if written is not None:
+                written.bring(path)
         counts, state = self.counts, run.state
         print(
             f"training: {counts.sequences} sequences, {counts.tokens} tokens in "

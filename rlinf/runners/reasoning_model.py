@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,15 @@ from rlinf.data.tokenizer import train_tokenizer
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weights import sizes_of
 from rlinf.errors import ConfigError, in_section
-from rlinf.models.language import (
-    create_language_model,
-    load_language_model,
-    load_tokenizer,
-    save_language_model,
-)
+from rlinf.models.language import load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.runners.initial_model import write_initial_model
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.language.supervised import SupervisedTrainer, target_batch
+from rlinf.trainers.sequences import fine_tune, text_batch
 
 
 def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConfig:
     """The section of the model to load: the given one, or that of a model that is created.
-
-    A model that is created from scratch is written down whole, tokenizer included, so that a
-    resumed run and every worker load the same, and so can any other program.
 
     Args:
         config: The run's configuration.
@@ -40,20 +32,13 @@ def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConf
     model = config.model
     if model.architecture is None and config.warm_start is None:
         return model
-    created = model.model_copy(update={"path": directory, "architecture": None})
-    if directory.is_dir():
-        return created
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
-    try:
-        with in_section("model"):
-            tokenizer = _tokenizer(config, unfinished)
-            network = _network(config, tokenizer)
-        _warm_start(config, network, tokenizer)
-        save_language_model(network, unfinished, tokenizer=tokenizer)
-        os.replace(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return created
+    return write_initial_model(
+        model,
+        directory,
+        seed=config.seed,
+        tokenizer=partial(_tokenizer, config),
+        teach=partial(_warm_start, config),
+    )
 
 
 def _tokenizer(config: ReasoningConfig, directory: Path) -> Any:
@@ -75,12 +60,6 @@ def task_items(config: ReasoningConfig) -> tuple[TaskItem, ...]:
     return config.data.task.build().items("train")
 
 
-def _network(config: ReasoningConfig, tokenizer: Any) -> Any:
-    if config.model.architecture is None:
-        return load_language_model(config.model, tokenizer=tokenizer, seed=config.seed)
-    return create_language_model(config.model, seed=config.seed, tokenizer=tokenizer)
-
-
 def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
     """Supervised training on the targets of the task, where it is asked for."""
     if config.warm_start is None:
@@ -97,14 +76,11 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
         targets, masks = zip(*shown, strict=True)
         learnt = [[*mask, True] for mask in masks]
     ended = [[*target, tokenizer.eos_token_id] for target in targets]
-    texts = target_batch(list(zip(prompts, ended, strict=True)), learnt)
-    trainer = SupervisedTrainer.of_model(
-        network, config.warm_start, seed=config.seed, compute=config.actor
-    )
+    texts = text_batch(list(zip(prompts, ended, strict=True)), learnt)
     print(f"warm start: {config.warm_start.steps} supervised steps", flush=True)
     begin = time.perf_counter()
-    losses = [metrics["supervised/loss"] for metrics in trainer.fit(texts)]
-    trainer.finish()
+    steps = fine_tune(network, texts, config.warm_start, seed=config.seed, compute=config.actor)
+    losses = [metrics["warm_start/loss"] for metrics in steps]
     print(
         f"warm start took {time.perf_counter() - begin:.1f} s, "
         f"loss {losses[0]:.3f} to {losses[-1]:.3f}",

@@ -15,11 +15,10 @@ from rlinf.flow.planning_traits import (
     first_devices,
     timed_sections,
 )
-from rlinf.planner.described_cluster import on_each_kind
 
 if TYPE_CHECKING:
     from rlinf.runners.reasoning_config import ReasoningConfig
-    from rlinf.trainers.language.config import PhaseConfig
+    from rlinf.trainers.config import PhaseConfig
 
 _TIMED = (
     "algorithm", "actor", "critic", "data", "reward", "rollout", "warm_start", "weight_sync",
@@ -28,7 +27,7 @@ _TIMED = (
 
 def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
-    from rlinf.planner.search import ComponentConstraint, Constraints
+    from rlinf.flow.constraints import ComponentConstraint, Constraints
 
     group = config.rollout.group_size
     staleness, batch = config.rollout.max_staleness, config.global_batch_size
@@ -63,7 +62,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     return PlanningTraits(
         items=config.rollout.sequences,
         constraints=constraints,
-        trials=on_each_kind(config, partial(_trials, config)),
+        trials=partial(_trials, config),
         concurrent=frozenset({"rollout"}),
         packages=("transformers", config.rollout.engine.package),
         sections=sections,
@@ -72,7 +71,7 @@ def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
         generation=Generation(
             component="rollout",
             most_tokens=config.rollout.sampling.max_new_tokens,
-            slots=config.rollout.engine.max_running_requests,
+            max_running=config.rollout.engine.max_running_requests,
         ),
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
+from rlinf.config.registry import load_attribute
 from rlinf.monitor.decisions import Decision, note_decision
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ HANDING_OVER = ("rollout", "actor")
 """Components whose workers lease their devices themselves."""
 
 _KEY = "cluster.auto_scheduler"
+_PLUGIN = "rlinf.rescale"
+"""Loaded for a run that hands devices over, and for no other."""
 
 
 def trainer_sizes(config: ReasoningConfig) -> tuple[int, ...]:
@@ -51,17 +54,11 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
         )
     if config.actor.tensor_parallel_size > 1:
         yield illegal("actor.tensor_parallel_size", "does not change in a step", hint="nearest: 1")
-    if config.runner.plan is not None:
+    if config.auto_plan is not None:
         yield illegal(
-            "runner.plan",
+            "cluster.plan",
             f"cannot change a placement inside which {_KEY} hands devices over",
             hint="one of the two",
-        )
-    if config.checkpoint.layout == "sharded":
-        yield illegal(
-            "checkpoint.layout",
-            f"is sharded, but with {_KEY} the ranks change that have a part of the model",
-            hint="nearest: whole",
         )
     if config.rollout.engine.generates_between_steps:
         yield illegal(
@@ -69,13 +66,9 @@ def rescaling_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]
             f"generates between the steps, by whose times {_KEY} decides",
             hint="nearest: false",
         )
-    if config.critic is not None:
-        yield illegal(_KEY, "cannot be with a critic", hint="leave it out")
-    if config.rollout.max_staleness or config.rollout.partial is not None:
+    if config.rollout.max_staleness:
         yield illegal(
-            _KEY,
-            "cannot be where rollouts run ahead or answers are carried on",
-            hint="max_staleness: 0 and no section partial, or leave it out",
+            _KEY, "cannot be where rollouts run ahead", hint="max_staleness: 0, or leave it out"
         )
 
 
@@ -111,6 +104,11 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
         )
 
 
+def rescaled_training() -> Any:
+    """What lets the ranks of an actor change; see :class:`WorkerContext`."""
+    return load_attribute(f"{_PLUGIN}.training:RescaledTraining")
+
+
 def open_mailboxes(config: ReasoningConfig) -> list[Channel]:
     """A channel to each rollout worker, through which it is told of others inside a step."""
     from rlinf.scheduler import Channel
@@ -129,24 +127,28 @@ def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arg
         config: The recipe.
         mailboxes: Of each rollout worker.
     """
-    from rlinf.workers.moving_round import SharedDevices
-    from rlinf.workers.rescaled_training import SharedTrainer
-
-    sizes = trainer_sizes(config)
-    rollout = SharedDevices(
+    rollout, sizes = config.rollout, trainer_sizes(config)
+    devices = load_attribute(f"{_PLUGIN}.rollout:RolloutDevices")(
         leases=(),
         mailboxes=tuple(mailboxes),
-        trainer_sizes=sizes,
-        capacity=config.rollout.engine.max_running_requests,
+        sizes=load_attribute(f"{_PLUGIN}.leader:RolloutSizes")(
+            workers=len(mailboxes),
+            slots=rollout.prompts,
+            group_size=rollout.group_size,
+            global_batches=config.actor.n_minibatches,
+            max_new_tokens=rollout.sampling.max_new_tokens,
+            capacity=rollout.engine.max_running_requests,
+            trainer_sizes=sizes,
+        ),
         offload=config.plan.components["rollout"].residency == "offload",
     )
-    actor = SharedTrainer(
+    trainer = load_attribute(f"{_PLUGIN}.training:TrainerDevices")(
         leases=(),
         leader=mailboxes[-1],
         sizes=sizes,
         offload=config.plan.components["actor"].residency == "offload",
     )
-    return {"rollout": {"shared": rollout}, "actor": {"shared": actor}}
+    return {"rollout": {"shared": devices}, "actor": {"shared": trainer}}
 
 
 def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
@@ -155,7 +157,7 @@ def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any
     Args:
         directory: Of the run.
         step: Training steps that were done before.
-        choices: :class:`~rlinf.rescale.decisions.Choice` as plain data.
+        choices: :class:`~rlinf.rescale.decisions.DeviceChoice` as plain data.
     """
     for choice in choices:
         decision = Decision(

@@ -18,7 +18,8 @@ from rlinf.config.dump import config_hash, to_data
 from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.flow.plan_policy import SwitchFailure
+from rlinf.flow.plan import SwitchFailure
+from rlinf.flow.planning_traits import warm_up_steps
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.curve import write_learning_curve
 from rlinf.monitor.metrics_log import MetricsLog
@@ -202,6 +203,13 @@ class Run:
             self.groups.sync_weights()
             self._weights_of = self.state.step
 
+    def restore_best(self) -> int:
+        """Give the workers what they held after the best evaluation that is kept; its step."""
+        best = self._store.load("best")
+        self.groups.load_state(best.tree["workers"], best.path)
+        self._weights_of = -1
+        return best.step
+
     def log(self, metrics: dict[str, float]) -> None:
         """Write numbers down beside those of the last step, where there are any."""
         if metrics:
@@ -248,37 +256,30 @@ class Run:
 
     def _observer(self) -> Callable[[StepReport, float], None]:
         """What sees each step and its time: who seeks a faster placement, or else a profile."""
-        config, policy, path = self._config, self._config.runner.plan, self.directory.path
-        if policy is not None:
-            from rlinf.planner.auto import AutoPlanner
-
-            planner = AutoPlanner(
-                policy,
-                config,
-                self._flow,
-                directory=path,
-                switch=self._switch,
-                warm_up=self._warm_up,
-            )
-            planner.begin(self.state.step)
-
-            def after_step(report: StepReport, seconds: float) -> None:
-                if not self._finished():  # else there is no step to place
-                    planner.after_step(self.state.step, report, seconds)
-
-            return after_step
         if not self._plannable:
             return lambda report, seconds: None
-        from rlinf.planner.recording import FirstSteps
+        from rlinf.planner.auto import step_observer
 
-        return FirstSteps(config, self._flow, path).observe
+        config = self._config
+        observer = step_observer(
+            config,
+            self._flow,
+            self.directory.path,
+            step=self.state.step,
+            switch=self._switch,
+            warm_up=self._warm_up,
+        )
+
+        def after_step(report: StepReport, seconds: float) -> None:
+            if config.auto_plan is None or not self._finished():  # else there is no step to place
+                observer.after_step(self.state.step, report, seconds)
+
+        return after_step
 
     def _warm_up(self) -> None:
         """Let the next steps be the first ones of a measurement: their memory counts, not time."""
         self._counts_from = self.state.step
         if self._plannable:
-            from rlinf.planner.recording import warm_up_steps
-
             self._counts_from += warm_up_steps(self._config)
 
     def _switch(self, config: PlacedConfig) -> float:

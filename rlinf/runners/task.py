@@ -243,7 +243,10 @@ REGISTRY: Registry[Task[Any]] = Registry(
     group="rlinf.tasks",
     table={
         "embodied": "rlinf.runners.embodied:Embodied",
+        "off_policy": "rlinf.runners.off_policy:OffPolicy",
         "reasoning": "rlinf.runners.reasoning:Reasoning",
+        "sft": "rlinf.runners.sft:FineTuning",
+        "behaviour_cloning": "rlinf.runners.behaviour_cloning:BehaviourCloning",
         "benchmark": "rlinf.runners.benchmark:Benchmark",
     },
     base=Task,

@@ -10,11 +10,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlinf.scheduler.accelerators import CollectiveGroupOptions
     from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-    from rlinf.scheduler.channel import Channel
+    from rlinf.scheduler.channel.channel import Channel, WeightedItem
     from rlinf.scheduler.channel.channel_worker import ChannelWorker
     from rlinf.scheduler.cluster import Cluster
     from rlinf.scheduler.cluster_config import ClusterConfig
+    from rlinf.scheduler.compat.batches import (
+        get_batch_size,
+        infer_batch_size,
+        merge_batches,
+        split_batch,
+    )
+    from rlinf.scheduler.compat.decoupled_routing import (
+        decoupled_build_recv_plan,
+        split_channel_message,
+    )
+    from rlinf.scheduler.compat.routing import (
+        CommMapper,
+        build_recv_plan,
+        build_route_channel_key,
+        build_send_key,
+        build_send_plan,
+        get_group_world_size,
+    )
     from rlinf.scheduler.component_placement import ComponentPlacement
     from rlinf.scheduler.hardware import (
         AcceleratorType,
@@ -22,29 +41,13 @@ if TYPE_CHECKING:
         FrankaHWInfo,
         HardwareInfo,
     )
-    from rlinf.scheduler.options import CollectiveGroupOptions
     from rlinf.scheduler.placement import (
         FlexiblePlacementStrategy,
         NodePlacementStrategy,
         PackedPlacementStrategy,
         PlacementStrategy,
     )
-    from rlinf.scheduler.routing import (
-        CommMapper,
-        WeightedItem,
-        build_recv_plan,
-        build_route_channel_key,
-        build_send_key,
-        build_send_plan,
-        decoupled_build_recv_plan,
-        get_batch_size,
-        get_group_world_size,
-        infer_batch_size,
-        merge_batches,
-        split_batch,
-        split_channel_message,
-    )
-    from rlinf.scheduler.tracer import Tracer
+    from rlinf.scheduler.services.tracer import Tracer
     from rlinf.scheduler.worker import Worker
     from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
@@ -55,8 +58,8 @@ _HOMES = {
     "ChannelWorker": "channel.channel_worker",
     "Cluster": "cluster",
     "ClusterConfig": "cluster_config",
-    "CollectiveGroupOptions": "options",
-    "CommMapper": "routing",
+    "CollectiveGroupOptions": "accelerators",
+    "CommMapper": "compat.routing",
     "ComponentPlacement": "component_placement",
     "FlexiblePlacementStrategy": "placement",
     "FrankaHWInfo": "hardware",
@@ -64,24 +67,24 @@ _HOMES = {
     "NodePlacementStrategy": "placement",
     "PackedPlacementStrategy": "placement",
     "PlacementStrategy": "placement",
-    "Tracer": "tracer",
-    "WeightedItem": "routing",
+    "Tracer": "services.tracer",
+    "WeightedItem": "channel.channel",
     "Worker": "worker",
     "WorkerAddress": "address",
     "WorkerGroup": "worker_group",
     "WorkerGroupFuncResult": "worker_group",
     "WorkerInfo": "address",
-    "build_recv_plan": "routing",
-    "build_route_channel_key": "routing",
-    "build_send_key": "routing",
-    "build_send_plan": "routing",
-    "decoupled_build_recv_plan": "routing",
-    "get_batch_size": "routing",
-    "get_group_world_size": "routing",
-    "infer_batch_size": "routing",
-    "merge_batches": "routing",
-    "split_batch": "routing",
-    "split_channel_message": "routing",
+    "build_recv_plan": "compat.routing",
+    "build_route_channel_key": "compat.routing",
+    "build_send_key": "compat.routing",
+    "build_send_plan": "compat.routing",
+    "decoupled_build_recv_plan": "compat.decoupled_routing",
+    "get_batch_size": "compat.batches",
+    "get_group_world_size": "compat.routing",
+    "infer_batch_size": "compat.batches",
+    "merge_batches": "compat.batches",
+    "split_batch": "compat.batches",
+    "split_channel_message": "compat.decoupled_routing",
 }
 
 __all__ = [

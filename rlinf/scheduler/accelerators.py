@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf.scheduler.errors import HardwareError
-from rlinf.scheduler.options import CollectiveGroupOptions
 
 
 class AcceleratorType(StrEnum):
@@ -62,6 +61,10 @@ class Vendor:
 
     ccl_socket_ifname: str = "GLOO_SOCKET_IFNAME"
     """Variable that names the network interface of the collective library."""
+
+    driver_files: str | None = None
+    """Pattern of the driver's files, one per device: they are counted in an instant, while torch
+    takes seconds to import."""
 
     inter_worker_ccl: bool = False
     """Whether worker groups talk over the collective library; otherwise through host memory."""
@@ -123,6 +126,7 @@ VENDORS: Mapping[AcceleratorType, Vendor] = MappingProxyType(
             ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
             ccl_backend="nccl",
             ccl_socket_ifname="NCCL_SOCKET_IFNAME",
+            driver_files="/proc/driver/nvidia/gpus/*",
             inter_worker_ccl=True,
         ),
         AcceleratorType.AMD_GPU: Vendor(  # not run; RCCL answers under the name nccl
@@ -183,14 +187,32 @@ DEVICE_VARIABLE = "RLINF_DEVICE"
 """Environment variable with the torch device of a process, for devices that the table lacks."""
 
 
-def process_device(accelerator_type: AcceleratorType | None = None) -> str:
+def process_device(
+    accelerator_type: AcceleratorType | None = None, number: int | None = None
+) -> str:
     """Device string of torch on which this process computes.
 
     Args:
         accelerator_type: Kind of the devices that it was given; None: of those that it sees.
+        number: Which of those that it sees; None: the current one.
     """
     kind = detect_accelerators()[0] if accelerator_type is None else accelerator_type
-    return os.environ.get(DEVICE_VARIABLE) or VENDORS[kind].device or "cpu"
+    device = os.environ.get(DEVICE_VARIABLE) or VENDORS[kind].device or "cpu"
+    return device if number is None or ":" in device or device == "cpu" else f"{device}:{number}"
+
+
+def installed_accelerators() -> tuple[AcceleratorType, int]:
+    """Kind and number of this machine's devices, as far as a driver lists them; imports no torch.
+
+    For checks before a run; the other vendors' devices are found when it starts.
+    """
+    for kind, vendor in VENDORS.items():
+        if vendor.driver_files is not None:
+            root, _, pattern = vendor.driver_files.rpartition("/")
+            count = len(list(Path(root).glob(pattern)))
+            if count:
+                return kind, count
+    return AcceleratorType.NO_ACCEL, 0
 
 
 def collective_backend(device: str) -> str:
@@ -208,8 +230,9 @@ def accelerator_model(accelerator_type: AcceleratorType) -> str:
     For NVIDIA the driver's files are read: asking torch would occupy device memory in a process
     that only wants to know.
     """
-    if accelerator_type is AcceleratorType.NV_GPU:
-        for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+    files = VENDORS[accelerator_type].driver_files
+    if files is not None:
+        for information in sorted(Path("/").glob(f"{files.lstrip('/')}/information")):
             for line in information.read_text(errors="replace").splitlines():
                 key, _, value = line.partition(":")
                 if key.strip() == "Model":
@@ -308,3 +331,33 @@ def _row(accelerator_type: AcceleratorType) -> Vendor:
 
 def _split(devices: str | None) -> list[str]:
     return [device.strip() for device in (devices or "").split(",") if device.strip()]
+
+
+@dataclass
+class CollectiveGroupOptions:
+    """Settings of one communicator; the first communication of a pair or group decides them.
+
+    The first four are handed to the accelerator's collective library (for NVIDIA the options of
+    ``ProcessGroupNCCL``) and mean nothing for CPU tensors.
+    """
+
+    accel_cluster_size: int | None = None
+    """Thread-block cluster size of communication kernels; None lets the library choose."""
+
+    accel_max_ctas: int | None = None
+    """Most thread blocks a communication kernel may use: more is faster communication and less
+    compute for everything else on the device."""
+
+    accel_min_ctas: int | None = None
+    """Fewest thread blocks a communication kernel may use."""
+
+    is_high_priority_stream: bool = False
+    """Whether communication kernels run on a high-priority stream."""
+
+    use_ring_broadcast: bool = False
+    """Whether a broadcast of several tensors is pipelined: the source sends each tensor to the
+    first receiver only, and that one passes it on while the next is on its way."""
+
+    def is_empty_options(self) -> bool:
+        """Whether every setting has its default."""
+        return self == CollectiveGroupOptions()

@@ -5,37 +5,38 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import socket
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerError
-from rlinf.scheduler.node import NodeGroupInfo, NodeInfo
-from rlinf.scheduler.node_table import build_node_table
+from rlinf.scheduler.errors import ClusterConfigValueError
+from rlinf.scheduler.node import NodeGroupInfo, NodeInfo, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
-from rlinf.scheduler.profiling import profiled_command
 from rlinf.scheduler.services.driver import DriverServices
-from rlinf.scheduler.settings import ClusterEnvVar, deadline_seconds, read_config
-from rlinf.scheduler.worker.launch import merge_path_variables
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from rlinf.scheduler.cluster_options import ProfilingConfig
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
+    from rlinf.scheduler.runtime.launch import Launch
     from rlinf.scheduler.services.registry import GroupRecord
-    from rlinf.scheduler.worker.launch import Launch
+from typing import TYPE_CHECKING
+
+from rlinf.scheduler.errors import SchedulerUsageError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
 _DEFAULT_TRACE_FILE = "trace/trace_events.jsonl"
 
 
-class Cluster:
+class Cluster(ClusterMembers):
     """The machines of a program and the workers on them; one per process.
 
     The first call decides; later calls return the same object and ignore their arguments, until
@@ -50,18 +51,6 @@ class Cluster:
         ValueError: ``num_nodes`` contradicts ``cluster_cfg``.
         RuntimeError: Ray was initialised before.
     """
-
-    NAMESPACE: ClassVar[str] = "RLinf"
-    SYS_NAME: ClassVar[str] = "RLinf"
-    LOGGING_LEVEL: ClassVar[str] = os.environ.get("RLINF_LOG_LEVEL", "INFO").upper()
-    TIMEOUT_WARN_TIME: ClassVar[int] = 60_000
-    DEFAULT_SYS_ENV_VAR: ClassVar[dict[ClusterEnvVar, str]] = {
-        ClusterEnvVar.CATCH_FAILURE: "0",
-        ClusterEnvVar.LOG_LEVEL: "INFO",
-        ClusterEnvVar.NET_EMULATION: "0",
-        ClusterEnvVar.PATH_ENV_MERGE_MODE: "append",
-        ClusterEnvVar.CODE_WORKING_DIR: "0",
-    }
 
     _instance: ClassVar[Cluster | None] = None
 
@@ -254,58 +243,6 @@ class Cluster:
         """Whether this process is in a cluster."""
         return current_process() is not None
 
-    @staticmethod
-    def get_full_env_var_name(env_var: ClusterEnvVar) -> str:
-        """Name of a setting's environment variable."""
-        return f"RLINF_{ClusterEnvVar(env_var).value}"
-
-    @classmethod
-    def get_sys_env_var(cls, env_var: ClusterEnvVar, default: str | None = None) -> str | None:
-        """Value of a setting: from the environment, else ``default``, else the built-in one."""
-        name = cls.get_full_env_var_name(env_var)
-        fallback = default if default is not None else cls.DEFAULT_SYS_ENV_VAR.get(env_var)
-        return os.environ.get(name, fallback)
-
-    @staticmethod
-    def find_free_port(max_port_num: int | None = None) -> int:
-        """A port of this machine that nothing listens on.
-
-        Raises:
-            SchedulerError: None is free up to ``max_port_num``.
-        """
-        candidates = [0] if max_port_num is None else range(max_port_num, 1023, -1)
-        for port in candidates:
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("", port))
-                except OSError:
-                    continue
-                free: int = probe.getsockname()[1]
-                return free
-        raise SchedulerError(f"no free port up to {max_port_num}")
-
-    @staticmethod
-    def modify_profile_context(
-        python: str, worker_name: str, config: ProfilingConfig | None
-    ) -> str:
-        """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
-        return profiled_command(python, worker_name, config)
-
-    @staticmethod
-    def get_profiling_env_vars_for_worker(
-        worker_name: str, config: ProfilingConfig | None
-    ) -> dict[str, str]:
-        """Variables that a profiled worker needs; the supported profilers need none."""
-        return {}
-
-    @staticmethod
-    def merge_worker_env_vars(*environments: Mapping[str, str]) -> dict[str, str]:
-        """Merge environments of a worker, later ones over earlier ones; paths are joined."""
-        merged: dict[str, str] = {}
-        for environment in environments:
-            merged.update(merge_path_variables(environment))
-        return merged
-
 
 def _stop_ray_from_starting_itself() -> None:
     """Make a call to Ray after its end an error, instead of a new Ray cluster in the background.
@@ -313,3 +250,47 @@ def _stop_ray_from_starting_itself() -> None:
     Ray reads this when it is imported.
     """
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+
+
+def read_config(
+    num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
+) -> ClusterConfig:
+    """The configuration that the arguments of a cluster mean.
+
+    Raises:
+        ClusterConfigValueError: They contradict each other.
+    """
+    if given is None:
+        return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
+    if isinstance(given, ClusterConfig):
+        config = given
+    else:
+        required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
+        config = ClusterConfig.from_dict_cfg({**required, **dict(given)})
+    if num_nodes is not None and num_nodes != config.num_nodes:
+        raise ClusterConfigValueError(
+            f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "
+            "of them, or the same number."
+        )
+    return config
+
+
+def deadline_seconds(config: ClusterConfig) -> float:
+    """How long a wait may take: by the config, or else by ``RLINF_TIMEOUT``, or else its default.
+
+    Raises:
+        SchedulerUsageError: The variable holds no number of minutes.
+    """
+    text = os.environ.get("RLINF_TIMEOUT")
+    if text is None or "timeout_minutes" in config.model_fields_set:
+        return config.timeout_minutes * 60
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if minutes <= 0:
+        raise SchedulerUsageError(
+            f"RLINF_TIMEOUT is the number of minutes that a wait may take, got {text!r}; for "
+            "example RLINF_TIMEOUT=30"
+        )
+    return minutes * 60

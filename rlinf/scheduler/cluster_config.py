@@ -9,12 +9,17 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
-from rlinf.scheduler.cluster_options import NetEmulationConfig, ProfilingConfig, TracerConfig
+from rlinf.scheduler.cluster_sections import (
+    HardwareConfig,
+    NetEmulationConfig,
+    NodeHardwareConfig,
+    ProfilingConfig,
+    TracerConfig,
+    cluster_config_error,
+)
 from rlinf.scheduler.component_grammar import parse_component_placement
-from rlinf.scheduler.config_errors import cluster_config_error
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError, PlacementError
 from rlinf.scheduler.ranks import format_ranks, parse_ranks
-from rlinf.scheduler.robots import HardwareConfig, NodeHardwareConfig
 
 RESERVED_LABELS = ("cluster", "node")
 

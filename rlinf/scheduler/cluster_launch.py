@@ -6,13 +6,13 @@ import random
 import secrets
 import socket
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator, HardwareInfo
-from rlinf.scheduler.node import NodeGroupInfo
-from rlinf.scheduler.node_table import slot_cores
+from rlinf.scheduler.node import NodeGroupInfo, slot_cores
 from rlinf.scheduler.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
@@ -20,32 +20,71 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.profiling import profiled_command
-from rlinf.scheduler.worker.launch import Launch, merge_path_variables, worker_environment
+from rlinf.scheduler.runtime.launch import Launch, merge_path_variables, worker_environment
+from rlinf.scheduler.services.registry import GroupRecord
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
+    from rlinf.scheduler.runtime.base import WorkerHandle
+from collections.abc import Callable
+from pathlib import Path
+
+from rlinf.scheduler.cluster_sections import ProfilingConfig
 
 _PORT_ATTEMPTS = 100
 
 
-def plan_launches(
+@dataclass(frozen=True)
+class StartedGroup:
+    """A group whose processes are starting."""
+
+    record: GroupRecord
+    handles: list[WorkerHandle]
+
+
+def start_group(
     cluster: Cluster,
-    group_name: str,
+    name: str,
+    worker_class: type,
     strategy: PlacementStrategy | None,
-    isolate: bool,
-    no_log: bool,
+    *,
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+    max_concurrency: int | None = None,
+    isolate: bool = True,
+    log: bool = True,
+) -> StartedGroup:
+    """Announce a group and start its workers, without waiting for them.
+
+    Raises:
+        NameTakenError: A group of that name is alive.
+    """
+    launches = _plan(cluster, name, strategy, isolate, log)
+    record = GroupRecord(
+        name,
+        worker_class.__name__,
+        tuple(launch.name for launch in launches),
+        launches[0].incarnation,
+        tuple(launch.placement.cluster_node_rank for launch in launches),
+    )
+    cluster.register_group(record, launches)
+    start = cluster.runtime.start
+    handles = [start(launch, worker_class, arguments, max_concurrency) for launch in launches]
+    return StartedGroup(record, handles)
+
+
+def _plan(
+    cluster: Cluster, name: str, strategy: PlacementStrategy | None, isolate: bool, log: bool
 ) -> list[Launch]:
     """Launch parameters of every worker of a group, by rank."""
     strategy = strategy or _default_strategy(cluster)
     placements = strategy.get_placement(cluster, isolate_accelerator=isolate)
     if [placement.rank for placement in placements] != list(range(len(placements))):
-        raise PlacementError(f"placement of '{group_name}' does not number its processes from 0")
+        raise PlacementError(f"placement of '{name}' does not number its processes from 0")
     incarnation = secrets.token_hex(4)
-    infos = [_worker_info(cluster, group_name, p, len(placements)) for p in placements]
+    infos = [_worker_info(cluster, name, p, len(placements)) for p in placements]
     master = _master(cluster, placements[0], infos[0].address.get_name())
     return [
-        _launch(cluster, (group_name, incarnation), placement, info, master, no_log)
+        _launch(cluster, (name, incarnation), placement, info, master, log)
         for placement, info in zip(placements, infos, strict=True)
     ]
 
@@ -127,7 +166,7 @@ def _launch(  # noqa: PLR0917 - private
     placement: Placement,
     info: WorkerInfo,
     master: tuple[str, int],
-    no_log: bool,
+    log: bool,
 ) -> Launch:
     group_name, incarnation = names
     node = cluster.get_node_info(placement.cluster_node_rank)
@@ -159,8 +198,37 @@ def _launch(  # noqa: PLR0917 - private
         cores=slot_cores(node, _own_devices(cluster, placement)),
         environment={**merge_path_variables(configured), **environment},
         network_ip=runtime.network_ips.get(node.node_rank),
-        log_directory=None if no_log else cluster.distributed_log_dir,
+        log_directory=cluster.distributed_log_dir if log else None,
         interpreter=_interpreter(cluster, node.node_rank, group, info.address.get_name()),
         traced=cluster.traced,
         import_paths=tuple(sys.path),
     )
+
+
+def profiled_command(python: str, worker_name: str, config: ProfilingConfig | None) -> str:
+    """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
+    if config is None or not config.enabled or not _selected(worker_name, config):
+        return python
+    directory = Path(config.output_dir or ".").resolve()
+    report = directory / worker_name.replace(":", "_")
+    options = [f"--{name}={value}" for name, value in config.options.items()]
+    flags = [f"--{flag.lstrip('-')}" for flag in config.flags]
+    return " ".join([_COMMANDS[config.backend](report), *options, *flags, python])
+
+
+def _selected(worker_name: str, config: ProfilingConfig) -> bool:
+    given = config.worker_groups
+    groups = [given] if isinstance(given, str) else given or ["all"]
+    names = {group.lower() for group in groups}
+    return "all" in names or worker_name.partition(":")[0].lower() in names
+
+
+def _nsight(report: Path) -> str:
+    return f"nsys profile --output={report} --force-overwrite=true"
+
+
+def _rocprof(report: Path) -> str:
+    return f"rocprof-sys-python --output={report} --"
+
+
+_COMMANDS: dict[str, Callable[[Path], str]] = {"nsight": _nsight, "rocprof_sys": _rocprof}

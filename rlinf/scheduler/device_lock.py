@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rlinf.scheduler.errors import WaitTimeout
 from rlinf.scheduler.process import current_worker_name, require_process
 from rlinf.scheduler.services.leases import LeaseError
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.services.tracer import Tracer
 
 __all__ = ["DeviceLock", "LeaseError", "LeaseTicket"]
 

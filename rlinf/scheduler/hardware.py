@@ -12,8 +12,8 @@ from rlinf.scheduler.accelerators import (
     accelerator_model,
     detect_accelerators,
 )
+from rlinf.scheduler.cluster_sections import FrankaConfig, HardwareConfig, NodeHardwareConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
-from rlinf.scheduler.robots import FrankaConfig, HardwareConfig, NodeHardwareConfig
 
 __all__ = [
     "Accelerator",

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlinf.scheduler.deferred import DeferredPuts
+from rlinf.scheduler.accelerators import AcceleratorType, process_device
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
@@ -19,6 +19,7 @@ from rlinf.scheduler.transport.payload import Codec, Payload
 if TYPE_CHECKING:
     from rlinf.scheduler.transport.accelerator import PairTransfer
     from rlinf.scheduler.worker import Worker
+from collections import deque
 
 _REPORT_SECONDS = 10.0
 
@@ -208,6 +209,22 @@ def current_worker_name() -> str:
     return "driver" if worker is None else worker.worker_address.get_name()
 
 
+def own_device() -> str:
+    """Device string of torch for what the current worker, or this process, computes.
+
+    Workers that are threads of one process all see every device of the machine: each computes on
+    the first of its own. A process sees its own devices alone, and computes on the current one.
+    """
+    worker = current_worker()
+    if worker is None:
+        return process_device()
+    if not worker.has_accelerator:
+        return process_device(AcceleratorType.NO_ACCEL)
+    shared = require_process().runtime == "local"
+    number = worker.worker_info.accelerator_rank if shared else None
+    return process_device(worker.hardware_type, number)
+
+
 def set_launching(launch: Any) -> None:
     """Leave the launch parameters where `Worker.__init__` on this thread finds them."""
     _thread.launching = launch
@@ -217,3 +234,33 @@ def take_launching() -> Any:
     """The launch parameters that were left for this thread, once."""
     launch, _thread.launching = _thread.launching, None
     return launch
+
+
+_MOST = 64
+
+
+class DeferredPuts:
+    """Answers of puts that are still to come, all from one host."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._host: str | None = None
+        self._waiting: deque[Future[Any]] = deque()
+
+    def add(self, host: str, put: Future[Any]) -> list[Future[Any]]:
+        """Note a put; returns those to wait for before going on."""
+        with self._lock:
+            self._host = host
+            self._waiting.append(put)
+            due = []
+            while self._waiting and (self._waiting[0].done() or len(self._waiting) > _MOST):
+                due.append(self._waiting.popleft())
+            return due
+
+    def before(self, host: str | None) -> list[Future[Any]]:
+        """Puts to wait for before this worker sends to ``host``; None is anyone."""
+        if not self._waiting or host == self._host:
+            return []
+        with self._lock:
+            due, self._waiting = list(self._waiting), deque()
+            return due

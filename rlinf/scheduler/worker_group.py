@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlinf.scheduler.cluster import Cluster
+from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
     InvalidRankError,
     SchedulerUsageError,
     SchedulerValueError,
 )
-from rlinf.scheduler.group_call import WorkerGroupFuncResult
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.runtime.group_call import WorkerGroupFuncResult
 from rlinf.scheduler.services.registry import GroupRecord
 
 if TYPE_CHECKING:
-    from rlinf.scheduler.cluster import Cluster
     from rlinf.scheduler.placement import PlacementStrategy
     from rlinf.scheduler.runtime.base import WorkerHandle
 
@@ -111,30 +112,23 @@ class WorkerGroup:
             NameTakenError: A group of that name is alive (also a ``ValueError``).
             ValueError: The class has a public method with the name of a method of WorkerGroup.
         """
-        from rlinf.scheduler.cluster_launch import plan_launches
-
         if self._handles:
             raise SchedulerUsageError(f"worker group '{self._name}' is running already")
         self._name = name or f"worker_group_{self._worker_cls.__name__}"
         self._attach_methods()
-        launches = plan_launches(
-            cluster, self._name, placement_strategy, isolate_gpu, disable_distributed_log
+        started = start_group(
+            cluster,
+            self._name,
+            self._worker_cls,
+            placement_strategy,
+            arguments=self._arguments,
+            max_concurrency=max_concurrency,
+            isolate=isolate_gpu,
+            log=not disable_distributed_log,
         )
         self._cluster = cluster
-        self._worker_names = tuple(launch.name for launch in launches)
-        self._nodes = tuple(launch.placement.cluster_node_rank for launch in launches)
-        record = GroupRecord(
-            self._name,
-            self.worker_cls_name,
-            self._worker_names,
-            launches[0].incarnation,
-            self._nodes,
-        )
-        cluster.register_group(record, launches)
-        self._handles = [
-            cluster.runtime.start(launch, self._worker_cls, self._arguments, max_concurrency)
-            for launch in launches
-        ]
+        self._worker_names, self._nodes = started.record.worker_names, started.record.nodes
+        self._handles = started.handles
         return self
 
     @classmethod
@@ -144,8 +138,6 @@ class WorkerGroup:
         Raises:
             SchedulerValueError: There is no such group.
         """
-        from rlinf.scheduler.cluster import Cluster
-
         record: GroupRecord | None = require_process().ask_driver("registry.group", name)
         if record is None:
             raise SchedulerValueError(f"there is no running worker group '{name}'")
@@ -182,7 +174,9 @@ class WorkerGroup:
 
     def _attach_methods(self) -> None:
         own = set(dir(WorkerGroup))
-        base = set(dir(_worker_base()))
+        # The class that brings `create_group` is the base of all workers.
+        bases = (kind for kind in self._worker_cls.__mro__ if "create_group" in vars(kind))
+        base = set(dir(next(bases, object)))
         for name in dir(self._worker_cls):
             function = inspect.getattr_static(self._worker_cls, name)
             method = inspect.isfunction(function) or isinstance(
@@ -235,9 +229,3 @@ def _refuse_hidden(name: str, *args: Any, **kwargs: Any) -> None:
     raise SchedulerValueError(
         f"method '{name}' is hidden (starts with an '_'): a group calls public methods only"
     )
-
-
-def _worker_base() -> type:
-    from rlinf.scheduler.worker.base import Worker
-
-    return Worker

@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.rendezvous import meet, open_place
 from rlinf.weight_sync.errors import WeightSyncError
 
@@ -65,7 +65,7 @@ class Collective:
         self._rank = rank
         self._size = size
         self._group: Any = None
-        self.device = torch.device("cpu" if meeting.backend == "gloo" else "cuda")
+        self.device = torch.device("cpu" if meeting.backend == "gloo" else own_device())
 
     def open(self) -> None:
         """Meet the others, once.
@@ -95,8 +95,8 @@ class Collective:
         """
         try:
             self._group.broadcast(flat, 0).wait()
-            if flat.is_cuda:
-                torch.cuda.current_stream().synchronize()
+            if flat.device.type != "cpu":
+                torch.accelerator.current_stream(flat.device).synchronize()
         except RuntimeError as error:
             raise WeightSyncError(
                 f"the {self.meeting.backend} broadcast failed: {error}"

@@ -1,4 +1,14 @@
-"""What every weight syncer does: one side sends a version, the other receives it."""
+"""What every weight syncer does: one side sends a version, the other receives it.
+
+Weights are tensors by name, whatever they belong to. A language model's go to its engine, a robot's
+policy or another module takes them itself::
+
+    sender = config.build_sender(worker, Parties(sender="actor", receiver="rollout", receivers=2))
+    sender.send(policy.state_dict(), version)
+
+    receiver = config.build_receiver(worker, parties, policy.state_dict())
+    version = receiver.load_into(policy)
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.weight_sync.config import WeightSyncConfig
@@ -159,6 +169,14 @@ class WeightReceiver(ABC, Generic[ConfigT]):
         finally:
             self.release()
         return update.version
+
+    def load_into(self, module: nn.Module) -> int:
+        """Receive into a module, such as a robot's policy; returns the version.
+
+        The module is changed when an update has arrived completely, and only by the thread that
+        calls this: whoever acts with it on that thread never acts with parts of two versions.
+        """
+        return self.apply(lambda weights, _: module.load_state_dict(weights))
 
     def release(self) -> None:
         """Say that the tensors of the last update are not looked at any more."""

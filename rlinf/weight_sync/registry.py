@@ -6,6 +6,9 @@ config class, a subclass of :class:`~rlinf.weight_sync.config.WeightSyncConfig`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from rlinf.config.component import Component
 from rlinf.config.registry import Registry
 from rlinf.weight_sync.config import WeightSyncConfig
 
@@ -18,3 +21,6 @@ WEIGHT_SYNCERS = {
 }
 
 REGISTRY = Registry("weight syncer", "rlinf.weight_syncers", WEIGHT_SYNCERS, WeightSyncConfig)
+
+WeightSyncSection = Annotated[WeightSyncConfig, Component(REGISTRY)]
+"""The section of a recipe that says how weights go from who trains them to who uses them."""

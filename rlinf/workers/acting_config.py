@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms import registry as algorithms
-from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.algorithms.registry import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.envs.config import EnvConfig
-from rlinf.flow.placed_config import PlacedConfig
+from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
-from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 
-AlgorithmSection = Annotated[AlgorithmConfig, Component(algorithms.REGISTRY)]
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 
 
-class TrainingEnvironments(StrictModel):
+class ActingRunnerConfig(RunnerConfig):
+    """How long the run lasts and where it is written."""
+
+    total_env_steps: int = Field(ge=1)
+    """Environment steps of the run, over all environments; rounded up to whole rollouts."""
+
+
+class Environments(StrictModel):
     """The environments of the run."""
+
+    train: EnvConfig
+    """The simulator and its task."""
+
+
+class TrainingEnvironments(Environments):
+    """Those that experience is collected in."""
 
     num_envs: int = Field(ge=1)
     """Training environments, over all env workers."""
-    train: EnvConfig
-    """The simulator and its task."""
 
 
 class EvaluationConfig(StrictModel):
@@ -60,36 +72,106 @@ class EvaluationConfig(StrictModel):
         )
 
 
-class RolloutConfig(StrictModel):
-    """How experience is collected."""
+class ExchangeConfig(StrictModel):
+    """How environments and policy answer each other."""
 
-    steps: int = Field(ge=1)
-    """Environment steps of each environment in one rollout."""
     pipeline_stage_num: int = Field(default=1, ge=1)
     """Sub-batches of each env worker that are in flight at once, so that simulators step while the
     policy answers the others."""
     block_size: int | None = Field(default=None, ge=1)
     """Rows per forward pass of the policy. A fixed size gives bitwise equal results under any
     split of the environments; null: whatever arrives, the fastest."""
+
+
+class RolloutConfig(ExchangeConfig):
+    """How experience is collected."""
+
+    steps: int = Field(ge=1)
+    """Environment steps of each environment in one rollout."""
     max_staleness: int = Field(default=0, ge=0)
     """How many training phases may lie between the weights that act and the training: with 0 each
     rollout waits for the training step before it, with k it runs up to k steps ahead."""
 
 
-class ActingConfig(PlacedConfig):
-    """A run in which a policy acts in simulators."""
+class EvaluatedConfig(PlacedConfig):
+    """A run whose policy is evaluated in simulators."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, exploration noise, sample order and episodes."""
-    env: TrainingEnvironments
-    rollout: RolloutConfig
+    env: Environments
+    rollout: ExchangeConfig = ExchangeConfig()
     model: ModelSection
     evaluation: EvaluationConfig = EvaluationConfig()
+    weight_sync: WeightSyncSection = AutoConfig()
 
     @property
     @abstractmethod
     def value_dim(self) -> int:
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
+
+    @property
+    def sub_batches(self) -> int:
+        """Sub-batches of environments that are in flight at once, over all env workers."""
+        return self.world_size("env") * self.rollout.pipeline_stage_num
+
+    pipeline_key: ClassVar[str] = "rollout.pipeline_stage_num"
+
+    def pipeline_stages(self, component: str) -> int:
+        """Sub-batches of a worker's environments that are in flight at once."""
+        return self.rollout.pipeline_stage_num if component in {"env", "rollout"} else 1
+
+    def evaluation_problems(self) -> Iterator[PydanticCustomError]:
+        """What stands against the numbers of environments and workers of an evaluation."""
+        workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
+        if self.evaluation.num_envs % (workers * stages):
+            unit = workers * stages
+            yield illegal(
+                "evaluation.num_envs",
+                f"does not divide into {workers} env workers × {stages} pipeline stages",
+                hint=f"nearest: {join_choices(nearest_multiples(unit, self.evaluation.num_envs))}",
+            )
+        if self.world_size("rollout") > workers * stages:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('rollout')} rollout workers, but there are only "
+                f"{workers * stages} sub-batches of environments (env workers × pipeline stages)",
+                hint=f"at most {workers * stages} rollout processes, or a larger "
+                "rollout.pipeline_stage_num",
+            )
+        if self.checkpoint.layout == "sharded" and not self.divides_policy:
+            yield illegal(
+                "checkpoint.layout",
+                "is sharded, but no rank has a part of a robot's policy",
+                hint="nearest: whole, or actor.type: fsdp",
+            )
+        if self.divides_policy and self.cluster.runtime == "local":
+            yield illegal(
+                "actor.type",
+                "divides the policy over ranks, which takes a process for each",
+                hint="nearest: plain, or cluster.runtime: ray",
+            )
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return False
+
+
+class ActingConfig(EvaluatedConfig):
+    """A run in which a policy collects experience in simulators."""
+
+    env: TrainingEnvironments
+    rollout: RolloutConfig
+
+    @property
+    def keeps_next_observations(self) -> bool:
+        """Whether rollouts hold what followed each of their rows."""
+        return False
+
+    def acts_at_random(self, step: int) -> bool:
+        """Whether the rollout of a step is taken with uniformly random actions."""
+        del step
+        return False
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -113,15 +195,6 @@ class ActingConfig(PlacedConfig):
         """Environments that share their reset states."""
         return self.env.train.group_size
 
-    @property
-    def sub_batches(self) -> int:
-        """Sub-batches of environments that are in flight at once, over all env workers."""
-        return self.world_size("env") * self.rollout.pipeline_stage_num
-
-    def pipeline_stages(self, component: str) -> int:
-        """Sub-batches of a worker's environments that are in flight at once."""
-        return self.rollout.pipeline_stage_num if component in {"env", "rollout"} else 1
-
     # -- rules between sections, for the validator of a task's config ----------------------------
 
     def acting_problems(self) -> Iterator[PydanticCustomError]:
@@ -135,13 +208,6 @@ class ActingConfig(PlacedConfig):
                 f"of {self.group_size}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, self.env.num_envs))}",
             )
-        if self.evaluation.num_envs % (workers * stages):
-            unit = workers * stages
-            yield illegal(
-                "evaluation.num_envs",
-                f"does not divide into {workers} env workers × {stages} pipeline stages",
-                hint=f"nearest: {join_choices(nearest_multiples(unit, self.evaluation.num_envs))}",
-            )
         chunk = self.model.num_action_chunks
         if self.rollout.steps % chunk:
             yield illegal(
@@ -149,37 +215,39 @@ class ActingConfig(PlacedConfig):
                 f"is not a multiple of the {chunk} actions of a chunk (model.num_action_chunks)",
                 hint=f"nearest: {join_choices(nearest_multiples(chunk, self.rollout.steps))}",
             )
-        if self.world_size("rollout") > workers * stages:
-            yield illegal(
-                "cluster.component_placement",
-                f"places {self.world_size('rollout')} rollout workers, but there are only "
-                f"{workers * stages} sub-batches of environments (env workers × pipeline stages)",
-                hint=f"at most {workers * stages} rollout processes, or a larger "
-                "rollout.pipeline_stage_num",
-            )
-        if self.checkpoint.layout == "sharded":
-            yield illegal(
-                "checkpoint.layout",
-                "is sharded, but no rank has a part of a robot's policy",
-                hint="nearest: whole",
-            )
+        yield from self.evaluation_problems()
 
 
-class OnPolicyConfig(ActingConfig):
-    """A run in which a policy is trained on what it has just done."""
+class LearningConfig(ActingConfig):
+    """A run that collects what its policy is trained on."""
 
-    algorithm: AlgorithmSection
-    actor: ActorConfig
+    runner: ActingRunnerConfig
+    algorithm: ActionAlgorithm
+    actor: RowTrainerConfig
 
     @property
-    @abstractmethod
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        return {}
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return self.actor.type == "fsdp" and self.world_size("actor") > 1
+
+    @property
     def training_steps(self) -> int:
         """Rollouts of the run, each followed by one training phase."""
+        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
+
+
+class OnPolicyConfig(LearningConfig):
+    """A run in which a policy is trained on what it has just done."""
+
+    actor: ActorConfig
 
     @property
     def value_dim(self) -> int:
         """V, values per chunk that the algorithm needs."""
-        from rlinf.algorithms.registry import build_algorithm
-
-        algorithm = build_algorithm(self.algorithm, group_size=self.group_size)
+        algorithm = self.algorithm.build(group_size=self.group_size)
         return algorithm.value_dim(self.model.num_action_chunks)

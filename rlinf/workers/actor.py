@@ -7,47 +7,60 @@ from typing import Any
 
 import torch
 
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
-from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.registry import build_policy
-from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
-from rlinf.workers.acting_config import OnPolicyConfig
+from rlinf.weight_sync.protocol import Parties, WeightSender
+from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.context import WorkerContext
+from rlinf.workers.training_ranks import TrainingWorker
 
 
-class ActorWorker(StageWorker):
+class ActorWorker(TrainingWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, config: OnPolicyConfig, context: WorkerContext) -> None:
+    def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
-        self._trainer: Trainer
+        self._weights: WeightSender[Any] | None = None
 
-    def start(self, env_spec: EnvSpec) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters."""
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
+        """Build policy and trainer; returns the number of parameters.
+
+        Args:
+            env_spec: What the policy sees and does.
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
         config = self._config
-        policy = build_policy(config.model, env_spec, value_dim=config.value_dim, seed=config.seed)
+        algorithm = config.algorithm.build(group_size=config.group_size)
+        modules = algorithm.modules(config.model, env_spec, seed=config.seed)
         self._trainer = Trainer(
-            {POLICY: policy},
-            build_algorithm(config.algorithm, group_size=config.group_size),
+            modules,
+            algorithm,
             config.actor,
-            ranks=Replicas(
-                self._rank,
-                self._world_size,
-                device=self.compute_device,
-                all_reduce=self._all_reduce if self._world_size > 1 else None,
-            ),
+            ranks=self._meet(rendezvous) if config.actor.type == "fsdp" else self._replicas(),
+            optim=config.optimizers,
             rows=config.samples,
             total_steps=config.training_steps,
             seed=config.seed,
             failure_directory=self._context.failures,
         )
-        return {"parameters": sum(p.numel() for p in policy.parameters())}
+        if self._rank == 0:
+            receivers = config.world_size("rollout")
+            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
+            self._weights = config.weight_sync.build_sender(self, parties)
+        trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
+        return {"parameters": sum(parameter.numel() for parameter in trained)}
+
+    def _replicas(self) -> Replicas:
+        return Replicas(
+            self._rank,
+            self._world_size,
+            device=self.compute_device,
+            all_reduce=self._all_reduce if self._world_size > 1 else None,
+        )
 
     def train(
         self, trajectories: InputStream, *, step: int
@@ -62,17 +75,23 @@ class ActorWorker(StageWorker):
         yield from ()  # a stage is a generator, also one that yields nothing
         return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
 
+    def train_on(
+        self, batches: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: train on global batches that come one by one; returns the phase's metrics.
+
+        Args:
+            batches: Stream of :class:`Batch`, each an optimizer step of every loss.
+            step: Number of the training phase.
+        """
+        yield from ()
+        return self._trainer.train((item.payload for item in batches), step)
+
     def send_weights(self) -> int:
-        """Broadcast the weights from rank 0 to every rollout worker; returns their version."""
-        weights = {
-            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._trainer.weights()
-        }
-        if self._rank == 0:
-            receivers = list(range(self._config.world_size("rollout")))
-            self.broadcast(
-                (weights, self._trainer.version),
-                groups=[(self._group_name, 0), ("rollout", receivers)],
-            )
+        """Send the weights from rank 0 to every rollout worker; returns their version."""
+        weights = dict(self._trainer.weights())
+        if self._weights is not None:
+            self._weights.send(weights, self._trainer.version)
         return self._trainer.version
 
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
@@ -87,11 +106,8 @@ class ActorWorker(StageWorker):
         self.broadcast(total, groups=everyone)
         return total
 
-    def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it."""
-        state = self._trainer.state_dict()
-        return {"trainer": state} if self._rank == 0 else None
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        self._trainer.load_state_dict(state["trainer"])
+    def close(self) -> None:
+        """Give back what weights are sent from, and leave the other ranks."""
+        if self._weights is not None:
+            self._weights.close()
+        super().close()

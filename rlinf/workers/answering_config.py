@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlinf.agents.config import AgentConfig
-from rlinf.algorithms.tokens import registry as algorithms
-from rlinf.algorithms.tokens.config import TokenAlgorithmConfig
+from rlinf.algorithms.registry import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component
 from rlinf.engines import registry as engines
@@ -17,16 +16,13 @@ from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
-from rlinf.trainers.language import registry as trainers
-from rlinf.trainers.language.config import CriticTrainerConfig, LanguageTrainerConfig
-from rlinf.weight_sync import registry as weight_syncers
-from rlinf.weight_sync.config import AutoConfig, WeightSyncConfig
+from rlinf.trainers.config import REGISTRY, CriticTrainerConfig, LanguageTrainerConfig
+from rlinf.weight_sync.config import AutoConfig
+from rlinf.weight_sync.registry import WeightSyncSection
 from rlinf.workers.partial_config import PartialRolloutConfig
 
-AlgorithmSection = Annotated[TokenAlgorithmConfig, Component(algorithms.REGISTRY)]
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
-WeightSyncSection = Annotated[WeightSyncConfig, Component(weight_syncers.REGISTRY)]
-TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
+TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
 
 
 class ReasoningRolloutConfig(StrictModel):
@@ -61,7 +57,7 @@ class AnsweringConfig(PlacedConfig):
     model: LanguageModelConfig
     rollout: ReasoningRolloutConfig
     reward: RewardConfig
-    algorithm: AlgorithmSection
+    algorithm: TokenAlgorithm
     actor: TrainerSection
     critic: CriticTrainerConfig | None = None
     """Trainer of the value network; only for an algorithm that needs one."""

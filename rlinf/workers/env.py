@@ -14,11 +14,10 @@ from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory import Trajectory
 from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.records import EpisodeRecord
-from rlinf.envs.resharding import reshard
-from rlinf.envs.results import VectorStep
+from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.resharding import reshard
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure, in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
@@ -109,7 +108,12 @@ class EnvWorker(StageWorker):
         auto_reset = self._config.env.train.auto_reset
         report = RolloutReport()
         builders = [
-            TrajectoryBuilder(self._env_ids(env, stage), steps) for stage in range(self._stages)
+            TrajectoryBuilder(
+                self._env_ids(env, stage),
+                steps,
+                keep_next_observations=self._config.keeps_next_observations,
+            )
+            for stage in range(self._stages)
         ]
         sent: list[ObservationBatch] = []
         for stage in range(self._stages):
@@ -255,7 +259,12 @@ class EnvWorker(StageWorker):
     # -- state ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Simulator states, episode counters and the observations that wait for an answer."""
+        """Simulator states, episode counters and the observations that wait for an answer.
+
+        Without training environments there is nothing to go on from.
+        """
+        if not self._context.trains:
+            return {}
         return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
@@ -263,6 +272,8 @@ class EnvWorker(StageWorker):
 
         Every environment goes on where it was.
         """
+        if not self._context.trains:
+            return
         envs = reshard([state["envs"] for state in states], self._world_size)
         self._vectors["train"].load_state_dict(envs[self._rank])
         self._was_reset = states[0]["was_reset"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,23 @@ from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool_use import ToolUse
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
-from rlinf.engines.protocol import Engine, GenerationRequest, ModelSource
+from rlinf.engines.protocol import Engine, ModelSource
 from rlinf.errors import in_section
-from rlinf.flow.next_item import NextItem
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
-from rlinf.rescale.length_forecast import LengthForecast
-from rlinf.rescale.prediction_bias import PredictionBias
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.carried_groups import CarryBook
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.generation_round import Drawn, GenerationReport, Round, completion_seed
-from rlinf.workers.group_pool import GroupPool
-from rlinf.workers.moving_rollout import MovingRollout, step_times
-from rlinf.workers.moving_round import MovingRound, SharedDevices, Trained
-from rlinf.workers.partial_rollout import fill_from_pool
-from rlinf.workers.rollout_leader import RolloutLeader
+from rlinf.workers.filling import DeviceSharing, Filling, RolloutHook
+from rlinf.workers.group_book import (
+    Drawn,
+    GenerationReport,
+    GroupBook,
+    SlotBook,
+    completion_seed,
+)
 
 __all__ = ["Drawn", "GenerationReport", "GenerationWorker"]
 
@@ -36,8 +35,8 @@ __all__ = ["Drawn", "GenerationReport", "GenerationWorker"]
 class GenerationWorker(StageWorker):
     """Answers prompts under one version of the weights.
 
-    A *slot* is the place of a group in the batch of a step. Its number is the source of the items
-    that concern it, so that everything about a slot stays in order and with one worker.
+    The number of a slot is the source of the items that concern it, so that everything about a slot
+    stays in order and with one worker.
     """
 
     records = (PromptGroup, Completion, Score, GenerationReport)
@@ -56,18 +55,11 @@ class GenerationWorker(StageWorker):
         """What no evaluation needs, whose config may say nothing of it."""
         rollout = config.rollout
         self._algorithm = config.algorithm.build()
-        self._pool: GroupPool | None = None
-        self._mailbox: NextItem | None = None
-        self._step_times = step_times()
-        self._trained: Trained | None = None
-        self._forecast = LengthForecast(rollout.sampling.max_new_tokens)
-        self._rollout_bias = PredictionBias()
+        self._hook: RolloutHook | None = None
+        self._carried: CarryBook | None = None
         if rollout.partial is not None:
-            self._pool = GroupPool(
-                rollout.partial,
-                group_size=rollout.group_size,
-                sampling=rollout.sampling,
-                seed=config.seed,
+            self._carried = CarryBook(
+                rollout.partial, rollout.group_size, rollout.sampling, self._seeds, self._worth
             )
 
     def start(self) -> None:
@@ -135,7 +127,7 @@ class GenerationWorker(StageWorker):
         slots: int,
         prompts: Sequence[Drawn],
         spares: Sequence[Drawn] = (),
-        shared: SharedDevices | None = None,
+        shared: DeviceSharing | None = None,
     ) -> Generator[Emit, None, GenerationReport]:
         """Stage: one scored group for each slot; returns a :class:`GenerationReport`.
 
@@ -147,102 +139,37 @@ class GenerationWorker(StageWorker):
             step: Number of the training phase that the groups are for.
             slots: Slots of the step; this worker fills its share.
             prompts: Prompts to begin with, of which this worker takes its share: one for each slot,
-                or with a pool as many as it lacks.
+                or, where groups are carried from step to step, as many as are lacking.
             spares: Prompts to draw again from: attempt a of slot s, both from 0, has number
                 a · ``slots`` + s, so that neither the speed of the reward nor the number of workers
-                changes a group. With a pool, where groups have no slots yet, a worker takes its
-                share one by one.
+                changes a group. Where groups have no slots yet, a worker takes its share one by
+                one.
             shared: How devices are shared with the trainer inside the step; None: they are not.
         """
-        if self._config.actor.order == "length":
-            report = yield from self._fill_moving(scored, prompts, step, shared)
-        elif self._pool is None:
-            report = yield from self._fill_slots(scored, prompts, spares)
-        else:
+        book: GroupBook
+        hook: RolloutHook | None = None
+        if self._carried is not None:
             mine = [prompts[place] for place in self._slots(len(prompts))]
-            report = yield from fill_from_pool(
-                self._pool,
-                self._engine,
-                scored,
-                slots=self._slots(slots),
-                step=step,
-                prompts=mine,
-                spares=spares[self._rank :: self._world_size],
-                worth=self._worth,
+            own = spares[self._rank :: self._world_size]
+            book = self._carried
+            requests = book.begin(step, self._slots(slots), mine, own)
+        else:
+            rollout = self._config.rollout
+            book = SlotBook(rollout.group_size, rollout.sampling, self._seeds, self._worth)
+            if shared is not None:
+                hook = self._hook = shared.begin(
+                    self._hook, engine=self._engine, book=book, step=step, rank=self._rank,
+                    release=self.offload,
+                )  # fmt: skip
+            slots_here = self._slots(len(prompts))
+            requests = book.begin(
+                {slot: prompts[slot] for slot in slots_here},
+                {slot: spares[slot :: len(prompts)] for slot in slots_here},
             )
-        report.engine_restarts = self._engine.restarts
-        return report
-
-    def _fill_moving(
-        self,
-        scored: InputStream,
-        prompts: Sequence[Drawn],
-        step: int,
-        shared: SharedDevices | None,
-    ) -> Generator[Emit, None, GenerationReport]:
-        """As :meth:`_fill_slots`, by workers of which some may leave their groups to others."""
-        settings, leader = self._config.rollout, None
-        if shared is not None and self._mailbox is None:
-            self._mailbox = NextItem(shared.mailboxes[self._rank])
-        if shared is not None and self._rank == self._world_size - 1:
-            leader = RolloutLeader(
-                shared,
-                step=step,
-                slots=len(prompts),
-                group_size=settings.group_size,
-                global_batches=self._config.actor.n_minibatches,
-                forecast=self._forecast,
-                bias=self._rollout_bias,
-                trained=self._trained,
-                handover_seconds=self._step_times.at(1),
-                reads_again=not self._engine.carries_caches,
-            )
-        rollout = MovingRollout(
-            self._engine,
-            MovingRound(settings.group_size, settings.sampling),
-            scored,
-            step=step,
-            rank=self._rank,
-            devices=shared,
-            mailbox=self._mailbox,
-            times=self._step_times,
-            leader=leader,
-            release=self.offload,
-        )
-        mine = [(s, prompts[s], self._seeds(prompts[s])) for s in self._slots(len(prompts))]
-        report = yield from rollout.fill(mine)
-        if leader is not None:
-            self._trained = leader.trained
-            self._forecast.next_step()
-            self._rollout_bias.next_step()
-        return report
-
-    def _fill_slots(
-        self, scored: InputStream, prompts: Sequence[Drawn], spares: Sequence[Drawn]
-    ) -> Generator[Emit, None, GenerationReport]:
-        """Every slot has its prompt from the beginning, and all are generated to their end."""
-        rollout = self._config.rollout
-        round_ = Round(rollout.group_size, rollout.sampling)
-        # A slot has spares of its own, as which group is scored first depends on who is faster.
-        waiting: dict[int, deque[Drawn]] = {}
-        for slot in self._slots(len(prompts)):
-            waiting[slot] = deque(spares[slot :: len(prompts)])
-            self._submit(round_.begin(slot, prompts[slot], self._seeds(prompts[slot])))
-            round_.report.begun += 1
-        while round_.open:
-            for group, slot in round_.take(self._engine.step()):
-                yield Emit("completions", slot, group)
-            while round_.open and (scored.ready() or not self._engine.unfinished):
-                item = next(scored)
-                group = item.payload
-                if waiting[item.source] and not self._worth(group):
-                    spare = waiting[item.source].popleft()
-                    round_.report.spares.append(spare[0])
-                    self._submit(round_.begin(item.source, spare, self._seeds(spare)))
-                    continue
-                round_.close(item.source)
-                yield Emit("groups", item.source, group)
-        return round_.report
+        filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
+        yield from filling.run(requests, scored)
+        book.report.engine_restarts = self._engine.restarts
+        return book.report
 
     def evaluate(
         self,
@@ -256,37 +183,31 @@ class GenerationWorker(StageWorker):
 
         Args:
             scored: Stream of scored groups.
-            prompts: Prompts of all slots; this worker takes its share.
+            prompts: Prompts of all slots, no two of them of one draw; this worker takes its share.
             seeds: Of the completions of each slot, equally many.
             sampling: How tokens are drawn.
         """
-        round_ = Round(len(seeds[0]), sampling)
-        for slot in self._slots(len(prompts)):
-            self._submit(round_.begin(slot, prompts[slot], seeds[slot]))
+        mine = {slot: prompts[slot] for slot in self._slots(len(prompts))}
+        by_draw = {draw: seeds[slot] for slot, (draw, _) in mine.items()}
+        book = SlotBook(len(seeds[0]), sampling, by_draw.__getitem__)
         found: dict[int, PromptGroup] = {}
-        while round_.open:
-            for group, slot in round_.take(self._engine.step()):
-                yield Emit("completions", slot, group)
-            while round_.open and (scored.ready() or not self._engine.unfinished):
-                item = next(scored)
-                round_.close(item.source)
-                found[item.source] = item.payload
-        round_.report.groups = [found[slot] for slot in sorted(found)]
-        return round_.report
+        for emitted in Filling(book, self._engine).run(book.begin(mine), scored):
+            if emitted.edge == "groups":
+                found[emitted.source] = emitted.payload
+            else:
+                yield emitted
+        book.report.groups = [found[slot] for slot in sorted(found)]
+        return book.report
 
     def _slots(self, count: int) -> range:
         """This worker's share of the slots: those whose items come back to it."""
         edges = [-(-rank * count // self._world_size) for rank in (self._rank, self._rank + 1)]
         return range(*edges)
 
-    def _submit(self, requests: Iterable[GenerationRequest]) -> None:
-        for request in requests:
-            self._engine.submit(request)
-
-    def _seeds(self, drawn: Drawn) -> list[int]:
+    def _seeds(self, draw: int) -> list[int]:
         """Seeds of a group in training."""
         seed, size = self._config.seed, self._config.rollout.group_size
-        return [completion_seed(seed, drawn[0], place) for place in range(size)]
+        return [completion_seed(seed, draw, place) for place in range(size)]
 
     def _worth(self, group: PromptGroup) -> bool:
         valid = np.array([score.valid for score in group.scores or ()])
@@ -294,12 +215,12 @@ class GenerationWorker(StageWorker):
 
     def state(self) -> dict[str, Any]:
         """Groups that go on in the next step."""
-        return {} if self._pool is None else self._pool.state()
+        return {} if self._carried is None else self._carried.state()
 
     def load_state(self, states: Sequence[dict[str, Any]]) -> None:
         """Continue from the :meth:`state` of every rank."""
-        if self._pool is not None:
-            self._pool.load_state(states, self._rank, self._world_size)
+        if self._carried is not None:
+            self._carried.load_state(states, self._rank, self._world_size)
 
     def close(self) -> None:
         """Give the engine back."""

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
-from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
-from rlinf.trainers.language.protocol import LanguageTrainer
+from rlinf.scheduler.files import WrittenFiles, place_for
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.answering_config import AnsweringConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.rescaled_training import (
-    GroupsByLength,
-    Phase,
-    SharedTrainer,
-    choices_as_data,
-    rescalable,
-)
+from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     TrainingWorker,
-    in_slot_order,
     read_batch,
     token_batch,
     without_old_tokens,
-    write_parts,
 )
-from rlinf.workers.training_times import Timings
 
 
 class LanguageActorWorker(TrainingWorker):
@@ -44,9 +35,8 @@ class LanguageActorWorker(TrainingWorker):
         super().__init__()
         self._config, self._context = config, context
         self._algorithm = config.algorithm.build()
-        self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
-        self._timings = Timings()
+        self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
@@ -55,22 +45,24 @@ class LanguageActorWorker(TrainingWorker):
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
         config, failures = self._config, self._context.failures
-        rescaled = config.cluster.auto_scheduler
+        hook = self._context.training_hook
         source = self._context.model or config.model
         with in_section("model"):
             model, self._tokenizer = build_language_model(source, seed=config.seed)
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        if hook is not None:
+            self._hook = self._joined(hook, rendezvous)
         self._trainer = config.actor.build(
             model,
             self._algorithm,
-            ranks=self._meet_company(rendezvous) if rescaled else self._meet(rendezvous),
+            ranks=self._meet(rendezvous) if hook is None else Ranks(device=self._device()),
             total_steps=config.training_steps,
             seed=config.seed,
             temperature=config.rollout.sampling.temperature,
-            failure_directory=None if rescaled and self._rank else failures,
+            failure_directory=None if hook and self._rank else failures,
         )
-        if rescaled:
-            rescalable(self._trainer).make_movable(keep=self._rank == 0)
+        if self._hook is not None:
+            self._hook.attach(self._trainer)
         if self._rank == 0:
             receivers = config.world_size("rollout")
             parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
@@ -84,12 +76,12 @@ class LanguageActorWorker(TrainingWorker):
             groups: Stream of :class:`~rlinf.data.sequences.PromptGroup`; the source of an item is
                 the slot of its group.
         """
-        batch = self._with_log_probs(self._read(groups))
+        batch = self._trainer.with_log_probs(self._read(groups))
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
 
     def train(
-        self, groups: InputStream, *, step: int, shared: SharedTrainer | None = None
+        self, groups: InputStream, *, step: int, shared: Any = None
     ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
@@ -99,73 +91,51 @@ class LanguageActorWorker(TrainingWorker):
             shared: How devices are shared with the rollout inside the step; None: they are not.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
-        if self._config.actor.order == "length":
-            return self._train_by_length(groups, step, shared)
         if self._trains_parts:
-            return self._train_parts(groups, step)
+            return self._train_parts(groups, step, shared)
         batch = self._read(groups)
         begin = time.perf_counter()
-        batch, metrics = self._prepare(self._with_log_probs(batch))
+        batch, metrics = self._prepare(self._trainer.with_log_probs(batch))
         prepared = time.perf_counter()
         metrics.update(self._trainer.train(batch, step))
         metrics["time/prepare"] = prepared - begin
         metrics["time/update"] = time.perf_counter() - prepared
         return metrics
 
-    def _train_by_length(
-        self, stream: InputStream, step: int, shared: SharedTrainer | None
-    ) -> dict[str, Any]:
-        """Train on each global batch as soon as it is known which groups are in it."""
-        pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        count, slots = self._config.actor.n_minibatches, self._config.rollout.prompts
-        groups = GroupsByLength(stream, slots=slots, size=slots // count)
-
-        def prepare(found: list[PromptGroup]) -> Batch:
-            # The version of this rank is old where it has only joined.
-            batch = token_batch(found, pad_id, self._trainer.version)
-            return self._prepare(self._with_log_probs(batch))[0]
-
-        if shared is None or self._company is None:
-            begin = time.perf_counter()
-            batches = (prepare(groups.batch(number)) for number in range(count))
-            metrics: dict[str, Any] = self._trainer.train_stream(batches, step)
-            metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
-        else:
-            phase = Phase(
-                self._company, self._trainer, shared, groups, count, step, prepare, self._timings
-            )
-            if self._rank > 0:
-                phase.help()
-                return {}
-            metrics = phase.lead()
-            metrics["choices"] = choices_as_data(phase.choices)
-        whole = token_batch([groups.groups[slot] for slot in range(slots)], pad_id, version)
-        return {**self._prepare(whole)[1], **metrics}
-
     @property
     def _trains_parts(self) -> bool:
-        """Whether a global batch is a range of slots and can be trained on when these are full."""
-        return self._config.actor.trains_in_order and self._algorithm.config.prepares_parts
+        """Whether a global batch can be trained on when its groups are known, before all are."""
+        actor = self._config.actor
+        if actor.order == "length":
+            return True
+        return actor.trains_in_order and self._config.algorithm.prepares_parts
 
-    def _train_parts(self, groups: InputStream, step: int) -> dict[str, float]:
-        """Train on each global batch as soon as its slots are full; the same wherever it runs."""
-        size = self._config.rollout.prompts // self._config.actor.n_minibatches
+    def _train_parts(self, stream: InputStream, step: int, shared: Any) -> dict[str, Any]:
+        """Train on each global batch as soon as it is complete; the same wherever it runs."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        slots = in_slot_order(groups)
-        arrived: list[PromptGroup] = []
+        slots, actor = self._config.rollout.prompts, self._config.actor
+        batches = GlobalBatches(
+            stream,
+            slots=slots,
+            size=slots // actor.n_minibatches,
+            by_length=actor.order == "length",
+        )
 
-        def batches() -> Iterator[Batch]:
-            for group in slots:
-                arrived.append(group)
-                if len(arrived) % size == 0:
-                    batch = token_batch(arrived[-size:], pad_id, version)
-                    yield self._prepare(self._with_log_probs(batch))[0]
+        def prepare(found: list[PromptGroup]) -> Batch:
+            # The version that this rank began with is old where it has only joined.
+            batch = token_batch(found, pad_id, self._trainer.version)
+            return self._prepare(self._trainer.with_log_probs(batch))[0]
 
-        begin = time.perf_counter()
-        metrics = self._trainer.train_stream(batches(), step)
-        metrics["time/update"] = time.perf_counter() - begin - groups.seconds_waiting
-        arrived.extend(slots)  # those of a phase in which the policy is not trained
-        whole = token_batch(arrived, pad_id, version)
+        if self._hook is None:
+            begin = time.perf_counter()
+            metrics: dict[str, Any] = dict(self._trainer.train(map(prepare, batches), step))
+            metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
+        else:
+            trained = self._hook.train(batches, prepare, step=step, shared=shared)
+            if trained is None:
+                return {}
+            metrics = trained
+        whole = token_batch(batches.groups(), pad_id, version)
         return {**self._prepare(whole)[1], **metrics}
 
     def _prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
@@ -186,15 +156,6 @@ class LanguageActorWorker(TrainingWorker):
             groups, pad_id=padding_token(self._tokenizer), version=self._trainer.version
         )
 
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """The batch with the log-probs that the algorithm needs and that it does not have yet."""
-        algorithm, trainer = self._algorithm, self._trainer
-        if algorithm.needs_proximal and batch.proximal_log_probs is None:
-            batch = replace(batch, proximal_log_probs=trainer.log_probs(batch))
-        if algorithm.needs_reference and batch.reference_log_probs is None:
-            batch = replace(batch, reference_log_probs=trainer.reference_log_probs(batch))
-        return batch
-
     def send_weights(self) -> int:
         """Send the weights from rank 0 to every generation worker; returns their version."""
         if not self._has_model:
@@ -207,69 +168,25 @@ class LanguageActorWorker(TrainingWorker):
             deque(weights, maxlen=0)
         return self._trainer.version
 
-    def save_model(self, directory: Path) -> None:
-        """Write model and tokenizer in the format of transformers."""
+    def save_model(self, directory: Path) -> WrittenFiles | None:
+        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
         if not self._has_model:
-            return
-        self._trainer.save_pretrained(directory)
-        if self._rank == 0:
-            self._tokenizer.save_pretrained(directory)
-
-    def onload(self) -> None:
-        """Bring to the device what :meth:`offload` took from it."""
-        if self._has_model:
-            self._trainer.onload()
-
-    def offload(self) -> None:
-        """Free the device until the next training phase."""
-        if self._has_model:
-            self._trainer.offload()
+            return None
+        place = place_for(directory)
+        save_pretrained(self._trainer, place)
+        if self._rank > 0:
+            return None
+        self._tokenizer.save_pretrained(place)
+        return WrittenFiles.at(place)
 
     @property
     def _has_model(self) -> bool:
-        """False on a rank without a part of the model, in a run whose ranks change."""
-        return self._company is None or rescalable(self._trainer).has_part
-
-    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it.
-
-        Args:
-            whole: The trainer's state too, gathered; otherwise :meth:`save_parts` writes it.
-        """
-        trainer = self._trainer.state_dict() if whole and self._has_model else None
-        if self._rank > 0:
-            return None
-        return {"trainer": trainer, "algorithm": self._algorithm.state_dict()}
-
-    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Write this rank's part of the trainer's state into the directory of a checkpoint.
-
-        Returns:
-            What it wrote.
-
-        Raises:
-            OSError: A rank could not write; on all ranks.
-        """
-        return write_parts(self._trainer.save_sharded, checkpoint, "actor")
-
-    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Where :meth:`save_parts` wrote, if it did.
-        """
-        if self._has_model and state["trainer"] is not None:
-            self._trainer.load_state_dict(state["trainer"])
-        elif self._has_model:
-            assert checkpoint is not None
-            self._trainer.load_sharded(checkpoint / "actor")
-        self._algorithm.load_state_dict(state["algorithm"])
+        return self._hook is None or self._hook.has_part
 
     def close(self) -> None:
         """Give the memory back, and leave the other ranks."""
         if self._weights is not None:
             self._weights.close()
-        if hasattr(self, "_trainer") and self._has_model:
-            self._trainer.close()
-        self._leave()
+        super().close()
+        if self._hook is not None:
+            self._hook.close()

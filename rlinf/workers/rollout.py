@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +15,9 @@ from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.policy import Policy
+from rlinf.models.policy import RAW_ACTIONS, Policy
 from rlinf.models.registry import build_policy
+from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.acting_config import ActingConfig
 from rlinf.workers.context import WorkerContext
 
@@ -31,29 +34,33 @@ class RolloutWorker(StageWorker):
         # Values that are computed while the environments work would only slow them down there.
         self._shares_devices = config.plan.overlap(("env",), ("rollout",))
         self._version = -1
+        self._env_spec: EnvSpec
         self._policy: Policy
+        self._weights: WeightReceiver[Any]
 
     def start(self, env_spec: EnvSpec) -> None:
         """Build the policy; its weights arrive with the first synchronisation."""
         config = self._config
+        self._env_spec = env_spec
         self._policy = build_policy(
             config.model, env_spec, value_dim=config.value_dim, seed=config.seed
         ).eval()
         self._policy.to(self.compute_device)
+        parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
+        self._weights = config.weight_sync.build_receiver(self, parties, self._policy.state_dict())
 
     def receive_weights(self) -> int:
-        """Take the weights that rank 0 of the actor broadcasts; returns their version.
+        """Take the weights that the actor sends; returns their version.
 
         They are applied between rollouts only, so that no action is taken under half of them.
         """
-        weights: dict[str, torch.Tensor]
-        version: int
-        weights, version = self.broadcast(
-            None, groups=[("actor", 0), (self._group_name, list(range(self._world_size)))]
-        )
-        self._policy.load_state_dict(weights)
-        self._version = version
-        return version
+        self._version = self._weights.load_into(self._policy)
+        return self._version
+
+    def close(self) -> None:
+        """Give back what weights are received in."""
+        if hasattr(self, "_weights"):
+            self._weights.close()
 
     def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         """Take weights from a checkpoint, where there is no actor to send them.
@@ -77,6 +84,7 @@ class RolloutWorker(StageWorker):
         """
         memories: dict[int, _Memory] = {}
         noise = _Noise(self._config, self._policy, step)
+        at_random = not deterministic and self._config.acts_at_random(step)
         for item in observations:
             batch: ObservationBatch = item.payload
             memory = memories.setdefault(item.source, _Memory())
@@ -87,8 +95,11 @@ class RolloutWorker(StageWorker):
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
-                    answer = self._act(seen, drawn)
+                    if at_random:
+                        answer = self._act_at_random(noise.rows(batch))
+                    else:
+                        drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
+                        answer = self._act(seen, drawn)
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
@@ -115,6 +126,20 @@ class RolloutWorker(StageWorker):
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
+            version=self._version,
+        )
+
+    def _act_at_random(self, noise: torch.Tensor) -> PolicyBatch:
+        """Uniform actions [n, C, A] in the box: the quantiles of the noise that would have been."""
+        low, high = (
+            torch.as_tensor(bound, dtype=torch.float32)
+            for bound in (self._env_spec.action_low, self._env_spec.action_high)
+        )
+        actions = low + (high - low) * torch.special.ndtr(noise)
+        return PolicyBatch(
+            actions=actions.numpy(),
+            log_probs=torch.full_like(noise, -math.log(2.0)),  # over the box scaled to [−1, 1]
+            forward_inputs={RAW_ACTIONS: actions},
             version=self._version,
         )
 
@@ -205,7 +230,7 @@ class _Noise:
 
     def __init__(self, config: ActingConfig, policy: Policy, step: int) -> None:
         self._key = (config.seed, step)
-        self._shape = (_NOISE_STEPS, config.env.num_envs, policy.chunk, policy.action_dim)
+        self._config, self._policy = config, policy
         self._drawn: dict[int, torch.Tensor] = {}
 
     def rows(self, batch: ObservationBatch) -> torch.Tensor:
@@ -214,7 +239,9 @@ class _Noise:
         if part not in self._drawn:
             seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            self._drawn[part] = torch.randn(self._shape, generator=generator)
+            policy, envs = self._policy, self._config.env.num_envs
+            shape = (_NOISE_STEPS, envs, policy.chunk, policy.action_dim)
+            self._drawn[part] = torch.randn(shape, generator=generator)
         first = int(batch.env_ids[0])
         return self._drawn[part][time, first : first + len(batch.env_ids)]
 

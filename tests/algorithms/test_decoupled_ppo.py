@@ -67,18 +67,18 @@ def slow_loss(
 @pytest.mark.parametrize("options", [{}, {"clip_ratio_c": 1.5}, {"behave_weight_threshold": 1.1}])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loss_against_the_formula(proximal: str, options: dict, weighted: bool) -> None:
-    config = DecoupledPPOConfig(proximal=proximal, **options)
+    config = DecoupledPPOConfig(proximal=proximal, **options).of_family("actions")
     batch, outcome = stale_batch(config)
     weights = np.random.default_rng(0).random(len(batch)) if weighted else np.ones(len(batch))
     if weighted:
         batch = replace(batch, weights=torch.tensor(weights, dtype=torch.float32))
-    algorithm = config.build()
+    algorithm = config.build(family="actions")
     _, metrics = algorithm.loss(outcome, batch, normalizer=algorithm.normalizer(batch))
     expected, left_out = slow_loss(config, batch, outcome, weights)
     assert metrics["actor/policy_loss"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert left_out > 0
     if not weighted:
-        share = metrics["actor/behave_clip_fraction"].item()
+        share = metrics["actor/importance_clip_fraction"].item()
         assert share == pytest.approx(left_out / len(batch))
 
 
@@ -91,10 +91,9 @@ def test_fresh_data_give_the_loss_of_ppo(proximal: str) -> None:
         proximal_log_probs=batch.log_probs,
         version=0,
     )
-    loss, metrics = (
-        DecoupledPPOConfig(proximal=proximal).build().loss(outcome, fresh, normalizer=24)
-    )
-    plain, plain_metrics = PPOConfig().build().loss(outcome, batch, normalizer=24)
+    decoupled = DecoupledPPOConfig(proximal=proximal).build(family="actions")
+    loss, metrics = decoupled.loss(outcome, fresh, normalizer=24)
+    plain, plain_metrics = PPOConfig().build(family="actions").loss(outcome, batch, normalizer=24)
     assert torch.equal(loss, plain)
     assert metrics["actor/proximal_ratio"] == 1
     assert {name: metrics[name] for name in plain_metrics} == plain_metrics
@@ -105,10 +104,12 @@ def test_gradient_flows_through_the_present_policy_alone() -> None:
     batch, outcome = stale_batch(config)
     shift = torch.zeros((), requires_grad=True)
     moved = replace(outcome, log_probs=outcome.log_probs + shift)
-    loss, _ = config.build().loss(moved, batch, normalizer=len(batch))
+    loss, _ = config.build(family="actions").loss(moved, batch, normalizer=len(batch))
     (gradient,) = torch.autograd.grad(loss, shift)
-    fixed = replace(batch, proximal_log_probs=config.build()._proximal(outcome, batch))
-    held = DecoupledPPOConfig(normalize_advantages=False).build()
+    present = batch.fold(outcome.log_probs)
+    proximal = config.build(family="actions")._proximal(present, batch)
+    fixed = replace(batch, proximal_log_probs=proximal)
+    held = DecoupledPPOConfig(normalize_advantages=False).build(family="actions")
     loss, _ = held.loss(moved, fixed, normalizer=len(batch))
     (expected,) = torch.autograd.grad(loss, shift)
     assert gradient != 0
@@ -120,7 +121,9 @@ def test_what_is_missing_is_named() -> None:
     outcome = random_evaluation(batch)
     for proximal, field in (("recomputed", "proximal_log_probs"), ("interpolated", "version")):
         with pytest.raises(ValueError, match=field):
-            DecoupledPPOConfig(proximal=proximal).build().loss(outcome, batch, normalizer=24)
+            DecoupledPPOConfig(proximal=proximal).build(family="actions").loss(
+                outcome, batch, normalizer=24
+            )
     assert "decoupled_ppo" in REGISTRY.names()
 
 
@@ -146,14 +149,14 @@ def test_stale_rollouts_get_the_advantages_of_the_present_critic() -> None:
         values=trajectory.values + offset,
         entropy=torch.zeros_like(trajectory.log_probs),
     )
-    batch, _ = DecoupledPPOConfig().build().prepare_stale(trajectory, present)
+    batch, _ = DecoupledPPOConfig().build(family="actions").prepare_stale(trajectory, present)
     valued = replace(
         trajectory,
         values=trajectory.values + offset,
         bootstrap_values=trajectory.bootstrap_values + offset[0],
         final_values=torch.where(trajectory.truncations, 0.7 + offset, 0.0),
     )
-    expected, _ = PPOConfig().build().prepare(valued)
+    expected, _ = PPOConfig().build(family="actions").prepare(valued)
     torch.testing.assert_close(batch.advantages, expected.advantages)
     torch.testing.assert_close(batch.returns, expected.returns)
     assert torch.equal(batch.log_probs, expected.log_probs)
@@ -164,8 +167,8 @@ def test_stale_rollouts_get_the_advantages_of_the_present_critic() -> None:
 
 def test_rollouts_of_the_present_weights_are_those_of_ppo() -> None:
     trajectory = rollout_with_faults()
-    batch, metrics = DecoupledPPOConfig().build().prepare(trajectory)
-    expected, expected_metrics = PPOConfig().build().prepare(trajectory)
+    batch, metrics = DecoupledPPOConfig().build(family="actions").prepare(trajectory)
+    expected, expected_metrics = PPOConfig().build(family="actions").prepare(trajectory)
     assert metrics == expected_metrics
     assert torch.equal(batch.advantages, expected.advantages)
     assert batch.proximal_log_probs is not None

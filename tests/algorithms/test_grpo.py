@@ -9,14 +9,13 @@ from pydantic import ValidationError
 
 from rlinf.algorithms.config import GRPOConfig
 from rlinf.algorithms.grpo import GRPO
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import ConfigError, RunFailure
 from tests.algorithms.rollouts import flags, random_trajectory
 
 
 def build(group_size: int = 2, **options: Any) -> GRPO:
-    return GRPOConfig(**options).build(group_size=group_size)
+    return GRPOConfig(**options).build(family="actions", group_size=group_size)
 
 
 def grouped(envs: int, group_size: int, steps: int = 6, **replaced: Any) -> Trajectory:
@@ -144,7 +143,7 @@ def test_without_groups_to_compare_the_run_stops() -> None:
     with pytest.raises(RunFailure, match="no group of the rollout has two complete episodes"):
         build(2).prepare(random_trajectory(value_dim=0, reset_seeds=torch.arange(4).expand(6, 4)))
     with pytest.raises(ConfigError, match="nearest: 2"):
-        build_algorithm(GRPOConfig(), group_size=1)
+        build(1)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,8 @@ def test_illegal_bounds_say_what_and_why(options: dict[str, Any], message: str) 
 
 
 def test_it_says_what_it_needs() -> None:
-    assert not GRPOConfig.needs_values
-    assert GRPOConfig.needs_groups
+    assert not GRPOConfig().needs_values
+    assert GRPOConfig().needs_groups
     algorithm = build(4)
     assert not algorithm.needs_reference
     assert algorithm.value_dim(3) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from rlinf.algorithms.config import KLType
+from rlinf.algorithms.base_config import KLType
 from rlinf.algorithms.kl import kl_estimate
 
 POLICY = Normal(torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.8, dtype=torch.float64))

@@ -77,7 +77,7 @@ def error(policy: Policy) -> float:
 
 @pytest.mark.parametrize("config", [PPOConfig(normalize_rewards=True), GRPOConfig()])
 def test_the_policy_finds_the_best_action(config: AlgorithmConfig) -> None:
-    algorithm = config.build(group_size=GROUP)
+    algorithm = config.build(family="actions", group_size=GROUP)
     policy = MLPConfig(hidden_sizes=(32,), initial_log_std=-0.5).build(
         SPEC, value_dim=algorithm.value_dim(1), seed=0
     )

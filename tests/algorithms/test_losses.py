@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlinf.algorithms.config import AggregationMode
+from rlinf.algorithms.base_config import AggregationMode
 from rlinf.algorithms.losses import (
     aggregate,
     aggregation_normalizer,

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import PPOConfig
-from rlinf.algorithms.ppo import explained_variance
-from rlinf.algorithms.registry import REGISTRY, build_algorithm
+from rlinf.algorithms.metrics import critic_metrics
+from rlinf.algorithms.registry import REGISTRY
 from rlinf.errors import ConfigError
 from tests.algorithms.rollouts import flags, random_trajectory
 
@@ -31,7 +31,7 @@ def random_batch(samples: int = 24, chunk: int = 2, value_dim: int = 1) -> Batch
     config = PPOConfig(
         reward_type="action_level" if value_dim > 1 else "chunk_level", logprob_type=level
     )
-    return config.build().prepare(trajectory)[0]
+    return config.build(family="actions").prepare(trajectory)[0]
 
 
 def random_evaluation(batch: Batch, chunk: int = 2, seed: int = 3) -> Outcome:
@@ -86,14 +86,14 @@ def reference_loss(
 )
 @pytest.mark.parametrize("weighted", [False, True])
 def test_loss_against_a_sample_by_sample_reference(options: dict[str, Any], weighted: bool) -> None:
-    config = PPOConfig(**options)
+    config = PPOConfig(**options).of_family("actions")
     batch = random_batch()
     weights = np.random.default_rng(0).random(len(batch)) if weighted else np.ones(len(batch))
     if weighted:
         weights[3] = 0.0
         batch = replace(batch, weights=torch.tensor(weights, dtype=torch.float32))
     outcome = random_evaluation(batch)
-    algorithm = config.build()
+    algorithm = config.build(family="actions")
     loss, metrics = algorithm.loss(outcome, batch, normalizer=algorithm.normalizer(batch))
     policy, value, entropy = reference_loss(config, batch, outcome, weights)
     assert metrics["actor/policy_loss"].item() == pytest.approx(policy, rel=1e-5, abs=1e-6)
@@ -106,7 +106,7 @@ def test_loss_against_a_sample_by_sample_reference(options: dict[str, Any], weig
 def test_metrics_of_the_ratio() -> None:
     batch = random_batch()
     outcome = random_evaluation(batch)
-    _, metrics = PPOConfig().build().loss(outcome, batch, normalizer=len(batch))
+    _, metrics = PPOConfig().build(family="actions").loss(outcome, batch, normalizer=len(batch))
     log_ratio = (outcome.log_probs.sum((1, 2)) - batch.log_probs[:, 0]).double().numpy()
     ratio = np.exp(log_ratio)
     expected = {
@@ -133,7 +133,7 @@ def test_gradient_and_metrics_do_not_depend_on_the_micro_split(
         entropy_bonus=0.1,
         clip_ratio_c=3.0,
     )
-    algorithm = config.build()
+    algorithm = config.build(family="actions")
     trajectory = random_trajectory(chunk=2, action_dim=3, seed=5)
     batch, _ = algorithm.prepare(trajectory)
     if weighted:
@@ -167,7 +167,7 @@ def test_gradient_and_metrics_do_not_depend_on_the_micro_split(
 
 def test_reference_divergence_enters_the_loss() -> None:
     config = PPOConfig(kl_beta=0.5, kl_penalty_type="k2")
-    algorithm = config.build()
+    algorithm = config.build(family="actions")
     assert algorithm.needs_reference
     batch = random_batch()
     outcome = random_evaluation(batch)
@@ -176,15 +176,15 @@ def test_reference_divergence_enters_the_loss() -> None:
     reference = outcome.log_probs.sum((1, 2)).unsqueeze(-1) - 0.2
     batch = replace(batch, reference_log_probs=reference)
     loss, metrics = algorithm.loss(outcome, batch, normalizer=24)
-    plain, _ = PPOConfig().build().loss(outcome, batch, normalizer=24)
+    plain, _ = PPOConfig().build(family="actions").loss(outcome, batch, normalizer=24)
     assert metrics["actor/kl_loss"].item() == pytest.approx(0.02, rel=1e-4)
     assert (loss - plain).item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_prepared_advantages_are_normal_and_returns_are_not() -> None:
     trajectory = random_trajectory(steps=32, truncations=flags(32, 4, [(9, 1), (20, 2)]))
-    batch, metrics = PPOConfig().build().prepare(trajectory)
-    raw, _ = PPOConfig(normalize_advantages=False).build().prepare(trajectory)
+    batch, metrics = PPOConfig().build(family="actions").prepare(trajectory)
+    raw, _ = PPOConfig(normalize_advantages=False).build(family="actions").prepare(trajectory)
     assert batch.advantages.shape == (128, 1)
     assert batch.advantages.mean().item() == pytest.approx(0.0, abs=1e-6)
     assert batch.advantages.std().item() == pytest.approx(1.0, rel=1e-4)
@@ -202,7 +202,7 @@ def test_spoilt_rows_are_not_trained_on() -> None:
     rewards = torch.randn(6, 4, 1)
     rewards[4, 2] = torch.nan
     trajectory = random_trajectory(valid=valid, rewards=rewards, truncations=flags(6, 4, [(1, 2)]))
-    batch, metrics = PPOConfig(normalize_rewards=True).build().prepare(trajectory)
+    batch, metrics = PPOConfig(normalize_rewards=True).build(family="actions").prepare(trajectory)
     # Rows 2 to 4 of environment 2 are the spoilt episode.
     assert len(batch) == 6 * 4 - 3
     assert bool(batch.advantages.isfinite().all())
@@ -213,12 +213,12 @@ def test_spoilt_rows_are_not_trained_on() -> None:
 
 def test_idle_rows_have_no_weight_and_environments_equal_shares() -> None:
     trajectory = random_trajectory(auto_reset=False, terminations=flags(6, 4, [(2, 0)]))
-    batch, _ = PPOConfig().build().prepare(trajectory)
+    batch, _ = PPOConfig().build(family="actions").prepare(trajectory)
     assert batch.weights is not None
     by_env = batch.weights.view(6, 4)
     assert by_env[:, 0].tolist() == [2.0, 2.0, 2.0, 0.0, 0.0, 0.0]
     assert by_env.sum(0).tolist() == [6.0] * 4
-    plain, _ = PPOConfig(weight_by_episode_length=False).build().prepare(trajectory)
+    plain, _ = PPOConfig(weight_by_episode_length=False).build(family="actions").prepare(trajectory)
     assert plain.weights is not None
     assert plain.weights.view(6, 4)[:, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
@@ -235,8 +235,9 @@ def test_one_update_follows_the_advantage(value_dim: int) -> None:
     shape = outcome.log_probs.shape
     old = batch.log_probs.view(len(batch), -1, 1).expand(-1, -1, 3)
     log_probs = (old / (3 if value_dim > 1 else 6)).expand(shape).clone().requires_grad_()
-    loss, _ = config.build().loss(
-        replace(outcome, log_probs=log_probs), batch, normalizer=len(batch)
+    algorithm = config.build(family="actions")
+    loss, _ = algorithm.loss(
+        replace(outcome, log_probs=log_probs), batch, normalizer=algorithm.normalizer(batch)
     )
     (gradient,) = torch.autograd.grad(loss, log_probs)
     expected = -batch.advantages.unsqueeze(-1).expand(shape) / (len(batch) * value_dim)
@@ -245,7 +246,7 @@ def test_one_update_follows_the_advantage(value_dim: int) -> None:
 
 def test_state_restores_the_reward_statistics() -> None:
     config = PPOConfig(normalize_rewards=True)
-    algorithm, restored = config.build(), config.build()
+    algorithm, restored = config.build(family="actions"), config.build(family="actions")
     algorithm.prepare(random_trajectory(seed=1))
     restored.load_state_dict(algorithm.state_dict())
     following = random_trajectory(seed=2)
@@ -253,18 +254,22 @@ def test_state_restores_the_reward_statistics() -> None:
     assert ours.returns is not None
     assert theirs.returns is not None
     assert torch.equal(ours.returns, theirs.returns)
-    assert PPOConfig().build().state_dict() == {}
+    assert PPOConfig().build(family="actions").state_dict() == {}
 
 
 def test_explained_variance_of_perfect_and_useless_critics() -> None:
     batch = random_batch()
     assert batch.returns is not None
-    perfect = replace(batch, values=batch.returns)
-    useless = replace(batch, values=torch.zeros_like(batch.returns))
-    assert explained_variance(perfect) == pytest.approx(1.0)
-    assert explained_variance(useless) == pytest.approx(0.0)
+    columns = {
+        1.0: {"values": batch.returns},
+        0.0: {"values": torch.zeros_like(batch.returns)},
+    }
+    for expected, column in columns.items():
+        found = critic_metrics(replace(batch, **column))
+        assert found["critic/explained_variance"] == pytest.approx(expected)
     constant = replace(batch, returns=torch.ones_like(batch.returns))
-    assert explained_variance(constant) == 0.0
+    assert critic_metrics(constant) == {"critic/explained_variance": 0.0}
+    assert critic_metrics(replace(batch, returns=None)) == {}
 
 
 @pytest.mark.parametrize(
@@ -280,17 +285,20 @@ def test_explained_variance_of_perfect_and_useless_critics() -> None:
 )
 def test_illegal_configs_say_what_and_why(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        PPOConfig(**options)
+        PPOConfig(**options).of_family("actions")
 
 
 def test_registry() -> None:
     assert {"ppo", "grpo"} <= set(REGISTRY.names())
-    algorithm = build_algorithm(REGISTRY.load("ppo")(type="ppo"))
+    algorithm = REGISTRY.load("ppo")(type="ppo").build(family="actions")
     assert algorithm.config.needs_values
     assert not algorithm.config.needs_groups
     assert algorithm.value_dim(4) == 1
     assert (
-        PPOConfig(reward_type="action_level", logprob_type="token_level").build().value_dim(4) == 4
+        PPOConfig(reward_type="action_level", logprob_type="token_level")
+        .build(family="actions")
+        .value_dim(4)
+        == 4
     )
     with pytest.raises(ConfigError, match="did you mean `ppo`"):
         REGISTRY.load("pppo")

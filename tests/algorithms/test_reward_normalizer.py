@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlinf.algorithms.reward_normalizer import RewardNormalizer
+from rlinf.algorithms.ppo import RewardNormalizer
 
 GAMMA = 0.9
 

@@ -16,7 +16,7 @@ from rlinf.cli.main import main
 from rlinf.config.dump import to_yaml
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.envs.metaworld import task_names
+from rlinf.envs.metaworld.adapter import task_names
 from rlinf.errors import install_command
 from rlinf.runners.embodied_config import EmbodiedConfig
 

@@ -11,10 +11,13 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from rlinf.cli.main import main
+from rlinf.cli.view import run_report
 from rlinf.config.component import illegal
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.planner import kept_profiles, profiling, variants
+from rlinf.flow.plan import PLAN_FILE, Plan
+from rlinf.monitor.timeline import read_timeline
+from rlinf.planner import kept_profiles, planned, profiling
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied_config import EmbodiedConfig
 
@@ -83,6 +86,33 @@ def test_plan_alternatives_and_the_command_that_runs_it(
     assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
 
 
+def test_a_saved_plan_is_what_a_run_is_under(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    recipe, file = str(write_recipe(tmp_path)), tmp_path / "plan.yaml"
+    words = ["--profile", str(tmp_path / "profile.json"), "--save", str(file)]
+    assert main(["plan", recipe, SLOTS, *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    assert shlex.split(command)[2:] == ["rlinf", "train", recipe, SLOTS, f"cluster.plan={file}"]
+    plan = Plan.load(file)
+    assert plan.components["env"].devices == (0, 1)
+    assert "env" in plan.components["env"].reason
+
+    run = tmp_path / "run"
+    short = ["runner.total_env_steps=128", "runner.timeline=true", "logger.backends=[]"]
+    given = [recipe, SLOTS, f"cluster.plan={file}", *short]
+    assert main(["train", *given, "--run-dir", str(run)]) == 0
+    assert Plan.load(run / PLAN_FILE) == plan
+    stages = [e for e in read_timeline(run / "timeline.json") if e.get("cat") == "stage"]
+    for name, part in plan.components.items():
+        own = {tuple(e["args"]["devices"]) for e in stages if e["args"]["component"] == name}
+        assert own == {part.of_process(rank) for rank in range(part.processes)}
+    # What a run directory holds does not need the file.
+    file.unlink()
+    assert run_report(run).plan == plan.model_dump(mode="json")["components"]
+
+
 def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +173,7 @@ def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile_of(tmp_path).save(tmp_path / "profile.json")
-    original = EmbodiedConfig._env_problems
+    original = EmbodiedConfig.acting_problems
 
     def no_divided_pair(config: EmbodiedConfig) -> Iterator[PydanticCustomError]:
         """A rule between components, which no constraint of one of them says."""
@@ -151,7 +181,7 @@ def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
         if config.world_size("env") == config.world_size("rollout") == 2:
             yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
 
-    monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
+    monkeypatch.setattr(EmbodiedConfig, "acting_problems", no_divided_pair)
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS, "--profile", str(tmp_path / "profile.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -232,7 +262,7 @@ def test_a_profile_of_something_else_is_named(
 def test_what_was_measured_is_planned_with_also_where_it_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trials = [t for t in variants.legal_trials(small_config(tmp_path)) if t[1].planning.items == 8]
+    trials = [t for t in planned.legal_trials(small_config(tmp_path)) if t[1].planning.items == 8]
     monkeypatch.setattr(profiling, "legal_trials", lambda config: iter(trials[:1]))
     # No process can make a directory there, not even that of an administrator.
     (tmp_path / "cache").write_text("a file\n")

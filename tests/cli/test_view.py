@@ -134,7 +134,7 @@ def copied(run: Path, directory: Path, *changes: tuple[str, str]) -> Path:
 
 def write_profile(run: Path) -> None:
     """Times of the components of the run above."""
-    from rlinf.planner.fingerprint import Fingerprints
+    from rlinf.planner.kept_profiles import Fingerprints
     from rlinf.planner.profile import ComponentProfile, Measurement
 
     parts = {
@@ -199,21 +199,20 @@ def test_what_a_run_does_ahead_is_predicted_to_overlap(
     assert found[1] == (pytest.approx(0.75), True)
 
 
-def test_a_plan_that_was_decided_is_shown_only_while_plans_are(
+def test_the_plan_that_a_run_keeps_is_shown(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlinf.monitor.decisions import Decision, append_decision
+    from rlinf.flow.plan import PLAN_FILE, Plan
 
     monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-    part = {"devices": [1], "processes": 1}
-    plan = {"components": dict.fromkeys(("env", "rollout", "actor"), part)}
-    for policy, devices in (("{}", (1,)), ("null", (0, 1))):
-        directory = tmp_path / policy
-        directory.mkdir()
-        other = copied(run, directory, ("plan: null", f"plan: {policy}"))
-        append_decision(other, Decision(step=1, what="switch", reason="a test", plan=plan))
-        report = run_report(other)
-        assert tuple(report.plan["actor"]["devices"]) == devices
+    assert Plan.load(run / PLAN_FILE).components["actor"].devices == (0, 1)
+    other = copied(run, tmp_path)
+    assert run_report(other).plan["actor"]["devices"] == "0-1"
+    parts = {name: {"devices": 1} for name in ("env", "rollout", "actor")}
+    Plan.model_validate({"components": parts}).save(other / PLAN_FILE)
+    report = run_report(other)
+    assert report.plan["actor"]["devices"] == "1"
+    assert report.plan_file.startswith("version: 1\ncomponents:\n  env:\n    devices: '1'\n")
 
 
 def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

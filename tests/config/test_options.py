@@ -6,7 +6,7 @@ import dataclasses
 
 from rlinf.config.explain import explain
 from rlinf.config.options import field_descriptions
-from rlinf.envs.metaworld import MetaWorldOptions
+from rlinf.envs.metaworld.adapter import MetaWorldOptions
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 

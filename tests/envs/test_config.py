@@ -7,11 +7,11 @@ import sys
 import pydantic
 import pytest
 
-from rlinf.envs import metaworld
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.metaworld import adapter as metaworld
 from rlinf.envs.registry import REGISTRY
-from rlinf.envs.wire import decode_tree, encode_tree
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.wire import decode_tree, encode_tree
 
 GOOD = {"type": "metaworld", "options": {"task": "reach-v3"}, "max_episode_steps": 150}
 
@@ -94,7 +94,7 @@ def test_entry_points_are_listed_beside_the_table(point):
 def test_the_env_side_needs_numpy_and_gymnasium_alone():
     script = (
         "import sys\n"
-        "import rlinf.envs.process, rlinf.envs.metaworld, rlinf.envs.gymnasium_env\n"
+        "import rlinf.envs.supervised.process, rlinf.envs.metaworld, rlinf.envs.gymnasium_env\n"
         "print([m for m in ('torch', 'pydantic', 'ray', 'mujoco') if m in sys.modules])"
     )
     result = subprocess.run(

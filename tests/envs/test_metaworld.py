@@ -8,8 +8,8 @@ import weakref
 import numpy as np
 import pytest
 
-from rlinf.envs.metaworld import MetaWorldEnv, MetaWorldOptions, task_names
-from rlinf.envs.wire import decode_tree, encode_tree
+from rlinf.envs.metaworld.adapter import MetaWorldEnv, MetaWorldOptions, task_names
+from rlinf.processes.wire import decode_tree, encode_tree
 
 mujoco = pytest.importorskip("mujoco")
 env_dict = pytest.importorskip("metaworld.env_dict")
@@ -96,8 +96,8 @@ def assert_same_bits_in_episodes(task: str, kinds: tuple[str, ...], steps: int) 
     """One episode per kind of action: observation, reward, info and state of the simulator."""
     from metaworld.policies import ENV_POLICY_MAP
 
-    from rlinf.envs.metaworld_light import physics
-    from rlinf.envs.metaworld_task import MetaWorldTask
+    from rlinf.envs.metaworld.light import physics
+    from rlinf.envs.metaworld.task import MetaWorldTask
 
     light, reference = MetaWorldTask(task, partially_observable=False), original(task)
     policy, generator = ENV_POLICY_MAP[task](), np.random.default_rng(2)
@@ -132,7 +132,7 @@ def test_whole_episodes_are_those_of_metaworld_to_the_last_bit(task):
 
 
 def test_a_hidden_goal_is_hidden():
-    from rlinf.envs.metaworld_task import MetaWorldTask
+    from rlinf.envs.metaworld.task import MetaWorldTask
 
     light, reference = MetaWorldTask("push-v3", partially_observable=True), original("push-v3")
     reference._partially_observable = True
@@ -146,7 +146,7 @@ def test_a_hidden_goal_is_hidden():
 
 
 def test_an_episode_does_not_go_on_beyond_its_limit():
-    from rlinf.envs.metaworld_task import MetaWorldTask
+    from rlinf.envs.metaworld.task import MetaWorldTask
 
     task = MetaWorldTask("reach-v3", partially_observable=False)
     task.reset(0)
@@ -158,7 +158,7 @@ def test_an_episode_does_not_go_on_beyond_its_limit():
 def test_quick_rewards_are_those_of_metaworld():
     from metaworld.utils import reward_utils
 
-    from rlinf.envs import metaworld_quick as quick
+    from rlinf.envs.metaworld import quick
 
     generator = np.random.default_rng(3)
     kinds = (float, np.float64, np.float32)
@@ -188,7 +188,7 @@ def test_quick_rewards_are_those_of_metaworld():
 
 
 def test_quick_array_functions_are_those_of_numpy():
-    from rlinf.envs import metaworld_quick as quick
+    from rlinf.envs.metaworld import quick
 
     generator = np.random.default_rng(4)
     for size in (1, 2, 3, 4, 7):
@@ -222,7 +222,7 @@ def test_task_names_are_those_of_the_installed_package():
 def test_quaternions_are_those_of_scipy():
     from scipy.spatial.transform import Rotation
 
-    from rlinf.envs.metaworld_quick import QuickRotation
+    from rlinf.envs.metaworld.quick import QuickRotation
 
     for quaternion in np.random.default_rng(0).normal(size=(500, 4)):
         matrix = np.zeros(9)

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.config.validate import validate
+from rlinf.data.demonstrations import Demonstration, Demonstrations, DemonstrationsConfig
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.recording import expert_of, record_episodes
+from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 
 
@@ -21,6 +23,12 @@ def _env(**options: object) -> EnvConfig:
             "max_episode_steps": 20,
         }
     )
+
+
+def _act(actor: Actor) -> Act:
+    """An expert asks for no spec."""
+    spec: EnvSpec = None  # type: ignore[assignment]
+    return actor(spec)
 
 
 def _episode(length: int, seed: int) -> Demonstration:
@@ -37,17 +45,21 @@ def _episode(length: int, seed: int) -> Demonstration:
 def test_an_expert_plays_the_given_episodes_and_every_step_is_kept() -> None:
     config = _env()
     seen: list[int] = []
-    expert = expert_of(config)
+    actor = expert_of(config)
+    expert = _act(actor)
 
     def act(observations: dict[str, np.ndarray]) -> np.ndarray:
         seen.append(len(observations["states"]))
         return expert(observations)
 
-    episodes = record_episodes(config, act, [(7, 70), (3, 30), (5, 50)], num_envs=2)
+    spec, episodes = record_episodes(
+        config, lambda spec: act, [(7, 70), (3, 30), (5, 50)], num_envs=2
+    )
+    assert (spec.action_dim, spec.observation_shapes) == (4, {"states": (39,)})
     assert [episode.seed for episode in episodes] == [70, 30, 50]
     assert all(len(episode) == 20 for episode in episodes)
     assert all(episode.observations["states"].shape == (20, 39) for episode in episodes)
-    alone = record_episodes(config, expert, [(3, 30)], num_envs=1)[0]
+    _, (alone,) = record_episodes(config, actor, [(3, 30)], num_envs=1)
     np.testing.assert_array_equal(alone.actions, episodes[1].actions)
     np.testing.assert_array_equal(alone.observations["states"], episodes[1].observations["states"])
     # What is kept is what the expert does where it is, not what follows it.
@@ -57,14 +69,14 @@ def test_an_expert_plays_the_given_episodes_and_every_step_is_kept() -> None:
 
 def test_noise_is_executed_and_not_recorded() -> None:
     config = _env()
-    expert = expert_of(config)
+    actor = expert_of(config)
     plain, noisy = (
-        record_episodes(config, expert, [(0, 1)], num_envs=1, noise=noise)[0]
+        record_episodes(config, actor, [(0, 1)], num_envs=1, noise=noise)[1][0]
         for noise in (0.0, 0.3)
     )
     assert np.abs(plain.observations["states"] - noisy.observations["states"]).max() > 1e-3
     np.testing.assert_array_equal(
-        expert({"states": noisy.observations["states"]})[:, 0], noisy.actions
+        _act(actor)({"states": noisy.observations["states"]})[:, 0], noisy.actions
     )
 
 
@@ -94,6 +106,30 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
     info.write_text(info.read_text().replace('"length": 4', '"length": 3'))
     with pytest.raises(ConfigError, match="not as long"):
         Demonstrations.load(tmp_path / "set")
+    frames = tmp_path / "set" / "frames.safetensors"
+    frames.write_bytes(frames.read_bytes()[:-1] + b"!")
+    with pytest.raises(ConfigError, match="SHA-256"):
+        Demonstrations.load(tmp_path / "set")
+
+
+def test_a_section_says_which_episodes_are_learnt(tmp_path: Path) -> None:
+    Demonstrations.of([_episode(2, seed) for seed in range(6)], {}).save(tmp_path / "set")
+
+    def seeds(**section: object) -> list[list[int]]:
+        config = validate(DemonstrationsConfig, {"path": str(tmp_path / "set"), **section}, "test")
+        config.check()
+        return [[e.seed for e in part.episodes] for part in config.build() if part is not None]
+
+    assert seeds() == [[0, 2, 4]]
+    assert seeds(held_out=1) == [[0, 2], [4]]
+    assert seeds(only_successful=False, limit=4, held_out=2) == [[0, 1], [2, 3]]
+    with pytest.raises(ConfigError, match=r"^held_out: 3 of 3"):
+        seeds(held_out=3)
+    with pytest.raises(ConfigError, match=r"^path: .*did you mean `set`.*rlinf record"):
+        validate(DemonstrationsConfig, {"path": str(tmp_path / "sett")}, "test").check()
+    Demonstrations.of([_episode(2, 1)], {}).save(tmp_path / "failed")
+    with pytest.raises(ConfigError, match=r"^only_successful: none of the 1 episodes"):
+        validate(DemonstrationsConfig, {"path": str(tmp_path / "failed")}, "test").check()
 
 
 def test_chunks_end_with_their_episode() -> None:
@@ -108,5 +144,5 @@ def test_held_out_episodes_are_the_last() -> None:
     kept, held_out = whole.split(1)
     assert [e.seed for e in kept.episodes] == [0, 1]
     assert [(e.seed, e.first) for e in held_out.episodes] == [(2, 0)]
-    with pytest.raises(ValueError, match="from 1 to 2"):
+    with pytest.raises(ConfigError, match="from 1 to 2"):
         whole.split(3)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.resharding import reshard
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.resharding import reshard
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 CONFIG = EnvConfig.model_validate(
     {

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import VectorStep
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import CheckpointError
 
 METAWORLD = ["reach-v3", "door-close-v3", "basketball-v3", "push-v3"]

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rlinf.envs.records import FaultReason
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.results import FaultReason
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError, RunFailure
 
 CHUNK = 4
@@ -206,7 +206,7 @@ def test_processes_and_memory_end_with_a_killed_parent(point, tmp_path):
         import sys, time
         sys.path.insert(0, sys.argv[1])
         from rlinf.envs.config import EnvConfig
-        from rlinf.envs.vector import SupervisedVectorEnv
+        from rlinf.envs.supervised.vector import SupervisedVectorEnv
         config = EnvConfig(type="point", options={"misbehaviour": "hang"}, max_episode_steps=9,
                            processes=2)
         env = SupervisedVectorEnv(config, num_envs=2, seed=0)

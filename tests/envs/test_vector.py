@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 NO_MOTION = np.zeros((4, 2), np.float32)

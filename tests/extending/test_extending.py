@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.algorithms.registry import build_algorithm
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.data.trajectory_builder import TrajectoryBuilder
-from rlinf.envs.vector import SupervisedVectorEnv
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 from rlinf.models.registry import build_policy
 from rlinf.monitor.config import LoggerConfig
@@ -111,7 +110,7 @@ def collect(env, policy, steps: int, generator: torch.Generator, *, version: int
 
 def test_model_and_algorithm_learn_in_the_env():
     settings = config("env.train.processes=1", "model.hidden_sizes=[32]")
-    algorithm = build_algorithm(settings.algorithm)
+    algorithm = settings.algorithm.build()
     generator = torch.Generator().manual_seed(1)
     with SupervisedVectorEnv(settings.env.train, num_envs=8, seed=3) as env:
         policy = build_policy(settings.model, env.env_spec, value_dim=algorithm.value_dim(1))

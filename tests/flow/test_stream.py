@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.flow.next_item import NextItem
-from rlinf.flow.stream import InputPort, InputStream, Item, StepAborted
+from rlinf.flow.stream import InputPort, InputStream, Item, NextItem, StepAborted
 
 COUNT, DELAY = 50, 1e-4
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch.distributions import Normal
 
+from rlinf.checkpoint.export import export_weights
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import CNNConfig, MLPConfig, ModelConfig
@@ -56,8 +58,13 @@ CONFIGS: dict[str, ModelConfig] = {
 
 
 @pytest.fixture(params=CONFIGS)
-def policy(request: pytest.FixtureRequest) -> Policy:
-    return build_policy(CONFIGS[request.param], env_spec(), seed=1)
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return CONFIGS[request.param]
+
+
+@pytest.fixture
+def policy(config: ModelConfig) -> Policy:
+    return build_policy(config, env_spec(), seed=1)
 
 
 def test_shapes_and_the_action_box(policy: Policy) -> None:
@@ -264,3 +271,27 @@ def test_registry() -> None:
     assert {"mlp", "cnn"} <= set(REGISTRY.names())
     with pytest.raises(ConfigError, match="did you mean `mlp`"):
         REGISTRY.load("mpl")
+
+
+def test_a_policy_begins_with_the_weights_of_a_file(
+    config: ModelConfig, policy: Policy, tmp_path: Path
+) -> None:
+    """Its critic too, where the file has one; what is of another shape is refused."""
+    path = export_weights(tmp_path / "policy.safetensors", policy.state_dict())
+    begun = config.model_copy(update={"path": path})
+    begun.check()
+    again = build_policy(begun, env_spec(), seed=2).state_dict()
+    assert all(torch.equal(again[name], each) for name, each in policy.state_dict().items())
+    imitating = build_policy(config, env_spec(), value_dim=0, seed=3).state_dict()
+    export_weights(path, imitating)
+    expected = build_policy(config, env_spec(), seed=2).state_dict() | imitating
+    again = build_policy(begun, env_spec(), seed=2).state_dict()
+    assert all(torch.equal(again[name], each) for name, each in expected.items())
+    with pytest.raises(ConfigError, match=r"^model\.path: .*is of another model"):
+        build_policy(begun, env_spec(action_dim=2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2))
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds no weights"):
+        build_policy(begun, env_spec())
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"there is no file .*policy\.safetensors"):
+        begun.check()

@@ -15,8 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlinf.errors import CheckpointError, ConfigError, MissingPackageError
 from rlinf.monitor.config import LoggerConfig
-from rlinf.monitor.loggers import registry
-from rlinf.monitor.loggers.base import MetricLogger
+from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, MetricLogger
 from rlinf.monitor.loggers.jsonl import read_metrics
 from rlinf.monitor.metrics_log import MetricsLog
 
@@ -152,7 +151,7 @@ class Absent(Flaky):
 
 
 def add_outside_logger(monkeypatch, name):
-    entry = EntryPoint(name.lower(), f"{__name__}:{name}", registry.REGISTRY.group)
+    entry = EntryPoint(name.lower(), f"{__name__}:{name}", REGISTRY.group)
     monkeypatch.setattr("rlinf.config.registry.entry_points", lambda **selection: [entry])
 
 
@@ -182,12 +181,12 @@ def test_unknown_loggers_are_refused():
     with pytest.raises(ValidationError, match=r"unknown logger `tensorbord`.*tensorboard"):
         LoggerConfig(backends=("tensorbord",))
     with pytest.raises(ConfigError, match="unknown logger"):
-        registry.REGISTRY.load("nothing")
+        REGISTRY.load("nothing")
 
 
-@pytest.mark.parametrize("name", list(registry.LOGGERS))
+@pytest.mark.parametrize("name", list(LOGGERS))
 def test_every_adapter_imports_without_its_package(name):
-    assert issubclass(registry.REGISTRY.load(name), MetricLogger)
+    assert issubclass(REGISTRY.load(name), MetricLogger)
 
 
 def log_twice(run_dir, name):

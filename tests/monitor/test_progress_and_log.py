@@ -6,12 +6,10 @@ import re
 import sys
 import warnings
 
-import pytest
 from rich.console import Console
 
 from rlinf.monitor.log import logging_to
 from rlinf.monitor.progress import Progress
-from rlinf.monitor.stage_timer import StageTimer
 from rlinf.runners.embodied import Embodied
 
 METRICS = {
@@ -137,17 +135,3 @@ def test_log_is_continued_by_a_resumed_run(tmp_path):
         with logging_to(tmp_path / "run.log"):
             logging.getLogger("rlinf").info(text)
     assert len((tmp_path / "run.log").read_text().splitlines()) == 2
-
-
-def test_stage_timer_adds_up_and_begins_anew(monkeypatch):
-    now = iter([0.0, 1.5, 10.0, 10.25, 20.0, 24.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    timer = StageTimer()
-    for _ in range(2):
-        with timer.measure("env"):
-            pass
-    with pytest.raises(ValueError, match="broken"), timer.measure("actor"):
-        raise ValueError("broken")
-    timer.add("actor", 1.0)
-    assert timer.collect() == {"time/env": 1.75, "time/actor": 5.0}
-    assert timer.collect() == {}

@@ -39,15 +39,14 @@ PLAN = {
         "devices": devices,
         "processes": 1,
         "residency": "resident",
-        "granularity": None,
         "pipeline_stages": 1,
         "predicted_seconds": None,
         "reason": reason,
     }
     for name, devices, reason in (
-        ("env", [0], "hand-written placement"),
-        ("rollout", [0], "</script><b>bold</b>"),
-        ("actor", [0, 1], "hand-written placement"),
+        ("env", "0", "hand-written placement"),
+        ("rollout", "0", "</script><b>bold</b>"),
+        ("actor", "0-1", "hand-written placement"),
     )
 }
 
@@ -70,6 +69,7 @@ def whole_report(directory: Path) -> RunReport:
     )  # fmt: skip
     return RunReport(
         name="quickstart/2026", task="embodied", graph=GRAPH, plan=PLAN, mode="hybrid",
+        plan_file="version: 1",
         config="task: embodied\n", measured=trace, predicted=trace.of_steps([1]),
         curve=Curve(LINES), decisions=(decision,),
     )  # fmt: skip
@@ -135,7 +135,9 @@ def test_plan_idle_shares_and_decisions_are_on_the_page(tmp_path: Path) -> None:
 
 def test_a_run_without_timeline_says_how_to_get_one() -> None:
     report = RunReport(
-        name="a", task="embodied", graph=GRAPH, plan=PLAN, mode="hybrid", config="",
+        name="a", task="embodied", graph=GRAPH, plan=PLAN, mode="hybrid",
+        plan_file="version: 1",
+        config="",
         timeline_hint="rlinf resume a runner.timeline=true",
     )  # fmt: skip
     text = render(report)

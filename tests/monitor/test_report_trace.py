@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.monitor.report.gantt import gantt_panel
+from rlinf.monitor.report.charts import gantt_panel
 from rlinf.monitor.report.trace import Trace, common, length, minus, read_trace, union
 from rlinf.monitor.timeline import TimelineFile
 

@@ -18,7 +18,7 @@ from rlinf.flow.stage_worker import StageCost
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner import auto as auto_plan
-from rlinf.planner import kept_profiles, measured_settings, variants
+from rlinf.planner import kept_profiles, planned, recording
 from rlinf.planner.measure import PROFILE_FILE
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied import Embodied
@@ -29,7 +29,7 @@ from tests.runners import reasoning_support
 from tests.runners.support import assert_equal_runs, small_config
 
 SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2", "runner.total_env_steps=3072")
-AUTO = "runner.plan={steps: 1, least_gain: 0.0}"
+AUTO = "cluster.plan={auto: {steps: 1, least_gain: 0.0}}"
 
 Times = dict[str, dict[int, float]]
 """Seconds of each component by its number of devices."""
@@ -153,11 +153,11 @@ def planner(
     warm_up: Callable[[], None] = lambda: None,
 ) -> auto_plan.AutoPlanner:
     config = small_config(tmp_path, *SPLIT, *overrides)
-    assert config.runner.plan is not None
+    assert config.auto_plan is not None
     directory = tmp_path / "run"
     directory.mkdir()
     found = auto_plan.AutoPlanner(
-        config.runner.plan, config, Embodied.flow(config), directory=directory,
+        config.auto_plan, config, Embodied.flow(config), directory=directory,
         switch=switches, warm_up=warm_up,
     )  # fmt: skip
     found.begin(0)
@@ -214,7 +214,7 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
     times: Times = {**FAST, "actor": {1: 1.0, 2: 0.5}}
     keep_a_profile(tmp_path, times)
     usual = timed(report, under(small_config(tmp_path, *SPLIT), times))
-    original = EmbodiedConfig._env_problems
+    original = EmbodiedConfig.acting_problems
 
     def no_divided_pair(config: EmbodiedConfig) -> Any:
         """A rule between components, which no constraint of one of them says."""
@@ -222,9 +222,9 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
         if config.world_size("env") == config.world_size("rollout") == 2:
             yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
 
-    monkeypatch.setattr(EmbodiedConfig, "_env_problems", no_divided_pair)
+    monkeypatch.setattr(EmbodiedConfig, "acting_problems", no_divided_pair)
     switches = _Switches()
-    found = planner(tmp_path, switches, "runner.plan={steps: 2}")
+    found = planner(tmp_path, switches, "cluster.plan={auto: {steps: 2}}")
     run_steps(found, usual, 1, [60.0] * 4)
     [start, refuse, switch] = read_decisions(tmp_path / "run")
     assert (start.what, refuse.what, switch.what) == ("start", "refuse", "switch")
@@ -239,7 +239,7 @@ def test_a_plan_is_kept_only_if_it_measures_faster(
 ) -> None:
     keep_a_profile(tmp_path, FAST)  # environments gain by a second device, the others do not
     switches = _Switches()
-    found = planner(tmp_path, switches, "runner.plan={steps: 2}")
+    found = planner(tmp_path, switches, "cluster.plan={auto: {steps: 2}}")
     usual = timed(report, under(small_config(tmp_path, *SPLIT), FAST))
     step = run_steps(found, usual, 1, [6.0] * 4)  # two of them warm up
     [start, switch] = read_decisions(tmp_path / "run")
@@ -263,7 +263,7 @@ def test_a_plan_is_kept_only_if_it_measures_faster(
 def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) -> None:
     warmed_up: list[int] = []
     found = planner(
-        tmp_path, _Switches(), "runner.plan={steps: 1, window: 5, least_gain: 0.9}",
+        tmp_path, _Switches(), "cluster.plan={auto: {steps: 1, window: 5, least_gain: 0.9}}",
         warm_up=lambda: warmed_up.append(len(read_decisions(tmp_path / "run"))),
     )  # fmt: skip
     step = 1
@@ -287,7 +287,7 @@ def test_drift_that_persists_makes_a_run_plan_anew(tmp_path: Path, report: Any) 
 def test_a_decision_says_what_its_prediction_assumes(tmp_path: Path, report: Any) -> None:
     halves = {n: {d: t / 2 for d, t in by_devices.items()} for n, by_devices in FAST.items()}
     keep_a_profile(tmp_path, halves, items=4)
-    found = planner(tmp_path, _Switches(), "runner.plan={steps: 2}")
+    found = planner(tmp_path, _Switches(), "cluster.plan={auto: {steps: 2}}")
     run_steps(found, timed(report, under(small_config(tmp_path, *SPLIT), FAST)), 1, [6.0] * 4)
     [_, switch] = read_decisions(tmp_path / "run")
     assert switch.what == "switch"
@@ -338,7 +338,7 @@ def test_after_drift_a_run_is_placed_by_what_was_measured_since(
     keep_a_profile(tmp_path, before)
     config = small_config(tmp_path, *SPLIT)
     machine = _Machine(config, report, before)
-    found = planner(tmp_path, machine.switches, "runner.plan={steps: 2, window: 4}")
+    found = planner(tmp_path, machine.switches, "cluster.plan={auto: {steps: 2, window: 4}}")
 
     def settled(settlements: int) -> Callable[[], bool]:
         ends = ("stay", "keep", "return")
@@ -364,7 +364,7 @@ def test_after_drift_a_run_is_placed_by_what_was_measured_since(
     assert kinds(decisions)[-1] == last
     # As many trials as a run without a kept profile makes, the recipe's own placement with them.
     trials = kinds(decisions)[drift:].count("profile")
-    assert 1 < trials <= 1 + len(list(variants.legal_placements(config)))
+    assert 1 < trials <= 1 + len(list(planned.legal_placements(config)))
     if last == "keep":
         assert decisions[-1].numbers["step_seconds_predicted"] == pytest.approx(12.0, abs=0.1)
     # Later runs get the new figures, although the old ones were founded on more steps.
@@ -425,27 +425,27 @@ def test_a_language_model_trains_the_same_while_it_is_moved(tmp_path: Path) -> N
 
 
 def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:
-    assert small_config(tmp_path).runner.plan is None
-    assert small_config(tmp_path, "runner.plan=manual").runner.plan is None
-    policy = small_config(tmp_path, "runner.plan=auto").runner.plan
+    assert small_config(tmp_path).auto_plan is None
+    assert small_config(tmp_path, "cluster.plan=null").auto_plan is None
+    policy = small_config(tmp_path, "cluster.plan=auto").auto_plan
     assert policy is not None
     assert policy.drift == 0.15
 
 
 def test_another_word_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"runner\.plan.*`autp`.*auto"):
-        small_config(tmp_path, "runner.plan=autp")
+    with pytest.raises(ConfigError, match=r"cluster\.plan.*'autp' cannot be read.*a file, or auto"):
+        small_config(tmp_path, "cluster.plan=autp")
 
 
 def test_a_disk_that_is_full_does_not_stop_training(
     tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = planner(tmp_path, _Switches(), "runner.plan={steps: 1}")
+    found = planner(tmp_path, _Switches(), "cluster.plan={auto: {steps: 1}}")
 
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("rlinf.monitor.decisions.append_decision", full)
-    monkeypatch.setattr(measured_settings, "keep_profile", full)
+    monkeypatch.setattr(recording, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text

@@ -11,7 +11,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport
-from rlinf.planner.fingerprint import Fingerprints, hardware_fingerprint, hashed
+from rlinf.planner.kept_profiles import Fingerprints, hardware_fingerprint, hashed
 from rlinf.planner.measure import StepRecorder, first_result_share, merged, renewed
 from rlinf.planner.overhead import Overhead, OverheadRecorder, overhead
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile

@@ -18,7 +18,7 @@ from tests.runners.support import small_config
 
 SLOTS = "cluster.cpu_devices_per_node=2"
 SPLIT = ("rollout.block_size=4", SLOTS)
-AUTO = "runner.plan={steps: 1, least_gain: 0.0}"
+AUTO = "cluster.plan={auto: {steps: 1, least_gain: 0.0}}"
 AHEAD = (
     "rollout.max_staleness=1", "cluster.component_placement={'env,rollout': '0', actor: '1'}",
 )  # fmt: skip

@@ -12,8 +12,7 @@ from rlinf.errors import ConfigError
 from rlinf.flow import placed_config
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
-from rlinf.planner import accepted_plan, device_memory
-from rlinf.planner.accepted_plan import find_accepted_plan
+from rlinf.planner import described_cluster, planned
 from rlinf.planner.cluster_shape import (
     ClusterShape,
     NodeGroup,
@@ -21,12 +20,18 @@ from rlinf.planner.cluster_shape import (
     parse_cluster_shape,
 )
 from rlinf.planner.described_cluster import cluster_of, cluster_overrides
-from rlinf.planner.planned import command_overrides, find_plan, placed_by
+from rlinf.planner.planned import (
+    changed,
+    command_overrides,
+    find_accepted_plan,
+    find_plan,
+    legal_trials,
+    placed_by,
+)
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.planner.recording import new_recorder
 from rlinf.planner.search import ComponentConstraint
 from rlinf.planner.search import plan as solve
-from rlinf.planner.variants import changed, legal_trials
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
@@ -304,7 +309,7 @@ def test_a_recipe_that_refuses_all_plans_says_why(
     def refuse(config: PlacedConfig, plan: Plan, cluster: ClusterShape | None) -> PlacedConfig:
         raise ConfigError("a trial: 1 problem\n  actor: not like this")
 
-    monkeypatch.setattr(accepted_plan, "placed_by", refuse)
+    monkeypatch.setattr(planned, "placed_by", refuse)
     with pytest.raises(ConfigError, match=r"refuses all plans .* actor: not like"):
         find_accepted_plan(config, Embodied.flow(config), costs)
 
@@ -385,7 +390,7 @@ def test_a_plan_for_several_kinds_reaches_the_recipe(tmp_path: Path) -> None:
 
 
 def test_times_of_a_processor_do_not_plan_accelerators_that_are_not_here(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     config = support.small_config(tmp_path, ACCELERATORS)
     here = seconds_of(env={1: 1.0}, rollout={1: 1.0}, actor={1: 1.0})
@@ -431,9 +436,9 @@ def test_a_slot_has_its_share_of_the_host(tmp_path: Path) -> None:
 def test_an_accelerator_has_the_memory_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gigabytes: int | None
 ) -> None:
-    monkeypatch.setattr(placed_config, "nvidia_devices", lambda: 2)
-    monkeypatch.setattr(device_memory, "nvidia_devices", lambda: 2)
-    monkeypatch.setattr(device_memory, "_accelerator_model", lambda: model)
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(described_cluster, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(described_cluster, "_accelerator_model", lambda: model)
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
     assert group.memory_bytes == (None if gigabytes is None else gigabytes * GB)
@@ -441,7 +446,7 @@ def test_an_accelerator_has_the_memory_of_its_model(
 
 
 def test_accelerators_that_are_not_here_have_no_known_memory(tmp_path: Path) -> None:
-    if placed_config.nvidia_devices():
+    if placed_config.accelerators_here():
         pytest.skip("this machine has accelerators")
     [group] = cluster_of(reasoning_support.small_config(tmp_path, ACCELERATORS)).groups
     assert (group.kind, group.memory_bytes) == ("", None)

@@ -15,8 +15,8 @@ from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import ComponentPlan
 from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner import kept_profiles, profiling, recording, variants
-from rlinf.planner.planned import placement_text, plan_overrides
+from rlinf.planner import kept_profiles, planned, profiling, recording
+from rlinf.planner.planned import command_overrides
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.run import Run
@@ -65,7 +65,7 @@ def test_a_trial_that_fails_leaves_what_the_others_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = support.small_config(tmp_path, SLOTS)
-    trials = [t for t in variants.legal_trials(config) if t[1].planning.items == 8][:2]
+    trials = [t for t in planned.legal_trials(config) if t[1].planning.items == 8][:2]
     monkeypatch.setattr(profiling, "legal_trials", lambda config: iter([*trials, trials[1]]))
     started: list[int] = []
 
@@ -154,7 +154,7 @@ def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
 
 def test_trials_of_a_language_model_are_legal_recipes(tmp_path: Path) -> None:
     config = reasoning_support.small_config(tmp_path, SLOTS)
-    trials = dict(variants.legal_trials(config))
+    trials = dict(planned.legal_trials(config))
     assert {trial.planning.items for trial in trials.values()} >= {16, 8}
     assert any(len(t.plan.components["rollout"].devices) == 2 for t in trials.values())
     assert all(t.plan.components["actor"].processes == 1 for t in trials.values())
@@ -172,7 +172,7 @@ def test_the_switch_of_what_can_leave_a_device_is_measured_on_cpu_slots_too(
         f"cluster.runtime={runtime}",
     )  # fmt: skip
     config = reasoning_support.small_config(tmp_path, *words)
-    for places in (variants.legal_trials, variants.legal_placements):
+    for places in (planned.legal_trials, planned.legal_placements):
         trial = dict(places(config))["offloaded while idle"].plan
         away = {name for name, part in trial.components.items() if part.residency == "offload"}
         # An engine that runs ahead keeps its weights.
@@ -180,7 +180,7 @@ def test_the_switch_of_what_can_leave_a_device_is_measured_on_cpu_slots_too(
         assert trial.overlap(("rollout",), ("actor",))
 
 
-@pytest.mark.parametrize("places", [variants.legal_trials, variants.legal_placements])
+@pytest.mark.parametrize("places", [planned.legal_trials, planned.legal_placements])
 def test_what_is_the_same_for_another_reason_is_measured_once(
     tmp_path: Path, places: Callable[[PlacedConfig], Iterator[tuple[str, PlacedConfig]]]
 ) -> None:
@@ -205,7 +205,7 @@ def test_what_is_the_same_for_another_reason_is_measured_once(
 def test_a_plan_is_written_as_a_placement_that_means_it(
     devices: tuple[int, ...], processes: int
 ) -> None:
-    text = placement_text(ComponentPlan(devices=devices, processes=processes))
+    text = ComponentPlan(devices=devices, processes=processes).placement
     [entry] = parse_component_placement({"a": text})
     assigned: dict[int, tuple[int, ...]] = {}
     for segment in entry.segments(8):
@@ -220,7 +220,8 @@ def test_a_recipe_with_the_overrides_of_a_plan_has_that_plan(tmp_path: Path) -> 
         tmp_path, SLOTS, "cluster.component_placement={env: '0', rollout: '1', actor: '0-1'}",
         "rollout.pipeline_stage_num=2",
     )  # fmt: skip
-    plain = support.small_config(tmp_path, SLOTS, *plan_overrides(config.planning, config.plan))
+    bare = support.small_config(tmp_path, SLOTS)
+    plain = support.small_config(tmp_path, SLOTS, *command_overrides(bare, config.plan))
     assert plain.plan.same_places(config.plan)
 
 

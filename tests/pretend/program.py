@@ -28,6 +28,13 @@ def embodied(directory: Path, *overrides: str) -> None:
         Run(Embodied, config, run, threading.Event()).run()
 
 
+def off_policy(directory: Path, *overrides: str) -> None:
+    """SAC from a replay."""
+    from tests.runners.off_policy_support import train
+
+    train(directory, *overrides)
+
+
 def forgetful(directory: Path, *overrides: str) -> None:
     """The same, but the exploration noise is left where it was drawn."""
     from rlinf.workers import rollout
@@ -49,5 +56,10 @@ def reasoning(directory: Path, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    kinds = {"embodied": embodied, "forgetful": forgetful, "reasoning": reasoning}
+    kinds = {
+        "embodied": embodied,
+        "off_policy": off_policy,
+        "forgetful": forgetful,
+        "reasoning": reasoning,
+    }
     kinds[sys.argv[2]](Path(sys.argv[3]), *sys.argv[4:])

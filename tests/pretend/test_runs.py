@@ -64,6 +64,11 @@ def test_a_policy_is_trained_as_on_the_cpu(overrides: tuple[str, ...], tmp_path:
     assert_close(support.metrics(cpu), support.metrics(pretend))
 
 
+def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(tmp_path: Path) -> None:
+    cpu, pretend = run_on_both("off_policy", tmp_path, "runner.total_env_steps=512")
+    assert_close(support.metrics(cpu), support.metrics(pretend))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("actor.lora.rank=4",)], ids=["whole", "lora"])
 def test_a_language_model_is_trained_as_on_the_cpu(

@@ -13,13 +13,13 @@ from rlinf.rescale.decisions import (
     RolloutState,
     TrainerState,
     borrow,
-    complete_batches,
     from_both_ends,
     release,
     resize,
     shares,
 )
 from rlinf.rescale.length_forecast import PARTS, TokensLeft
+from rlinf.workers.global_batches import complete_batches
 
 
 def geometric(longest: float, mean: float) -> TokensLeft:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.rescale.prediction_bias import PredictionBias
+from rlinf.rescale.measured import PredictionBias
 
 
 def test_without_any_time_there_is_no_bias() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.rescale.running_line import RunningLine
+from rlinf.rescale.measured import RunningLine
 
 
 def line_of(*pairs: tuple[float, float], memory: float = 1.0) -> RunningLine:

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.rescale_simulation import Setting, best_static, play
 from rlinf.planner.simulation.generation import GenerationModel
 from rlinf.planner.simulation.lengths import LengthDistribution
-from rlinf.rescale.simulation import Setting, best_static, play
 
 LENGTHS = LengthDistribution(mean=1000, maximum=8000, sigma=0.9, correlation=0.5)
 SETTING = Setting(
     generation=GenerationModel(
-        lengths=LENGTHS, slots=64, seconds_fixed=0.01, seconds_per_sequence=1e-5
+        lengths=LENGTHS, max_running=64, seconds_fixed=0.01, seconds_per_sequence=1e-5
     ),
     devices=8,
     groups=32,

@@ -123,7 +123,7 @@ def test_parts_go_to_other_ranks_when_the_placement_changes(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     steps = "runner.total_steps=10"
     expected = train(tmp_path / "expected", steps)
-    auto = "runner.plan={steps: 1, least_gain: 0.0}"
+    auto = "cluster.plan={auto: {steps: 1, least_gain: 0.0}}"
     moved = train(tmp_path / "moved", steps, *ON_RAY, TWO, SHARDED, auto)
     assert_close_runs(expected, moved)
     decisions = read_decisions(moved)

@@ -35,7 +35,7 @@ def test_what_says_nothing_is_accepted(tmp_path: Path) -> None:
     [
         ("checkpoint.interval=5", "checkpoint"),
         ("logger.backends=[]", "logger"),
-        ("runner.plan=auto", r"runner\.plan"),
+        ("cluster.plan=auto", r"cluster\.plan"),
         ("runner.timeline=true", r"runner\.timeline"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -129,18 +131,29 @@ def test_a_stopped_run_goes_on(static: Path, tmp_path: Path) -> None:
 
 @needs_two_cores
 @pytest.mark.slow
-def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+def test_equal_lengths_leave_the_ranks_where_they_are(tmp_path: Path, layout: str) -> None:
     """Checkpoints are written and read while both ranks have a part of the model."""
     equal = (*BY_LENGTH, "rollout.sampling={max_new_tokens: 24, min_new_tokens: 24}")
     static = train(tmp_path / "static", *equal)
-    run = train(tmp_path / "run", *equal, *SHARED, "runner.total_steps=2")
+    shared = (*SHARED, f"checkpoint.layout={layout}")
+    run = train(tmp_path / "run", *equal, *shared, "runner.total_steps=2")
     with RunDirectory.open(run) as directory:
-        longer = small_config(tmp_path / "run", *equal, *SHARED)
+        longer = small_config(tmp_path / "run", *equal, *shared)
         Run(Reasoning, longer, directory, threading.Event()).run(resume=True)
     second = assert_same(static, run)
     assert {line["actor/ranks_most"] for line in second if "actor/ranks_most" in line} == {2.0}
     resizes = [d for d in read_decisions(run) if d.reason.startswith("resize")]
     assert len(resizes) <= 2  # to two ranks, where a run begins and where it goes on
+
+
+def test_a_run_that_does_not_rescale_loads_nothing_of_it() -> None:
+    code = (
+        "import sys, rlinf.runners.reasoning;"
+        "print(*[name for name in sys.modules if name.startswith('rlinf.rescale')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
 
 
 def test_a_disk_that_is_full_does_not_stop_a_step_that_rescales(
@@ -203,8 +216,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
         (("rollout.max_staleness=1",), "run ahead"),
         (("actor.shuffle=true",), "shuffled"),
         (("algorithm={type: dapo}",), "drawn again"),
-        (("runner.plan=auto",), "runner.plan"),
-        (("checkpoint.layout=sharded",), "nearest: whole"),
+        (("cluster.plan=auto",), "cluster.plan"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -33,7 +33,7 @@ def test_on_cpu_everything_stays_unless_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed_config, "nvidia_devices", lambda: 2)
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_accelerators")

@@ -48,12 +48,12 @@ def test_updates_begin_before_the_rollout_has_ended(
 ) -> None:
     happened: list[str] = []
     updating = threading.Event()
-    fill, prepare = GenerationWorker._fill_slots, LanguageActorWorker._prepare
+    fill, prepare = GenerationWorker.generate, LanguageActorWorker._prepare
 
-    def filled(self, *arguments):
+    def filled(self, *arguments, **more):
         """The last group is held back until training has begun, or it is clear that it will not."""
         updating.clear()
-        stage, left = fill(self, *arguments), {0, 1, 2, 3}
+        stage, left = fill(self, *arguments, **more), {0, 1, 2, 3}
         while True:
             try:
                 emitted = next(stage)
@@ -71,7 +71,7 @@ def test_updates_begin_before_the_rollout_has_ended(
         updating.set()
         return prepare(self, batch)
 
-    monkeypatch.setattr(GenerationWorker, "_fill_slots", filled)
+    monkeypatch.setattr(GenerationWorker, "generate", filled)
     monkeypatch.setattr(LanguageActorWorker, "_prepare", prepared)
     run = train(tmp_path, *IN_ORDER, *placed("disaggregated"))
     for step in (happened[:4], happened[4:]):

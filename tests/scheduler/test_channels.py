@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from rlinf.flow.next_item import NextItem
+from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from tests.scheduler.workers import Concurrent, Queuer

@@ -8,8 +8,7 @@ from rlinf.scheduler.cluster import deadline_seconds
 from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.scheduler.hardware import FrankaConfig, FrankaHWInfo
-from rlinf.scheduler.node import NodeGroupInfo
-from rlinf.scheduler.node_table import assumed_cluster, slot_cores
+from rlinf.scheduler.node import NodeGroupInfo, assumed_cluster, slot_cores
 from tests.scheduler.nodes import cluster, node
 
 ARM = {"node_rank": 2, "robot_ip": "10.10.10.1", "camera_serials": ["322"]}

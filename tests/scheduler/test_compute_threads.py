@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf.scheduler.runtime.compute_threads import release_compute_threads
+from rlinf.scheduler.runtime.local import release_compute_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 

@@ -4,7 +4,7 @@ import pytest
 
 from rlinf.scheduler import Worker
 from rlinf.scheduler.errors import SchedulerError
-from rlinf.scheduler.worker.extensions import register_extensions
+from rlinf.scheduler.runtime.launch import register_extensions
 
 MODULE = "tests.scheduler.extension_module"
 

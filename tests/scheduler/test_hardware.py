@@ -1,5 +1,6 @@
 import os
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf.errors import UserError
-from rlinf.scheduler import cpu_slots
-from rlinf.scheduler.accelerators import VENDORS, detect_accelerators
+from rlinf.scheduler import accelerators, cpu_slots
+from rlinf.scheduler.accelerators import VENDORS, CollectiveGroupOptions, detect_accelerators
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores, thread_environment
 from rlinf.scheduler.hardware import (
     Accelerator,
@@ -19,7 +20,8 @@ from rlinf.scheduler.hardware import (
     FrankaHWInfo,
     enumerate_hardware,
 )
-from rlinf.scheduler.options import CollectiveGroupOptions
+from rlinf.scheduler.process import Process, own_device, set_current_worker
+from rlinf.scheduler.transport.endpoint import LocalEndpoint
 
 
 @given(st.integers(1, 64), st.data())
@@ -61,6 +63,41 @@ def test_a_machine_without_an_accelerator():
     assert detect_accelerators() == (AcceleratorType.NO_ACCEL, 0)
     assert AcceleratorUtil.get_accelerator_type() is AcceleratorType.NO_ACCEL
     assert enumerate_hardware() == []
+
+
+def test_threads_of_one_process_compute_on_their_own_devices(monkeypatch):
+    monkeypatch.delenv("RLINF_DEVICE", raising=False)
+    process = Process(
+        runtime="local",
+        endpoint=LocalEndpoint(),
+        codec=None,
+        driver="local",
+        node_rank=0,
+        deadline_seconds=1,
+    )
+    monkeypatch.setattr("rlinf.scheduler.process._process", process)
+    found = []
+    for kind, number in ((AcceleratorType.NV_GPU, 0), (AcceleratorType.NPU, 3)):
+        info = SimpleNamespace(accelerator_rank=number)
+        worker = SimpleNamespace(has_accelerator=True, hardware_type=kind, worker_info=info)
+        set_current_worker(worker, whole_process=False)
+        found.append(own_device())
+        process.runtime = "ray"  # ... which shows a process its own devices alone
+        found.append(own_device())
+        process.runtime = "local"
+    set_current_worker(None, whole_process=False)
+    assert found == ["cuda:0", "cuda", "npu:3", "npu"]
+
+
+def test_devices_are_counted_by_the_files_of_their_driver(monkeypatch, tmp_path):
+    nvidia = replace(VENDORS[AcceleratorType.NV_GPU], driver_files=f"{tmp_path}/*")
+    monkeypatch.setattr(accelerators, "VENDORS", {**VENDORS, AcceleratorType.NV_GPU: nvidia})
+    assert accelerators.installed_accelerators() == (AcceleratorType.NO_ACCEL, 0)
+    for number in range(2):
+        (tmp_path / f"0000:{number}").mkdir()
+        (tmp_path / f"0000:{number}" / "information").write_text("Model: \t NVIDIA H100\n")
+    assert accelerators.installed_accelerators() == (AcceleratorType.NV_GPU, 2)
+    assert accelerators.accelerator_model(AcceleratorType.NV_GPU) == "NVIDIA H100"
 
 
 def test_declared_arms_are_hardware():

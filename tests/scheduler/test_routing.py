@@ -9,23 +9,29 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
 from rlinf.errors import UserError
-from rlinf.scheduler.routing import (
-    CommMapper,
+from rlinf.scheduler.channel.channel import (
     WeightedItem,
+)
+from rlinf.scheduler.compat.batches import (
+    get_batch_size,
+    infer_batch_size,
+    merge_batches,
+    split_batch,
+    validate_batch_size,
+)
+from rlinf.scheduler.compat.decoupled_routing import (
     build_channel_message,
+    decoupled_build_recv_plan,
+    decoupled_build_send_plan,
+    split_channel_message,
+)
+from rlinf.scheduler.compat.routing import (
+    CommMapper,
     build_recv_plan,
     build_route_channel_key,
     build_send_key,
     build_send_plan,
-    decoupled_build_recv_plan,
-    decoupled_build_send_plan,
-    get_batch_size,
     get_group_world_size,
-    infer_batch_size,
-    merge_batches,
-    split_batch,
-    split_channel_message,
-    validate_batch_size,
 )
 
 WORLDS = st.tuples(st.integers(1, 12), st.integers(1, 12))

@@ -1,14 +1,19 @@
-"""Two hosts that share no memory: what a worker gets and gives arrives whole."""
+"""Two hosts that share neither memory nor files: messages arrive whole, trainings run on them."""
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.hosts import two_hosts, why_not
+from tests.hosts import Host, two_hosts, why_not
+from tests.runners import reasoning_support
+from tests.runners import support as embodied_support
 
 PROGRAM = """
     import json
@@ -41,8 +46,36 @@ PROGRAM = """
 """
 
 
-@pytest.mark.slow
-def test_a_block_never_leaves_its_host():
+# Each is short, and equal to the bit on one host and on two: the same granularity, the same slots.
+QUICKSTART = (
+    "quickstart",
+    "runner.total_env_steps=4096",
+    "env.num_envs=4",
+    "env.train.max_episode_steps=50",
+    "rollout.steps=32",
+    "actor.global_batch_size=64",
+    "evaluation={interval: 100, episodes: 2, num_envs: 2, video_episodes: 0}",
+)
+ARITHMETIC = (
+    "reasoning/arithmetic_grpo",
+    "runner.total_steps=3",
+    "warm_start.steps=20",
+    "warm_start.batch_size=16",
+    "warm_start.lr_sched.warmup_steps=5",
+    "rollout.prompts=4",
+    "rollout.group_size=4",
+    "rollout.engine={type: hf, deterministic: true, block_size: 4}",
+    "validation={prompts: 8, val_check_interval: 2}",
+)
+OVER_TWO = (
+    "cluster.runtime=ray",
+    "cluster.num_nodes=2",
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Path]]:
+    """The head of two hosts, and a directory that both and this machine see."""
     pytest.importorskip("ray")
     reason = why_not()
     if reason is not None:
@@ -51,8 +84,54 @@ def test_a_block_never_leaves_its_host():
         tempfile.TemporaryDirectory(dir="/var/tmp") as directory,
         two_hosts(Path(directory)) as (head, _),
     ):
-        done = head.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], timeout=200)
+        yield head, Path(directory)
+
+
+@pytest.mark.slow
+def test_a_block_never_leaves_its_host(hosts):
+    head, _ = hosts
+    done = head.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], timeout=200)
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     found = json.loads(line)
     assert len(found) == 4
     assert all(found.values()), found
+
+
+def train(words: Sequence[str], run: Path) -> list[str]:
+    rlinf = str(Path(sys.executable).with_name("rlinf"))
+    common = ("logger.backends=[]", "cluster.cpu_devices_per_node=2")
+    return [rlinf, "train", *words, *common, "--run-dir", str(run)]
+
+
+def trained(recipe: Sequence[str], placement: str, hosts: tuple[Host, Path]) -> tuple[Path, Path]:
+    """Run directories of a recipe on this machine alone and over two hosts.
+
+    A host has a /tmp of its own, so nothing of the run is seen by the other one.
+    """
+    head, common = hosts
+    name = recipe[0].replace("/", "-")
+    alone, both = common / f"{name}-alone", common / f"{name}-both"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = train(recipe, alone)
+    subprocess.run(words, env=environment, check=True, capture_output=True, timeout=300)
+    placed = f"cluster.component_placement={placement}"
+    head.run(train([*recipe, *OVER_TWO, placed], Path(f"/tmp/{name}")), timeout=600)
+    head.run(["cp", "-r", f"/tmp/{name}", str(both)], timeout=60)
+    return alone, both
+
+
+@pytest.mark.slow
+def test_the_robot_quickstart_over_two_hosts(hosts):
+    alone, both = trained(QUICKSTART, "{'env,rollout': '0', actor: '2'}", hosts)
+    embodied_support.assert_equal_runs(alone, both)
+
+
+@pytest.mark.slow
+def test_the_language_quickstart_over_two_hosts(hosts):
+    alone, both = trained(ARITHMETIC, "{'rollout,reward': '0', actor: '2'}", hosts)
+    reasoning_support.assert_equal_runs(alone, both)
+    assert load_tokenizer_files(both / "model") == load_tokenizer_files(alone / "model")
+
+
+def load_tokenizer_files(model: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in model.glob("tokenizer*")}

@@ -232,7 +232,7 @@ def test_decoupled_ppo_gets_what_it_needs(make_policy, rollout, proximal):
     policy = make_policy()
     with torch.no_grad():
         next(policy.parameters()).add_(0.01)
-    algorithm = DecoupledPPOConfig(proximal=proximal).build()
+    algorithm = DecoupledPPOConfig(proximal=proximal).build(family="actions")
     before = weights(policy)
     trainer = trainer_of(policy, algorithm)
     trainer.version = 1

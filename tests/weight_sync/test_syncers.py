@@ -93,6 +93,21 @@ def test_every_kind_of_tensor_arrives_bit_by_bit(pair, name):
     pair[0].close_syncer().wait()
 
 
+@pytest.mark.parametrize("name", ["auto", "shared_copy", "bucket", "patch"])
+def test_a_policy_is_loaded_as_the_trainer_has_it(pair, name):
+    parties = Parties(sender="trainer", receiver="generator", receivers=2)
+    opened = [
+        group.open_policy(CONFIGS[name], parties, sends=sends)
+        for group, sends in zip(pair, (True, False), strict=True)
+    ]
+    for handle in opened:
+        handle.wait()
+    for version in range(3):
+        sending = pair[0].train_and_send(version)
+        loaded = pair[1].load_policy().wait()
+        assert loaded == [(version, sending.wait()[0])] * 2
+
+
 @pytest.mark.parametrize("name", ["auto", "shared_copy", "shared_view", "bucket", "patch"])
 def test_weights_arrive_in_the_types_of_the_receiver(pair, name):
     targets = {"a": torch.zeros(3, 4, dtype=torch.bfloat16), "b": torch.zeros(2)}

@@ -30,6 +30,15 @@ def bits(weights: dict[str, torch.Tensor]) -> Bits:
     }
 
 
+def policy() -> torch.nn.Module:
+    """Layers, buffers of floats and integers, and two names for one weight."""
+    first, last = torch.nn.Linear(7, 5), torch.nn.Linear(7, 5)
+    last.weight = first.weight
+    return torch.nn.Sequential(
+        torch.nn.BatchNorm1d(7), first, torch.nn.Tanh(), torch.nn.Unflatten(1, (5, 1)), last
+    )
+
+
 class Peer(Worker):
     """Either side of a synchronisation."""
 
@@ -65,6 +74,28 @@ class Peer(Worker):
         found: list[Bits] = []
         version = receiver.apply(lambda weights, _: found.append(bits(weights)))
         return found[0], version, receiver.version
+
+    def open_policy(self, config: WeightSyncConfig, parties: Parties, *, sends: bool) -> None:
+        """Build a policy with weights of its own, and this side of a synchronisation of it."""
+        torch.manual_seed(self._rank + 10 * sends)
+        self._policy = policy()
+        self._syncer = (
+            config.build_sender(self, parties)
+            if sends
+            else config.build_receiver(self, parties, self._policy.state_dict())
+        )
+
+    def train_and_send(self, version: int) -> Bits:
+        """Change every tensor of the policy and send it; what was sent."""
+        with torch.no_grad():
+            for tensor in self._policy.state_dict().values():
+                tensor.add_(1 + version)
+        self._syncer.send(self._policy.state_dict(), version)
+        return bits(self._policy.state_dict())
+
+    def load_policy(self) -> tuple[int, Bits]:
+        version = self._syncer.load_into(self._policy)
+        return version, bits(self._policy.state_dict())
 
     def receive_several(self, count: int) -> list[tuple[set[float], int]]:
         seen = []

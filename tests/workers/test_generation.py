@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.algorithms.tokens.config import DAPOConfig
+from rlinf.algorithms.config import DAPOConfig
 from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.flow.stream import Item
 from rlinf.workers.generation import GenerationWorker
-from rlinf.workers.generation_round import GenerationReport, completion_seed
+from rlinf.workers.group_book import GenerationReport, completion_seed
 
 from .test_partial_rollout import Letters
 
@@ -41,7 +41,7 @@ class Reward:
         scores = tuple(Score(reward=value) for value in rewards(group.draw))
         self._waiting.append(Item(0, slot, group.scored(scores)))
 
-    def ready(self) -> bool:
+    def ready(self, within: float = 0.0) -> bool:
         return bool(self._waiting) and self._random.random() < 0.2
 
     def __next__(self) -> Item:
@@ -51,14 +51,14 @@ class Reward:
 
 def worker(rank: int, ranks: int) -> Any:
     """A generation worker without a model."""
-    algorithm = DAPOConfig()
+    algorithm = DAPOConfig().of_family("tokens")
     made: Any = object.__new__(GenerationWorker)
     made._config = SimpleNamespace(
         rollout=SimpleNamespace(group_size=GROUP, sampling=SamplingConfig(max_new_tokens=100)),
         actor=SimpleNamespace(order="slot"),
         seed=7,
     )
-    made._algorithm, made._engine, made._pool = algorithm.build(), Letters(), None
+    made._algorithm, made._engine, made._carried = algorithm.build(), Letters(), None
     made._rank, made._world_size = rank, ranks
     return made
 

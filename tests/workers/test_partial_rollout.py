@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
 from rlinf.flow.stream import Emit, Item
-from rlinf.workers.generation_round import GenerationReport
-from rlinf.workers.group_pool import GroupPool
+from rlinf.workers.carried_groups import CarryBook
+from rlinf.workers.filling import Filling
+from rlinf.workers.group_book import completion_seed
 from rlinf.workers.partial_config import PartialRolloutConfig
-from rlinf.workers.partial_rollout import fill_from_pool
 
 GROUP, SLOTS = 3, 4
 
@@ -105,19 +106,20 @@ class Run:
     def __init__(self, worth=lambda group: True, engine=Letters, **options) -> None:
         self.engine = engine()
         self.options = {"oversample": 1.5, **options}
-        self.pool = self.new_pool()
         self.worth = worth
+        self.book = self.new_book()
         self.drawn = 0
         self.trained: list[list[PromptGroup]] = []
         self.reports = []
         self.random = np.random.default_rng(0)
 
-    def new_pool(self) -> GroupPool:
-        return GroupPool(
+    def new_book(self) -> CarryBook:
+        return CarryBook(
             PartialRolloutConfig(**self.options),
-            group_size=GROUP,
-            sampling=SamplingConfig(max_new_tokens=100),
-            seed=7,
+            GROUP,
+            SamplingConfig(max_new_tokens=100),
+            lambda draw: [completion_seed(7, draw, place) for place in range(GROUP)],
+            self.worth,
         )
 
     def draw(self, count: int):
@@ -142,17 +144,9 @@ class Run:
         prompts = self.draw(SLOTS if step else at_once)
         extra = self.draw(spares)
         groups: dict[int, PromptGroup] = {}
-        stage = fill_from_pool(
-            self.pool,
-            self.engine,
-            Scored(),
-            slots=range(8, 8 + SLOTS),
-            step=step,
-            prompts=prompts,
-            spares=extra,
-            worth=self.worth,
-        )
-        report = drive(stage, waiting, groups)
+        requests = self.book.begin(step, range(8, 8 + SLOTS), prompts, extra)
+        drive(Filling(self.book, self.engine).run(requests, Scored()), waiting, groups)
+        report = self.book.report
         assert sorted(groups) == list(range(8, 8 + SLOTS))
         self.drawn -= spares - len(report.spares)
         self.trained.append([groups[slot] for slot in sorted(groups)])
@@ -161,13 +155,9 @@ class Run:
         return report
 
 
-def drive(stage, waiting: deque[Item], groups: dict[int, PromptGroup]):
-    """Score what is complete, collect what fills a slot; returns the stage's report."""
-    while True:
-        try:
-            emitted: Emit = next(stage)
-        except StopIteration as stop:
-            return stop.value
+def drive(stage: Iterator[Emit], waiting: deque[Item], groups: dict[int, PromptGroup]) -> None:
+    """Score what is complete, collect what fills a slot."""
+    for emitted in stage:
         assert 8 <= emitted.source < 8 + SLOTS
         if emitted.edge == "groups":
             assert emitted.source not in groups
@@ -200,7 +190,7 @@ def test_nothing_is_lost_or_doubled(schedule: str, engine: type[Letters]) -> Non
     assert len(set(draws)) == len(draws) == 12 * SLOTS
     for group in trained:
         check_whole(group)
-    state = run.pool.state()
+    state = run.book.state()
     for group in state["open"]:
         begun = [c and c["fields"]["stop_reason"] for c in group["fields"]["completions"]]
         assert None in begun or "abort" in begun, "a complete group waits for its scores for ever"
@@ -238,7 +228,7 @@ def test_rejected_groups_make_room_for_spares(engine: type[Letters]) -> None:
     spares = [draw for report in run.reports for draw in report.spares]
     rejected = len(spares)
     assert rejected == len(set(spares)) > 0
-    assert len(draws) + rejected + len(run.pool) == run.drawn
+    assert len(draws) + rejected + len(run.book) == run.drawn
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "history"])
@@ -246,12 +236,12 @@ def test_the_pool_is_part_of_the_checkpoint(schedule: str) -> None:
     run = Run(schedule=schedule)
     for _ in range(4):
         run.step()
-    encoded = encode(run.pool.state())
+    encoded = encode(run.book.state())
     other = Run(schedule=schedule)
     other.drawn, other.engine.version = run.drawn, run.engine.version
     other.trained = list(run.trained)
     state = decode(encoded.structure, encoded.tensors())
-    other.pool.load_state([state], 0, 1)
+    other.book.load_state([state], 0, 1)
     for _ in range(4):
         run.step()
         other.step()
@@ -267,13 +257,13 @@ def test_another_number_of_workers_shares_the_pool() -> None:
     run = Run()
     for _ in range(3):
         run.step()
-    whole = [group["fields"]["draw"] for group in run.pool.state()["open"]]
-    pools = [run.new_pool() for _ in range(2)]
+    whole = [group["fields"]["draw"] for group in run.book.state()["open"]]
+    pools = [run.new_book() for _ in range(2)]
     for rank, pool in enumerate(pools):
-        pool.load_state([run.pool.state()], rank, 2)
+        pool.load_state([run.book.state()], rank, 2)
     shares = [[g["fields"]["draw"] for g in pool.state()["open"]] for pool in pools]
     assert sorted(shares[0] + shares[1]) == sorted(whole)
-    assert sum(len(pool) for pool in pools) == len(run.pool)
+    assert sum(len(pool) for pool in pools) == len(run.book)
 
 
 def test_groups_that_are_too_old_are_generated_anew() -> None:
@@ -292,12 +282,12 @@ def test_groups_that_are_too_old_are_generated_anew() -> None:
 
 def test_schedules_order_what_is_carried() -> None:
     run = Run()
-    pool = run.new_pool()
-    begun = pool.begin(run.draw(6))
+    book = run.new_book()
+    begun = book._begin(run.draw(6))
     completions = {0: 3, 2: 9, 4: 5}
     for draw, length in completions.items():
         number = draw * GROUP
-        pool.requests([begun[draw]])
+        book._requests([begun[draw]])
         finished = Completion(
             tokens=np.zeros(length, np.int64),
             log_probs=np.zeros(length, np.float32),
@@ -305,12 +295,12 @@ def test_schedules_order_what_is_carried() -> None:
             stop_reason="abort",
             seed=0,
         )
-        pool.take([FinishedCompletion(request_id=number, completion=finished)], GenerationReport())
+        book.take([FinishedCompletion(request_id=number, completion=finished)])
     orders = {}
     for schedule in ("fifo", "longest_first", "history"):
-        pool._config = PartialRolloutConfig(schedule=schedule)
-        pool._lengths = {0: 4.0, 1: 9.0, 2: 1.0, 3: 2.0}
-        orders[schedule] = [group.draw for group in pool.in_order([])]
+        book._config = PartialRolloutConfig(schedule=schedule)
+        book._lengths = {0: 4.0, 1: 9.0, 2: 1.0, 3: 2.0}
+        orders[schedule] = [group.draw for group in book.in_order([])]
     assert orders["fifo"] == [0, 1, 2, 3, 4, 5]
     assert orders["longest_first"] == [2, 4, 0, 1, 3, 5]
     assert orders["history"] == [4, 1, 0, 5, 3, 2]

@@ -47,7 +47,7 @@ class Sender:
 def test_only_the_rank_that_sends_keeps_what_is_gathered(sends: bool) -> None:
     worker: Any = object.__new__(LanguageActorWorker)
     trainer, sender = Gathering(), Sender()
-    worker._trainer, worker._company = trainer, None
+    worker._trainer, worker._hook = trainer, None
     worker._weights = sender if sends else None
     assert worker.send_weights() == VERSION
     assert trainer.gathered == COUNT

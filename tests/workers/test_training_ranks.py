@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from rlinf.data.sequences import Completion, PromptGroup, Score
-from rlinf.flow.stream import Item
-from rlinf.workers.training_ranks import in_slot_order, token_batch, without_old_tokens
+from rlinf.workers.training_ranks import token_batch, without_old_tokens
 
 
 def group(draw: int, *versions: list[int]) -> PromptGroup:
@@ -29,19 +28,6 @@ def group(draw: int, *versions: list[int]) -> PromptGroup:
         completions=completions,
         scores=tuple(Score(reward=1.0) for _ in completions),
     )
-
-
-def test_groups_come_in_the_order_of_their_slots_as_soon_as_they_may() -> None:
-    taken = []
-
-    def stream():
-        for slot in (1, 3, 0, 2):
-            taken.append(slot)
-            yield Item(0, slot, f"group {slot}")
-
-    seen = [(name, list(taken)) for name in in_slot_order(stream())]
-    assert [name for name, _ in seen] == [f"group {slot}" for slot in range(4)]
-    assert [len(when) for _, when in seen] == [3, 3, 4, 4]
 
 
 def test_old_tokens_do_not_count_and_padding_is_no_token() -> None:

@@ -184,7 +184,12 @@ def ray_finding() -> Finding:
             text=True,
             timeout=_RAY_SECONDS,
             check=False,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            # The second lets it listen on loopback alone, on every system.
+            env={
+                **os.environ,
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            },
         )
     except subprocess.TimeoutExpired:
         return Finding("ray start", "failed", f"no answer within {_RAY_SECONDS} s", fix)

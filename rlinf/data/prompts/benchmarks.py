@@ -11,16 +11,18 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.nearest import did_you_mean
-from rlinf.data.prompts.config import BenchmarkConfig, BenchmarkName
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.prompts.encode import PromptTokenizer, encode_prompts
 from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError, raw_prompt
 from rlinf.data.prompts.records import BrokenRecord, read_records
 from rlinf.data.prompts.report import SHOWN, Notes
 from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.data.prompts.config import BenchmarkConfig, BenchmarkName
 
 MATH_TEMPLATE = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
 CHOICE_TEMPLATE = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlinf.data.prompts.config import EncodingConfig, FilesConfig, PromptDataConfig
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
 from rlinf.data.prompts.encode import PromptTokenizer, encode_prompts
 from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError, raw_prompt
@@ -13,6 +13,14 @@ from rlinf.data.prompts.records import BrokenRecord, read_records
 from rlinf.data.prompts.report import Notes
 from rlinf.data.tasks.protocol import Task, TaskItem
 from rlinf.errors import ConfigError, in_section
+
+if TYPE_CHECKING:
+    from rlinf.data.prompts.config import (
+        EncodingConfig,
+        FilesConfig,
+        PromptDataConfig,
+        RecordFilesConfig,
+    )
 
 
 def build_sets(config: PromptDataConfig, tokenizer: PromptTokenizer) -> PromptSets:
@@ -69,7 +77,7 @@ def _from_files(
     notes = Notes()
     with in_section("files"):
         raw = read_raw_prompts(paths, keys, notes)
-        _refuse_broken(notes, files, name)
+        refuse_broken(notes, files, name)
     dataset = encode_prompts(
         raw,
         tokenizer=tokenizer,
@@ -78,7 +86,7 @@ def _from_files(
         limit=files.limit if name == "train" else files.validation_limit,
     )
     with in_section("files"):
-        _refuse_broken(notes, files, name)
+        refuse_broken(notes, files, name)
     _refuse_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
     return dataset
 
@@ -103,7 +111,12 @@ def read_raw_prompts(paths: Sequence[Path], keys: RecordKeys, notes: Notes) -> l
     return found
 
 
-def _refuse_broken(notes: Notes, files: FilesConfig, name: str) -> None:
+def refuse_broken(notes: Notes, files: RecordFilesConfig, name: str) -> None:
+    """Refuse a set with more broken records than are left out.
+
+    Raises:
+        ConfigError: Names the first.
+    """
     broken = notes.counts["broken"]
     if broken <= files.bound:
         return

@@ -43,28 +43,23 @@ def check_file(path: Path, key: str) -> None:
         )
 
 
-class FilesConfig(StrictModel):
-    """Prompts in files of JSON, JSON lines, Parquet or CSV."""
+class RecordFilesConfig(StrictModel):
+    """Records in files of JSON, JSON lines, Parquet or CSV."""
 
     train: tuple[Path, ...] = Field(min_length=1)
-    """Files with the prompts to train on, read in this order."""
+    """Files with what is trained on, read in this order."""
     validation: tuple[Path, ...] = ()
-    """Files with the prompts of periodic evaluation."""
+    """Files with what is only evaluated."""
     prompt_key: str = "prompt"
     """Key of the prompt: a text, or a list of messages with `role` and `content`."""
-    answer_key: str = "solutions"
-    """Key of the reference answer: a text, a number, a list of such, or what the reward asks
-    for. A text or number becomes a list of one."""
-    level_key: str | None = None
-    """Key of a whole number that says how difficult the prompt is; null: none."""
     broken_records: Literal["skip", "refuse"] = "skip"
     """Leave out records that cannot be read or lack a key, up to a bound; or refuse the first."""
     max_broken: int | None = Field(default=None, ge=0)
     """Broken records of one set that are left out; more are refused. null: 100."""
     limit: int | None = Field(default=None, ge=1)
-    """Train on the first so many prompts alone; null: on all."""
+    """Train on the first so many records alone; null: on all."""
     validation_limit: int | None = Field(default=None, ge=1)
-    """Evaluate on the first so many prompts alone; null: on all."""
+    """Evaluate on the first so many records alone; null: on all."""
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -94,6 +89,16 @@ class FilesConfig(StrictModel):
             check_file(path, "train")
         for path in self.validation:
             check_file(path, "validation")
+
+
+class FilesConfig(RecordFilesConfig):
+    """Prompts in files, with the answers that rewards are given."""
+
+    answer_key: str = "solutions"
+    """Key of the reference answer: a text, a number, a list of such, or what the reward asks
+    for. A text or number becomes a list of one."""
+    level_key: str | None = None
+    """Key of a whole number that says how difficult the prompt is; null: none."""
 
 
 class EncodingConfig(StrictModel):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rlinf.data.prompts.config import EncodingConfig
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.data.prompts.fields import RawPrompt, UnusableRecordError
 from rlinf.data.prompts.report import Notes
 from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.data.prompts.config import EncodingConfig
 
 _BATCH = 1024
 _REFUSED_SHOWN = 5

@@ -6,8 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
+from rlinf.data.draws import Draws
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.errors import CheckpointError
 
@@ -28,14 +27,11 @@ class PromptLoader:
     """
 
     def __init__(self, dataset: PromptDataset, *, shuffle: bool = True, seed: int = 0) -> None:
-        if not len(dataset):
-            raise ValueError("there is no prompt to draw")
         self._dataset = dataset
-        self._shuffle = shuffle
-        self._seed = seed
+        self._shuffle, self._seed = shuffle, seed
+        self._draws = Draws(len(dataset), shuffle=shuffle, seed=seed)
         self._next = 0  # every number from here on is free
         self._passed_over: list[int] = []  # free numbers before it, ascending
-        self._order: tuple[int, np.ndarray] | None = None
 
     @property
     def drawn(self) -> int:
@@ -80,13 +76,7 @@ class PromptLoader:
 
     def at(self, draw: int) -> Prompt:
         """The prompt of a draw, past or future."""
-        epoch, position = divmod(draw, len(self._dataset))
-        if not self._shuffle:
-            return self._dataset[position]
-        if self._order is None or self._order[0] != epoch:
-            generator = np.random.default_rng([self._seed, epoch])
-            self._order = (epoch, generator.permutation(len(self._dataset)))
-        return self._dataset[int(self._order[1][position])]
+        return self._dataset[self._draws.row(draw)]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, and what the number refers to."""

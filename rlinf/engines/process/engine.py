@@ -18,8 +18,14 @@ from typing import Any
 import torch
 
 from rlinf.engines.config import EngineConfig, EngineProcessConfig
-from rlinf.engines.process.client import EngineProcess, ProcessLostError
-from rlinf.engines.process.messages import Operation, Start, Update
+from rlinf.engines.process.messages import (
+    About,
+    Operation,
+    Start,
+    Update,
+    pickled,
+    unpickled,
+)
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import (
     Engine,
@@ -28,9 +34,75 @@ from rlinf.engines.protocol import (
     ModelSource,
     Weights,
 )
-from rlinf.errors import ConfigError, RunFailure
+from rlinf.errors import ConfigError, RunFailure, UserError
+from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
 
 log = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    """One process with an engine.
+
+    Args:
+        start: What to build.
+        start_deadline: Seconds that this may take.
+        deadline: Seconds that any other call may take.
+
+    Raises:
+        ProcessLostError: It could not be started, ended, or was not ready in time.
+        UserError: The engine cannot be built so.
+        ValueError: So too.
+    """
+
+    def __init__(self, start: Start, *, start_deadline: float, deadline: float) -> None:
+        self._deadline = deadline
+        try:
+            self._process = SupervisedProcess(
+                "rlinf.engines.process.server",
+                {"arguments": pickled((start,))},
+                environment={"OMP_NUM_THREADS": str(start.threads)},
+                # One that stops in the middle of a message must not hold us for ever.
+                message_seconds=deadline,
+            )
+        except ConfigError as error:
+            raise ProcessLostError("crash", f"it could not be started: {error}") from error
+        try:
+            self.about: About = unpickled(self._process.receive(start_deadline)["result"])
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def call(self, operation: Operation, *arguments: Any) -> Any:
+        """Let it do something; returns what the engine returned.
+
+        Raises:
+            ProcessLostError: It ended, did not answer in time or cannot go on.
+            UserError: The engine refused.
+            ValueError: Likewise.
+        """
+        try:
+            answer = self._process.ask(
+                operation, seconds=self._deadline, arguments=pickled(arguments)
+            )
+        except (UserError, RefusedValueError) as error:
+            if operation != "step":  # which asks for nothing that could be refused
+                raise
+            stack = error.stack if isinstance(error, RefusedValueError) else str(error)
+            raise ProcessLostError("exception", stack) from error
+        return unpickled(answer["result"])
+
+    def kill(self) -> None:
+        """End it and whatever it started, now."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let the engine close, then end the process."""
+        self._process.close()
 
 
 class ProcessEngine(Engine):

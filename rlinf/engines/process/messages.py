@@ -1,23 +1,26 @@
-"""What parent and child of an engine say to each other, pickled over a socket pair.
+"""What parent and child of an engine say to each other.
 
-Every call is answered by exactly one of :class:`Done`, :class:`Refused` or :class:`Failed`.
+Requests and completions are objects of this package and travel pickled: both sides are one program.
 """
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.process.weight_block import BlockAddress
 from rlinf.engines.protocol import ModelSource
 
-Operation = Literal["submit", "step", "progress", "abort", "update", "release", "restore", "close"]
+Operation = Literal["submit", "step", "progress", "abort", "update", "release", "restore"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Build the engine; the first call. Its answer holds an :class:`About`.
+    """Build the engine; the answer holds an :class:`About`.
 
     Args:
         config: Which engine, without a process of its own.
@@ -42,19 +45,6 @@ class About:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One operation.
-
-    Args:
-        operation: What to do.
-        arguments: A request, numbers of requests, or an :class:`Update`.
-    """
-
-    operation: Operation
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
 class Update:
     """The weights in a block are new.
 
@@ -67,34 +57,11 @@ class Update:
     version: int
 
 
-@dataclass(frozen=True)
-class Done:
-    """It was done.
-
-    Args:
-        result: What the engine returned.
-    """
-
-    result: Any = None
+def pickled(content: Any) -> np.ndarray:
+    """[n] uint8."""
+    return np.frombuffer(pickle.dumps(content), np.uint8)
 
 
-@dataclass(frozen=True)
-class Refused:
-    """The call, which was no step, was not legal and changed nothing.
-
-    Args:
-        error: What the engine raised.
-    """
-
-    error: Exception
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The engine cannot go on.
-
-    Args:
-        stack: Where and why.
-    """
-
-    stack: str
+def unpickled(data: np.ndarray) -> Any:
+    """What :func:`pickled` was given."""
+    return pickle.loads(data.tobytes())

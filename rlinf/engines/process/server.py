@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from rlinf.child_process import watch_parent
-from rlinf.engines.process.messages import (
-    About,
-    Call,
-    Done,
-    Failed,
-    Operation,
-    Refused,
-    Start,
-    Update,
-)
+from rlinf.engines.process.messages import About, Start, Update, pickled, unpickled
 from rlinf.engines.process.weight_block import BlockAddress
 from rlinf.engines.protocol import Engine
-from rlinf.errors import UserError
+from rlinf.processes.supervised import serve
 
 
 def main(lifeline: int, commands: int) -> None:
-    """Serve one parent.
-
-    Args:
-        lifeline: See :func:`~rlinf.child_process.watch_parent`.
-        commands: Socket to the parent.
-    """
-    watch_parent(lifeline)
-    # An end of the connection is the end of the parent.
-    with Connection(commands) as connection, contextlib.suppress(EOFError, OSError):
-        _serve(connection)
-
-
-def _serve(connection: Connection) -> None:
-    server = _Server()
-    while True:
-        message = connection.recv()
-        try:
-            answer: Done | Refused | Failed = Done(server.answer(message))
-        except Exception as error:  # noqa: BLE001 - the parent decides; this process only reports
-            answer = _bad_news(message, error)
-        connection.send(answer)
-        if isinstance(message, Call) and message.operation == "close":
-            return
-
-
-def _bad_news(message: Start | Call, error: Exception) -> Refused | Failed:
-    """What an error means: a step asks for nothing that could be refused."""
-    stepping = isinstance(message, Call) and message.operation == "step"
-    if isinstance(error, UserError | ValueError) and not stepping:
-        return Refused(error)
-    return Failed("".join(traceback.format_exception(error)))
+    """Serve one parent; see :func:`~rlinf.processes.supervised.serve`."""
+    serve(lifeline, commands, _Server().answer)
 
 
 class _Server:
@@ -69,11 +27,13 @@ class _Server:
         self._address: BlockAddress | None = None
         self._weights: dict[str, torch.Tensor] = {}
 
-    def answer(self, message: Start | Call) -> Any:
-        if isinstance(message, Start):
-            return self._start(message)
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Do one operation; what the engine returned, pickled."""
+        arguments = unpickled(message["arguments"]) if "arguments" in message else ()
+        if message["operation"] == "start":
+            return {"result": pickled(self._start(*arguments))}
         engine = self._engine
-        operations: dict[Operation, Callable[..., Any]] = {
+        operations: dict[str, Callable[..., Any]] = {
             "submit": engine.submit,
             "step": engine.step,
             "progress": engine.progress,
@@ -83,7 +43,7 @@ class _Server:
             "restore": engine.restore_memory,
             "close": engine.close,
         }
-        return operations[message.operation](*message.arguments)
+        return {"result": pickled(operations[message["operation"]](*arguments))}
 
     def _start(self, start: Start) -> About:
         torch.set_num_threads(start.threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import warnings
 from collections.abc import Mapping
@@ -13,25 +12,29 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import RunFailure
-
-_ALIGNMENT = 64  # as torch aligns its own memory, so that kernels compute the same bits
+from rlinf.processes.shared_block import (
+    MemoryShortageError,
+    SharedBlock,
+    block_size,
+    memory_path,
+    open_memory,
+    reserve,
+)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one tensor lies.
+class TensorInfo:
+    """What one tensor of a block is like.
 
     Args:
         name: Its name.
         shape: Its shape.
         dtype: Its type.
-        offset: First byte.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    offset: int
 
     @property
     def nbytes(self) -> int:
@@ -45,17 +48,17 @@ class BlockAddress:
 
     Args:
         path: File that stands for the memory while the parent lives.
-        places: What lies where.
+        tensors: What lies in it, in order.
     """
 
     path: str
-    places: tuple[Place, ...]
+    tensors: tuple[TensorInfo, ...]
 
     def open(self) -> dict[str, Tensor]:
         """The tensors, in memory that must not be written to: doing so ends the process."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            return _tensors(descriptor, self.places, mmap.PROT_READ)
+            return _mapped(descriptor, self.tensors, writable=False)
         finally:
             os.close(descriptor)
 
@@ -71,28 +74,24 @@ class WeightBlock:
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._places = _lay_out(weights)
-        size = max((place.offset + place.nbytes for place in self._places), default=0)
-        self._descriptor = os.memfd_create("rlinf-engine-weights")
+        self._infos = _infos(weights)
+        self._descriptor = open_memory("rlinf-engine-weights")
         try:
-            os.posix_fallocate(self._descriptor, 0, max(size, 1))
-        except OSError as error:
+            reserve(self._descriptor, block_size(_fields(self._infos)))
+        except MemoryShortageError as error:
             self.close()
-            raise RunFailure(
-                f"no shared memory for {size} bytes of an engine's weights: {error.strerror}"
-            ) from error
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        self._tensors = _tensors(self._descriptor, self._places, access)
+            raise RunFailure(f"no memory for an engine's weights: {error}") from error
+        self._tensors = _mapped(self._descriptor, self._infos, writable=True)
         self.write(weights)
 
     @property
     def address(self) -> BlockAddress:
         """Where the child finds it."""
-        return BlockAddress(f"/proc/{os.getpid()}/fd/{self._descriptor}", self._places)
+        return BlockAddress(str(memory_path(self._descriptor)), self._infos)
 
     def fits(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights have the names, shapes and types of those in the block."""
-        return _lay_out(weights) == self._places
+        return _infos(weights) == self._infos
 
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the values, from any device, while the child computes nothing."""
@@ -108,26 +107,27 @@ class WeightBlock:
         self._tensors = {}
 
 
-def _lay_out(weights: Mapping[str, Tensor]) -> tuple[Place, ...]:
-    places, end = [], 0
-    for name in sorted(weights):
-        place = Place(name, tuple(weights[name].shape), weights[name].dtype, end)
-        places.append(place)
-        end = -(-(end + max(place.nbytes, 1)) // _ALIGNMENT) * _ALIGNMENT
-    return tuple(places)
+def _infos(weights: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
+    return tuple(
+        TensorInfo(name, tuple(weights[name].shape), weights[name].dtype)
+        for name in sorted(weights)
+    )
 
 
-def _tensors(descriptor: int, places: tuple[Place, ...], access: int) -> dict[str, Tensor]:
-    size = os.fstat(descriptor).st_size
-    memory = np.frombuffer(mmap.mmap(descriptor, size, mmap.MAP_SHARED, access), np.uint8)
+def _fields(infos: tuple[TensorInfo, ...]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """As bytes: numpy has not every type of torch."""
+    return {info.name: ((info.nbytes,), np.dtype(np.uint8)) for info in infos}
+
+
+def _mapped(descriptor: int, infos: tuple[TensorInfo, ...], *, writable: bool) -> dict[str, Tensor]:
+    block = SharedBlock(descriptor, _fields(infos), writable=writable)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors
-        whole = torch.from_numpy(memory)
-    return {place.name: _view(whole, place) for place in places}
-
-
-def _view(whole: Tensor, place: Place) -> Tensor:
-    if not place.nbytes:
-        return torch.empty(place.shape, dtype=place.dtype)
-    part = whole[place.offset : place.offset + place.nbytes]
-    return part.view(place.dtype).view(place.shape)
+        return {
+            info.name: (
+                torch.from_numpy(block[info.name]).view(info.dtype).view(info.shape)
+                if info.nbytes
+                else torch.empty(info.shape, dtype=info.dtype)
+            )
+            for info in infos
+        }

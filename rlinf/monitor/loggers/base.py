@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from rlinf.config.registry import Registry
 from rlinf.errors import MissingPackageError
 
 
@@ -76,3 +77,19 @@ def remembered_id(path: Path, new_id: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(new_id)
     return new_id
+
+
+LOGGERS = {
+    "jsonl": "rlinf.monitor.loggers.jsonl:JsonlLogger",
+    "tensorboard": "rlinf.monitor.loggers.tensorboard:TensorBoardLogger",
+    "wandb": "rlinf.monitor.loggers.wandb:WandbLogger",
+    "swanlab": "rlinf.monitor.loggers.swanlab:SwanLabLogger",
+    "mlflow": "rlinf.monitor.loggers.mlflow:MlflowLogger",
+}
+
+REGISTRY: Registry[MetricLogger] = Registry(
+    "logger",
+    "rlinf.loggers",
+    LOGGERS,
+    MetricLogger,  # type: ignore[type-abstract]  # it is compared with, not built
+)

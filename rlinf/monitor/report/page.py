@@ -12,11 +12,9 @@ from typing import Any
 import jinja2
 
 from rlinf.checkpoint.files import write_atomic
-from rlinf.config.ranges import device_ranges
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision
-from rlinf.monitor.report.charts import Tile, chart_data, tiles
-from rlinf.monitor.report.gantt import gantt_panel
+from rlinf.monitor.report.charts import Tile, chart_data, gantt_panel, tiles
 from rlinf.monitor.report.graph import Graph, draw_graph
 from rlinf.monitor.report.trace import DeviceShare, Trace
 
@@ -38,8 +36,9 @@ class RunReport:
         name: Of the run.
         task: Kind of run.
         graph: The flow of a training step.
-        plan: Plan of every component, as plain data: devices, processes, residency, …
+        plan: Plan of every component, as plain data: devices (`0-3`), processes, residency, …
         mode: What the placement amounts to.
+        plan_file: The plan, as YAML that `cluster.plan` reads.
         config: The resolved configuration, as YAML.
         measured: The part of the timeline to show; None where the run has none.
         predicted: A simulated timeline; None where there is none.
@@ -54,6 +53,7 @@ class RunReport:
     graph: Graph
     plan: Mapping[str, Mapping[str, Any]]
     mode: str
+    plan_file: str
     config: str
     measured: Trace | None = None
     predicted: Trace | None = None
@@ -69,7 +69,6 @@ class _PlanRow:
     devices: str
     processes: str
     residency: str
-    granularity: str
     stages: str
     predicted: str
     measured: str
@@ -128,7 +127,7 @@ def component_colors(components: Sequence[str]) -> dict[str, str]:
 
 def _captions(plan: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {
-        name: f"device {device_ranges(part['devices'])} · {part['processes']} "
+        name: f"device {part['devices']} · {part['processes']} "
         f"process{'es' if part['processes'] > 1 else ''}"
         for name, part in plan.items()
     }
@@ -139,10 +138,9 @@ def _plan_rows(report: RunReport) -> list[_PlanRow]:
     return [
         _PlanRow(
             component=name,
-            devices=device_ranges(part["devices"]),
+            devices=part["devices"],
             processes=str(part["processes"]),
             residency=part["residency"],
-            granularity="as it comes" if part["granularity"] is None else str(part["granularity"]),
             stages=str(part["pipeline_stages"]),
             predicted=_seconds(part.get("predicted_seconds")),
             measured=_seconds(measured.get(name)),

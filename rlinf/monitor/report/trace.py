@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from rlinf.monitor.timeline import read_timeline
+from rlinf.monitor.timeline import Event, read_events
 
 Interval = tuple[float, float]
 """Begin and end in seconds."""
@@ -179,38 +178,38 @@ def _by_component(spans: Iterable[Span], device: int) -> dict[str, list[Span]]:
     return found
 
 
-def read_trace(
-    path: Path | str, nodes: Iterable[str], devices: Mapping[str, Sequence[int]] | None = None
+def trace_of(
+    events: Iterable[Event],
+    nodes: Iterable[str],
+    devices: Mapping[str, Sequence[int]] | None = None,
 ) -> Trace:
-    """Read a timeline file, also one that is still being written.
+    """Events of a run, or of a simulation, as spans.
 
     Args:
-        path: The file.
+        events: Of all processes.
         nodes: Nodes of the training flow.
         devices: Devices by component, for traces whose stages do not name them.
     """
-    processes: dict[int, str] = {}
-    threads: dict[tuple[int, int], str] = {}
-    events: list[dict[str, Any]] = []
-    for event in read_timeline(path):
-        if event["ph"] == "X":
-            events.append(event)
-        elif event["name"] == "process_name":
-            processes[event["pid"]] = event["args"]["name"]
-        elif event["name"] == "thread_name":
-            owner = processes.get(event["pid"], "")
-            name = event["args"]["name"]
-            # A simulation has a process per component, and tracks that do not name it.
-            simulated = owner.startswith(_SIMULATED)
-            track = f"{owner.removeprefix(_SIMULATED)}: {name}" if simulated else name
-            threads[event["pid"], event["tid"]] = track
     owners = _Owners(devices or {})
-    events.sort(key=lambda event: event["ts"])
-    tracks = [threads.get((event["pid"], event["tid"]), "?") for event in events]
-    for track, event in zip(tracks, events, strict=True):
-        owners.learn(track, event)
-    spans = [_span(event, track, owners) for track, event in zip(tracks, events, strict=True)]
-    return Trace(tuple(spans), frozenset(nodes))
+    ordered = sorted(events, key=lambda event: event["begin_ns"])
+    for event in ordered:
+        owners.learn(_track(event), event)
+    spans = tuple(_span(event, _track(event), owners) for event in ordered)
+    return Trace(spans, frozenset(nodes))
+
+
+def read_trace(
+    path: Path | str, nodes: Iterable[str], devices: Mapping[str, Sequence[int]] | None = None
+) -> Trace:
+    """:func:`trace_of` a timeline file, also of one that is still being written."""
+    return trace_of(read_events(path), nodes, devices)
+
+
+def _track(event: Event) -> str:
+    """A simulation has a process per component, and tracks that do not name it."""
+    owner, name = event["process"], event["thread"]
+    simulated = owner.startswith(_SIMULATED)
+    return f"{owner.removeprefix(_SIMULATED)}: {name}" if simulated else name
 
 
 class _Owners:
@@ -220,11 +219,11 @@ class _Owners:
         self._devices = devices
         self._known: dict[str, list[tuple[float, str, tuple[int, ...]]]] = defaultdict(list)
 
-    def learn(self, track: str, event: Mapping[str, Any]) -> None:
+    def learn(self, track: str, event: Event) -> None:
         """Take what an event says of itself; to be called in the order of time."""
         component, devices = event["args"].get("component"), event["args"].get("devices")
         if component and devices:
-            self._known[track].append((event["ts"], component, tuple(devices)))
+            self._known[track].append((event["begin_ns"] / 1e9, component, tuple(devices)))
 
     def of(self, track: str, time: float) -> tuple[str, tuple[int, ...]]:
         """Component and devices; the component of a driver's track is empty."""
@@ -241,15 +240,15 @@ _SIMULATED = "simulated "
 _NONE: tuple[str, tuple[int, ...]] = ("", ())
 
 
-def _span(event: Mapping[str, Any], track: str, owners: _Owners) -> Span:
-    component, devices = owners.of(track, event["ts"])
-    begin, step = event["ts"] / 1e6, event["args"].get("step")
+def _span(event: Event, track: str, owners: _Owners) -> Span:
+    begin, step = event["begin_ns"] / 1e9, event["args"].get("step")
+    component, devices = owners.of(track, begin)
     return Span(
         name=event["name"],
         category=event["cat"],
         track=track,
         begin=begin,
-        end=begin + event["dur"] / 1e6,
+        end=event["end_ns"] / 1e9,
         node=event["name"].partition(".")[0] if event["cat"] == "stage" else "",
         # A trace counts the steps that were done before, metrics those that are done after.
         step=None if step is None else step + 1,

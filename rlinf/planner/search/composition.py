@@ -14,7 +14,7 @@ FEW_PAIRS = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class OptionBounds:
     """What an option must keep to.
 
     Args:
@@ -29,7 +29,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Junction:
+class Composition:
     """How two parts are composed.
 
     Args:
@@ -46,7 +46,7 @@ class Junction:
     chunks: int
     alignment: tuple[int, int]
 
-    def combine(self, left: Options, right: Options, limits: Limits) -> Options | None:
+    def combine(self, left: Options, right: Options, limits: OptionBounds) -> Options | None:
         """Pairs that fit and are not too slow, of which one may win; None: there is none.
 
         Parts that take turns use the same devices, and each finds there what the other keeps while

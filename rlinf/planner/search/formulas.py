@@ -70,7 +70,7 @@ class Stream(NamedTuple):
         )
 
 
-def leaf(form: Form, chunk: Floats, switch: Floats, chunks: int) -> Stream:
+def single_node(form: Form, chunk: Floats, switch: Floats, chunks: int) -> Stream:
     """A single node that takes ``chunk`` seconds per chunk, and ``switch`` once.
 
     What is spent once is to load, to offload, and, where all items are served at once, to wait for
@@ -106,15 +106,15 @@ def compose(kind: Kind, form: Form, left: Stream, right: Stream, chunks: int) ->
             left.single & right.single,
         )
     # A single part on either side passes a slow input, or is paced by it; where both ends of the
-    # junction are beyond a barrier, all chunks pass the junction before anything goes on.
+    # hand-over are beyond a barrier, all chunks are handed over before anything goes on.
     ends_left = ~left.single | (form in ("closed", "out"))
     ends_right = ~right.single | (form in ("closed", "into"))
-    junction = np.maximum(left.tail, right.head)
-    waits = np.where(ends_left & ends_right, (chunks - 1) * junction, 0.0)
+    handing_over = np.maximum(left.tail, right.head)
+    waits = np.where(ends_left & ends_right, (chunks - 1) * handing_over, 0.0)
     return Stream(
         first=left.first + right.first + waits,
-        head=np.where(ends_left, left.head, junction),
-        tail=np.where(ends_right, right.tail, junction),
+        head=np.where(ends_left, left.head, handing_over),
+        tail=np.where(ends_right, right.tail, handing_over),
         single=~ends_left & ~ends_right,
     )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf.planner.search.choices import NodeTable
 from rlinf.planner.search.formulas import Floats
+from rlinf.planner.search.options import NodeOptions
 from rlinf.planner.search.problem import Problem
 
 # Sums of memory that are told apart, at most; with more, memory is compared as it is.
@@ -49,7 +49,7 @@ class MemoryOfOthers:
 
 
 def memory_of_others(
-    problem: Problem, tables: Mapping[str, NodeTable]
+    problem: Problem, tables: Mapping[str, NodeOptions]
 ) -> dict[str, MemoryOfOthers]:
     """What memory can matter for each node, from all ways to run each with all items."""
     memory = problem.memory()

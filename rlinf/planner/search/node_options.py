@@ -10,10 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf.flow.graph import Node
-from rlinf.planner.search.choices import Blocks, Choice, ChoiceGrid, NodeTable
 from rlinf.planner.search.formulas import Floats, loop_seconds
 from rlinf.planner.search.memory import MemoryOfOthers
-from rlinf.planner.search.options import Integers, undominated
+from rlinf.planner.search.options import (
+    Blocks,
+    Integers,
+    NodeOptions,
+    NodePlacement,
+    PlacementGrid,
+    undominated,
+)
 from rlinf.planner.search.problem import (
     Problem,
     component_bytes,
@@ -24,9 +30,9 @@ from rlinf.planner.search.problem import (
 )
 
 
-def node_table(
+def node_options(
     problem: Problem, node: Node, granularity: int, others: MemoryOfOthers | None = None
-) -> NodeTable | None:
+) -> NodeOptions | None:
     """Ways to run a node in chunks of ``granularity`` items that fit; None: there is none.
 
     Args:
@@ -94,15 +100,15 @@ def _residencies(problem: Problem, node: Node) -> list[frozenset[str]]:
     return [pinned | free, pinned] if free else [pinned]
 
 
-def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -> Choice:
-    """A choice for a node without its sizes."""
+def _division(node: Node, blocks: Blocks, kinds: tuple[int, ...], stages: int) -> NodePlacement:
+    """A placement for a node without its sizes."""
     resident = frozenset(node.components)
-    return Choice(node.name, node.components, blocks, kinds, (), stages, resident)
+    return NodePlacement(node.name, node.components, blocks, kinds, (), stages, resident)
 
 
 def _tables(
-    problem: Problem, node: Node, division: Choice, items: int, others: MemoryOfOthers | None
-) -> Iterator[NodeTable]:
+    problem: Problem, node: Node, division: NodePlacement, items: int, others: MemoryOfOthers | None
+) -> Iterator[NodeOptions]:
     """All sizes of one division of a node, for each legal residency."""
     per_block = [
         _block_sizes(problem, division, block, items, others)
@@ -119,14 +125,16 @@ def _tables(
     lead = _lead(problem, division, grid)
     zeros, index = np.zeros(count, np.int64), np.arange(count)
     for resident in _residencies(problem, node):
-        choice = replace(division, resident=resident)
-        peak, idle = _memory(problem, choice, grid)
-        switch = lead + _switch(problem, choice)
-        grids = (ChoiceGrid(choice, grid),)
-        yield NodeTable(devices, chunk, switch, peak, idle, zeros, index, grids)
+        placement = replace(division, resident=resident)
+        peak, idle = _memory(problem, placement, grid)
+        switch = lead + _switch(problem, placement)
+        grids = (PlacementGrid(placement, grid),)
+        yield NodeOptions(devices, chunk, switch, peak, idle, zeros, index, grids)
 
 
-def all_serve(problem: Problem, division: Choice, grid: Sequence[Integers]) -> NDArray[np.bool_]:
+def all_serve(
+    problem: Problem, division: NodePlacement, grid: Sequence[Integers]
+) -> NDArray[np.bool_]:
     """[N] whether every process of a component that serves another has a sub-batch of it."""
     found = np.ones(len(grid[0]), bool)
     processes: dict[str, Integers] = {}
@@ -141,7 +149,7 @@ def all_serve(problem: Problem, division: Choice, grid: Sequence[Integers]) -> N
 
 
 def _block_sizes(
-    problem: Problem, division: Choice, block: int, items: int, others: MemoryOfOthers | None
+    problem: Problem, division: NodePlacement, block: int, items: int, others: MemoryOfOthers | None
 ) -> Integers:
     """Sizes that are legal, and measured or covered by a law, for all components of a block.
 
@@ -182,7 +190,7 @@ def _devices(
 def _seconds(
     problem: Problem,
     node: Node,
-    division: Choice,
+    division: NodePlacement,
     grid: Sequence[Integers],
     *,
     items: int,
@@ -228,7 +236,11 @@ def _between(problem: Problem, node: Node, grid: Sequence[Integers]) -> Floats:
 
 
 def _lead(
-    problem: Problem, division: Choice, grid: Sequence[Integers], *, without: str | None = None
+    problem: Problem,
+    division: NodePlacement,
+    grid: Sequence[Integers],
+    *,
+    without: str | None = None,
 ) -> Floats:
     """[N] time before the first result, of the slowest component that serves all items at once."""
     found = np.zeros(len(grid[0]))
@@ -240,7 +252,9 @@ def _lead(
     return found
 
 
-def _memory(problem: Problem, division: Choice, grid: Sequence[Integers]) -> tuple[Floats, Floats]:
+def _memory(
+    problem: Problem, division: NodePlacement, grid: Sequence[Integers]
+) -> tuple[Floats, Floats]:
     """[N, K] peak and idle memory."""
     shape = (len(grid[0]), len(problem.cluster.groups))
     peak, idle = np.zeros(shape), np.zeros(shape)
@@ -252,27 +266,27 @@ def _memory(problem: Problem, division: Choice, grid: Sequence[Integers]) -> tup
     return peak, idle
 
 
-def kept_bytes(problem: Problem, choice: Choice, names: Sequence[str]) -> int:
+def kept_bytes(problem: Problem, placement: NodePlacement, names: Sequence[str]) -> int:
     """What some components of a node keep of a device while the node is idle."""
     components = problem.profile.components
-    return sum(components[name].resident_bytes for name in names if name in choice.resident)
+    return sum(components[name].resident_bytes for name in names if name in placement.resident)
 
 
-def _switch(problem: Problem, choice: Choice, *, without: str | None = None) -> float:
+def _switch(problem: Problem, placement: NodePlacement, *, without: str | None = None) -> float:
     """Time of loading and offloading what is not resident [s].
 
     Workers load at the same time, and offload at the same time, so the slowest counts.
     """
-    away = [name for name in choice.components if name not in {*choice.resident, without}]
+    away = [name for name in placement.components if name not in {*placement.resident, without}]
     profiles = [problem.profile.components[name] for name in away]
     onload = max((profile.onload_seconds or 0.0 for profile in profiles), default=0.0)
     return onload + max((profile.offload_seconds or 0.0 for profile in profiles), default=0.0)
 
 
-def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:
+def _legal(problem: Problem, tables: Sequence[NodeOptions]) -> NodeOptions | None:
     """Put tables together, and keep what is legal and fits into memory."""
     offsets = np.cumsum([0, *(len(table.grids) for table in tables[:-1])])
-    whole = NodeTable(
+    whole = NodeOptions(
         devices=np.concatenate([t.devices for t in tables]),
         chunk=np.concatenate([t.chunk for t in tables]),
         switch=np.concatenate([t.switch for t in tables]),
@@ -286,7 +300,7 @@ def _legal(problem: Problem, tables: Sequence[NodeTable]) -> NodeTable | None:
     return whole.take(np.flatnonzero(legal)) if legal.any() else None
 
 
-def _undominated(table: NodeTable, others: MemoryOfOthers) -> NodeTable:
+def _undominated(table: NodeOptions, others: MemoryOfOthers) -> NodeOptions:
     """The ways that no other one equals or beats in every respect that can matter."""
     peak, idle = others.relevant(table.peak, table.idle)
     table = replace(table, peak=peak, idle=idle)
@@ -295,13 +309,18 @@ def _undominated(table: NodeTable, others: MemoryOfOthers) -> NodeTable:
 
 
 def price(
-    problem: Problem, node: Node, choice: Choice, items: int, *, without: str | None = None
+    problem: Problem,
+    node: Node,
+    placement: NodePlacement,
+    items: int,
+    *,
+    without: str | None = None,
 ) -> tuple[float, float]:
-    """Time per chunk of ``items``, and time that is spent once, of one choice [s].
+    """Time per chunk of ``items``, and time that is spent once, of one placement [s].
 
     ``without`` names a component that takes no time.
     """
-    grid = [np.array([size]) for size in choice.sizes]
-    seconds = _seconds(problem, node, choice, grid, items=items, without=without)
-    lead = float(_lead(problem, choice, grid, without=without)[0])
-    return float(seconds[0]), lead + _switch(problem, choice, without=without)
+    grid = [np.array([size]) for size in placement.sizes]
+    seconds = _seconds(problem, node, placement, grid, items=items, without=without)
+    lead = float(_lead(problem, placement, grid, without=without)[0])
+    return float(seconds[0]), lead + _switch(problem, placement, without=without)

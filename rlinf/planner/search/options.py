@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf.planner.search.formulas import Floats, Kind, Stream
+from rlinf.planner.search.formulas import Floats, Form, Kind, Stream, single_node
 
 Integers = NDArray[np.int64]
 
@@ -24,16 +24,16 @@ CELLS_PER_ROW = 128
 
 
 class Indexed(Protocol):
-    """What gives a choice by its index."""
+    """What gives a placement by its index."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
-class LeafSource:
-    """Options that are choices for one node."""
+class NodeSource:
+    """Options that place one node."""
 
-    choices: Indexed
+    placements: Indexed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Options:
         peak: [N, K] most memory of one device while the part runs [bytes].
         idle: [N, K] most memory of one device while the part does not run [bytes].
         source: [N] index into ``sources``.
-        left: [N] index of the choice, or of the option of the left part.
+        left: [N] index of the placement, or of the option of the left part.
         right: [N] index of the option of the right part.
         sources: Where options come from.
     """
@@ -70,7 +70,7 @@ class Options:
     source: Integers
     left: Integers
     right: Integers
-    sources: tuple[LeafSource | JoinSource, ...]
+    sources: tuple[NodeSource | JoinSource, ...]
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -103,7 +103,7 @@ class Options:
 
 def join(parts: Sequence[Options]) -> Options:
     """All options of several sets."""
-    sources: list[LeafSource | JoinSource] = []
+    sources: list[NodeSource | JoinSource] = []
     numbers = []
     for part in parts:
         numbers.append(part.source + len(sources))
@@ -212,3 +212,93 @@ def _covers(left: Floats, right: Floats) -> NDArray[np.bool_]:
 
 def _dominated(front: Floats, rows: Floats) -> NDArray[np.bool_]:
     return np.asarray(_covers(front, rows).any(axis=0))
+
+
+Blocks = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class NodePlacement:
+    """One way to run a node.
+
+    Args:
+        node: Name of the node.
+        components: Its components, in the order of its stages.
+        blocks: Indices of stages, by the devices that they share.
+        kinds: Index of the kind of device, per block.
+        sizes: Devices, per block.
+        stages: Sub-batches in flight inside a loop.
+        resident: Components that keep their memory while it is idle.
+    """
+
+    node: str
+    components: tuple[str, ...]
+    blocks: Blocks
+    kinds: tuple[int, ...]
+    sizes: tuple[int, ...]
+    stages: int
+    resident: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PlacementGrid:
+    """Choices that differ only in their sizes, made when they are asked for."""
+
+    template: NodePlacement
+    sizes: tuple[Integers, ...]
+
+    def __getitem__(self, index: int) -> NodePlacement:
+        return replace(self.template, sizes=tuple(int(column[index]) for column in self.sizes))
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """Undominated ways to run a node in chunks of one granularity.
+
+    With N ways and K kinds of devices:
+
+    Args:
+        devices: [N, K] devices in use, with gaps that keep processes on their nodes.
+        chunk: [N] time per chunk [s].
+        switch: [N] time that is spent once: to load, to offload, and before results come [s].
+        peak: [N, K] memory of one device while the node runs [bytes].
+        idle: [N, K] memory of one device while it does not [bytes].
+        grid: [N] index into ``grids``.
+        index: [N] index into that grid.
+        grids: The choices.
+    """
+
+    devices: Integers
+    chunk: Floats
+    switch: Floats
+    peak: Floats
+    idle: Floats
+    grid: Integers
+    index: Integers
+    grids: tuple[PlacementGrid, ...]
+
+    def options(self, form: Form, chunks: int) -> Options:
+        """The ways as a part of a flow, in one form, for a number of chunks of a step."""
+        return Options(
+            devices=self.devices,
+            stream=single_node(form, self.chunk, self.switch, chunks),
+            peak=self.peak,
+            idle=self.idle,
+            source=self.grid,
+            left=self.index,
+            right=np.zeros_like(self.index),
+            sources=tuple(NodeSource(grid) for grid in self.grids),
+        )
+
+    def take(self, indices: Integers) -> NodeOptions:
+        """The ways at some indices."""
+        return NodeOptions(
+            self.devices[indices],
+            self.chunk[indices],
+            self.switch[indices],
+            self.peak[indices],
+            self.idle[indices],
+            self.grid[indices],
+            self.index[indices],
+            self.grids,
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 from rlinf.flow.constraints import ComponentConstraint, Constraints
 from rlinf.flow.graph import Flow
@@ -105,6 +106,41 @@ class Problem:
     def alignment(self, components: Sequence[str]) -> int:
         """Multiple at which devices must begin, so that no replica crosses two nodes."""
         return math.lcm(*(self.limits(name).devices_per_replica for name in components))
+
+
+def make_problem(
+    flow: Flow, profile: Profile, cluster: ClusterShape, constraints: Constraints
+) -> Problem:
+    """Check that everything is there, and make the cost models.
+
+    Raises:
+        ConfigError: A component has no profile, a constraint names what is not there, or a cluster
+            without a kind is to be planned for with figures of several.
+    """
+    constraints.check_names(flow)
+    named = [kind for kind in profile.kinds if kind]
+    unsaid = [group for group in cluster.groups if not group.kind]
+    if len(named) > 1 and unsaid:
+        raise ConfigError(
+            f"the profile has figures of {named_kinds(named)}, and cluster {cluster} does not say "
+            f"which of them it has; nearest: {unsaid[0]}:{named[0]}"
+        )
+    costs: dict[tuple[str, int], CostModel] = {}
+    several = len(cluster.groups) > 1
+    for _, stage in flow.stages():
+        name = stage.component
+        if name not in profile.components:
+            hint = did_you_mean(name, profile.components)
+            raise ConfigError(f"the profile has no measurements of '{name}'; {hint}")
+        measured = profile.components[name]
+        wanted = constraints.of(name).device_kinds
+        for index, group in enumerate(cluster.groups):
+            # Between several kinds only figures of that kind count.
+            known = group.kind in measured.kinds or (not several and "" in measured.kinds)
+            unnamed = not group.kind and not several
+            if (known or unnamed) and (not wanted or group.kind in wanted):
+                costs[name, index] = CostModel(name, measured, group.kind)
+    return Problem(flow, profile, cluster, constraints, costs)
 
 
 def legal_sizes(

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf.planner.search.choices import NodeTable
-from rlinf.planner.search.composition import Junction, Limits
+from rlinf.planner.search.composition import Composition, OptionBounds
 from rlinf.planner.search.formulas import PARTS, Form, Kind, least_total
 from rlinf.planner.search.memory import MemoryOfOthers
-from rlinf.planner.search.node_options import node_table
-from rlinf.planner.search.options import Options, join
+from rlinf.planner.search.node_options import node_options
+from rlinf.planner.search.options import NodeOptions, Options, join
 from rlinf.planner.search.problem import Problem
 
 
@@ -62,9 +61,9 @@ class Search:
             for source in sources
         ]
         self._granularities = problem.constraints.considered()
-        self._tables: dict[tuple[int, int], NodeTable | None] = {}
+        self._tables: dict[tuple[int, int], NodeOptions | None] = {}
         self._found: dict[tuple[int, Form, int], Options | None] = {}
-        self._limits = Limits(problem.capacity(), problem.memory())
+        self._limits = OptionBounds(problem.capacity(), problem.memory())
         # A plan that is exactly as fast must survive rounding.
         bound = slower * min(known, self._simple_plan()) * (1 + 1e-9)
         self._limits = replace(self._limits, seconds=bound)
@@ -88,7 +87,7 @@ class Search:
             other = self._leaf(1 << position, "closed", self._items)
             if found is None or other is None:
                 return np.inf
-            turns = Junction("temporal", "closed", self._items, 1, (1, 1))
+            turns = Composition("temporal", "closed", self._items, 1, (1, 1))
             combined = turns.combine(found, other, self._limits)
             found = None if combined is None else combined.undominated()
         return np.inf if found is None else float(found.stream.first.min())
@@ -127,8 +126,8 @@ class Search:
             return None
         alignment = (self.alignment(cut.left), self.alignment(cut.right))
         chunks = self._items // granularity
-        junction = Junction(cut.kind, form, granularity, chunks, alignment)
-        found = junction.combine(parts[0], parts[1], self._limits)
+        composition = Composition(cut.kind, form, granularity, chunks, alignment)
+        found = composition.combine(parts[0], parts[1], self._limits)
         if found is None:
             return None
         if cut.kind == "parallel" and cut.left | cut.right == self._whole:
@@ -141,7 +140,7 @@ class Search:
         if key not in self._tables:
             node = self.order[position]
             others = self._others[node.name]
-            self._tables[key] = node_table(self._problem, node, granularity, others)
+            self._tables[key] = node_options(self._problem, node, granularity, others)
         table = self._tables[key]
         return None if table is None else table.options(form, self._items // granularity)
 

@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlinf.config.nearest import did_you_mean
-from rlinf.errors import ConfigError
 from rlinf.flow.constraints import Constraints
 from rlinf.flow.graph import Flow
 from rlinf.planner.cluster_shape import ClusterShape
-from rlinf.planner.costs import CostModel
-from rlinf.planner.profile import Profile, named_kinds
+from rlinf.planner.profile import Profile
 from rlinf.planner.search.infeasible import explain_node, explain_together
 from rlinf.planner.search.memory import memory_of_others
-from rlinf.planner.search.node_options import node_table
+from rlinf.planner.search.node_options import node_options
 from rlinf.planner.search.options import Options
-from rlinf.planner.search.problem import Problem
+from rlinf.planner.search.problem import Problem, make_problem
 from rlinf.planner.search.recursion import Search
 from rlinf.planner.search.report import Planned, describe, write_plan
 from rlinf.planner.search.tree import Tree, layout, read_tree
@@ -51,7 +48,7 @@ def plan(
     """
     problem = make_problem(flow, profile, cluster, constraints)
     order = flow.order()
-    tables = {node.name: node_table(problem, node, constraints.items) for node in order}
+    tables = {node.name: node_options(problem, node, constraints.items) for node in order}
     for node in order:
         if tables[node.name] is None:
             raise explain_node(problem, node)
@@ -66,41 +63,6 @@ def plan(
     trees = [read_tree(options, index, constraints.items) for options, index in ranked]
     best, *rest = [write_plan(problem, t) for t in _distinct(problem, trees, 1 + alternatives)]
     return replace(best, alternatives=tuple(rest))
-
-
-def make_problem(
-    flow: Flow, profile: Profile, cluster: ClusterShape, constraints: Constraints
-) -> Problem:
-    """Check that everything is there, and make the cost models.
-
-    Raises:
-        ConfigError: A component has no profile, a constraint names what is not there, or a cluster
-            without a kind is to be planned for with figures of several.
-    """
-    constraints.check_names(flow)
-    named = [kind for kind in profile.kinds if kind]
-    unsaid = [group for group in cluster.groups if not group.kind]
-    if len(named) > 1 and unsaid:
-        raise ConfigError(
-            f"the profile has figures of {named_kinds(named)}, and cluster {cluster} does not say "
-            f"which of them it has; nearest: {unsaid[0]}:{named[0]}"
-        )
-    costs: dict[tuple[str, int], CostModel] = {}
-    several = len(cluster.groups) > 1
-    for _, stage in flow.stages():
-        name = stage.component
-        if name not in profile.components:
-            hint = did_you_mean(name, profile.components)
-            raise ConfigError(f"the profile has no measurements of '{name}'; {hint}")
-        measured = profile.components[name]
-        wanted = constraints.of(name).device_kinds
-        for index, group in enumerate(cluster.groups):
-            # Between several kinds only figures of that kind count.
-            known = group.kind in measured.kinds or (not several and "" in measured.kinds)
-            unnamed = not group.kind and not several
-            if (known or unnamed) and (not wanted or group.kind in wanted):
-                costs[name, index] = CostModel(name, measured, group.kind)
-    return Problem(flow, profile, cluster, constraints, costs)
 
 
 def _distinct(problem: Problem, trees: list[Tree], count: int) -> list[Tree]:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf.planner.search.choices import Choice
-from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, leaf
-from rlinf.planner.search.node_options import block_order
-from rlinf.planner.search.options import LeafSource, Options
-from rlinf.planner.search.problem import Problem
+from rlinf.errors import ConfigError
+from rlinf.flow.constraints import Constraints
+from rlinf.flow.graph import Flow, Node
+from rlinf.flow.plan import Plan
+from rlinf.planner.cluster_shape import ClusterShape
+from rlinf.planner.profile import Profile
+from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, single_node
+from rlinf.planner.search.node_options import block_order, price
+from rlinf.planner.search.options import NodePlacement, NodeSource, Options
+from rlinf.planner.search.problem import Problem, make_problem
 
-# Time per chunk and time of the switch of a choice, for a number of items [s].
-Pricing = Callable[[Choice, int], tuple[float, float]]
+# Time per chunk and time of the switch of a placement, for a number of items [s].
+Pricing = Callable[[NodePlacement, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class LeafTree:
+class NodeTree:
     """One node, run in one way, in chunks of ``granularity`` items."""
 
-    choice: Choice
+    placement: NodePlacement
     granularity: int
 
 
@@ -35,7 +41,7 @@ class JoinTree:
     right: Tree
 
 
-Tree = LeafTree | JoinTree
+Tree = NodeTree | JoinTree
 
 
 def read_tree(options: Options, index: int, items: int, form: Form = "closed") -> Tree:
@@ -52,8 +58,8 @@ def read_tree(options: Options, index: int, items: int, form: Form = "closed") -
 
 def _read(options: Options, index: int, granularity: int, items: int, form: Form) -> Tree:
     source = options.sources[options.source[index]]
-    if isinstance(source, LeafSource):
-        return LeafTree(source.choices[int(options.left[index])], granularity)
+    if isinstance(source, NodeSource):
+        return NodeTree(source.placements[int(options.left[index])], granularity)
     forms = PARTS[source.kind, form]
     chosen = (int(options.left[index]), int(options.right[index]))
     left, right = (
@@ -63,13 +69,13 @@ def _read(options: Options, index: int, granularity: int, items: int, form: Form
     return JoinTree(source.kind, source.granularity, left, right)
 
 
-def leaves(tree: Tree) -> Iterator[LeafTree]:
+def node_trees(tree: Tree) -> Iterator[NodeTree]:
     """All nodes of a tree, from left to right."""
-    if isinstance(tree, LeafTree):
+    if isinstance(tree, NodeTree):
         yield tree
     else:
-        yield from leaves(tree.left)
-        yield from leaves(tree.right)
+        yield from node_trees(tree.left)
+        yield from node_trees(tree.right)
 
 
 def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> float:
@@ -82,10 +88,10 @@ def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> 
 
 
 def _value(tree: Tree, pricing: Pricing, items: int, form: Form) -> Stream:
-    if isinstance(tree, LeafTree):
-        chunk, switch = pricing(tree.choice, tree.granularity)
+    if isinstance(tree, NodeTree):
+        chunk, switch = pricing(tree.placement, tree.granularity)
         chunks = items // tree.granularity
-        return leaf(form, np.array([chunk]), np.array([switch]), chunks)
+        return single_node(form, np.array([chunk]), np.array([switch]), chunks)
     left, right = (
         _value(part, pricing, items, part_form)
         for part, part_form in zip((tree.left, tree.right), PARTS[tree.kind, form], strict=True)
@@ -109,8 +115,8 @@ def layout(tree: Tree, problem: Problem) -> Layout:
 
 def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> list[int]:
     """Place a tree from a device of each kind on; return the device after it, of each kind."""
-    if isinstance(tree, LeafTree):
-        return _place_choice(tree.choice, problem, begin, found)
+    if isinstance(tree, NodeTree):
+        return _place_choice(tree.placement, problem, begin, found)
     parts, aligned = (
         [tree.left, tree.right],
         [_alignment(p, problem) for p in (tree.left, tree.right)],
@@ -126,11 +132,13 @@ def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> lis
     return [e if n == s else n for e, s, n in zip(end, start, last, strict=True)]
 
 
-def _place_choice(choice: Choice, problem: Problem, begin: list[int], found: Layout) -> list[int]:
+def _place_choice(
+    placement: NodePlacement, problem: Problem, begin: list[int], found: Layout
+) -> list[int]:
     end = list(begin)
-    for position in block_order(problem, choice.components, choice.blocks):
-        names = [choice.components[i] for i in choice.blocks[position]]
-        kind, size = choice.kinds[position], choice.sizes[position]
+    for position in block_order(problem, placement.components, placement.blocks):
+        names = [placement.components[i] for i in placement.blocks[position]]
+        kind, size = placement.kinds[position], placement.sizes[position]
         unit = problem.alignment(names)
         start = begin[kind] + -(-(end[kind] - begin[kind]) // unit) * unit
         end[kind] = start + size
@@ -141,4 +149,107 @@ def _place_choice(choice: Choice, problem: Problem, begin: list[int], found: Lay
 
 
 def _alignment(tree: Tree, problem: Problem) -> int:
-    return problem.alignment([n for leaf_ in leaves(tree) for n in leaf_.choice.components])
+    return problem.alignment([n for each in node_trees(tree) for n in each.placement.components])
+
+
+def predict(
+    flow: Flow,
+    plan: Plan,
+    profile: Profile,
+    cluster: ClusterShape,
+    constraints: Constraints,
+    *,
+    hand_overs: Mapping[str, int] | None = None,
+) -> float:
+    """Time of a step under a plan, by the formulas that plans are found with [s].
+
+    Parts that share a device take turns; those that do not stream into each other, or work on
+    different steps where the constraints allow staleness.
+
+    Args:
+        flow: What happens in a step.
+        plan: Where it runs.
+        profile: What was measured.
+        cluster: The devices that the plan numbers.
+        constraints: The work of a step.
+        hand_overs: Items per hand-over by node; else what the constraints say.
+
+    Raises:
+        ConfigError: The plan needs a size that was not measured.
+    """
+    problem = make_problem(flow, profile, cluster, constraints)
+    nodes = {node.name: node for node in flow.nodes}
+
+    def pricing(placement: NodePlacement, items: int) -> tuple[float, float]:
+        return price(problem, nodes[placement.node], placement, items)
+
+    trees = _Trees(problem, plan, hand_overs or {}).of(flow.order(), "closed", constraints.items)
+    found = min(value(tree, pricing, constraints.items, overlap=problem.overlap) for tree in trees)
+    if found == float("inf"):
+        raise ConfigError("the plan needs a number of devices that was not measured")
+    return found + profile.fixed_seconds
+
+
+class _Trees:
+    """Compositions of nodes, in the order of the flow, that a placement allows."""
+
+    def __init__(self, problem: Problem, plan: Plan, hand_overs: Mapping[str, int]) -> None:
+        self._problem = problem
+        self._hand_overs = hand_overs
+        self._plan = plan
+        self._feeds = problem.flow.feeds()
+
+    def of(self, nodes: Sequence[Node], form: Form, granularity: int) -> Iterator[Tree]:
+        """All compositions of some nodes, as a part of a form in chunks of a granularity."""
+        if len(nodes) == 1:
+            yield NodeTree(_choice(self._problem, self._plan, nodes[0]), granularity)
+            return
+        items = self._problem.constraints.items
+        for cut in range(1, len(nodes)):
+            parts = (nodes[:cut], nodes[cut:])
+            kind = self._kind(*parts)
+            streams = kind == "spatial" and form == "closed"
+            inner = self._handed_over(nodes) if streams else granularity
+            left, right = (
+                list(self.of(part, part_form, items if part_form == "closed" else inner))
+                for part, part_form in zip(parts, PARTS[kind, form], strict=True)
+            )
+            for one, other in itertools.product(left, right):
+                yield JoinTree(kind, inner, one, other)
+
+    def _kind(self, first: Sequence[Node], second: Sequence[Node]) -> Kind:
+        names = [tuple(c for node in part for c in node.components) for part in (first, second)]
+        if self._plan.overlap(*names):
+            return "temporal"
+        whole = len(first) + len(second) == len(self._problem.flow.nodes)
+        if whole and self._problem.constraints.staleness:
+            return "parallel"
+        feeds = any(a.name in self._feeds[b.name] for a in first for b in second)
+        return "spatial" if feeds else "parallel"
+
+    def _handed_over(self, nodes: Sequence[Node]) -> int:
+        given = (self._hand_overs[n.name] for n in nodes if n.name in self._hand_overs)
+        return min(given, default=self._problem.constraints.handed_over)
+
+
+def _choice(problem: Problem, plan: Plan, node: Node) -> NodePlacement:
+    """How a plan runs a node."""
+    parts = [plan.components[name] for name in node.components]
+    homes = list(dict.fromkeys(part.devices for part in parts))
+    blocks = tuple(
+        tuple(i for i, part in enumerate(parts) if part.devices == devices) for devices in homes
+    )
+    kinds = tuple(problem.kind_of(devices[0]) for devices in homes)
+    return NodePlacement(
+        node=node.name,
+        components=node.components,
+        blocks=blocks,
+        kinds=kinds,
+        sizes=tuple(len(devices) for devices in homes),
+        stages=parts[0].pipeline_stages,
+        resident=frozenset(
+            name
+            for name, part in zip(node.components, parts, strict=True)
+            if part.residency == "resident"
+        ),
+    )

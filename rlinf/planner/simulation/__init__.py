@@ -1,9 +1,8 @@
 """The simulator: what a flow would take under a plan, on a cluster that need not exist."""
 
 from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.idle import DeviceGroup, idle_shares
 from rlinf.planner.simulation.lengths import LengthDistribution, parse_lengths
-from rlinf.planner.simulation.results import Simulation
+from rlinf.planner.simulation.results import DeviceGroup, Simulation, idle_shares
 from rlinf.planner.simulation.simulate import Conditions, simulate
 
 __all__ = [

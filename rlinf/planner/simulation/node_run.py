@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlinf.flow.graph import Node, Stage
 from rlinf.flow.plan import Plan
@@ -16,11 +18,97 @@ from rlinf.planner.search.problem import (
     component_seconds,
 )
 from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.stations import Floats, chunk_by_chunk, pass_through, play_loop
+
+Floats = NDArray[np.float64]
+
+
+def chunk_by_chunk(arrivals: Floats, begin: float, units: int, seconds: float) -> Floats:
+    """When each unit leaves a stage that takes ``units`` of them at once, for ``seconds``.
+
+    ``end_k = max(end_{k−1}, arrival of the last unit of chunk k) + seconds``, in closed form:
+    ``end_k = max over j ≤ k of (arrival_j + (k − j + 1) · seconds)``.
+
+    Args:
+        arrivals: [U] ascending times at which units arrive [s].
+        begin: When the stage can begin [s].
+        units: Units of a chunk; divides U.
+        seconds: Time per chunk [s].
+
+    Returns:
+        [U] ascending times [s].
+    """
+    last = np.maximum(arrivals[units - 1 :: units], begin)
+    done = np.arange(len(last)) * seconds
+    return np.repeat(np.maximum.accumulate(last - done) + done + seconds, units)
+
+
+def play_loop(
+    seconds: Sequence[float],
+    homes: Sequence[object],
+    *,
+    exchanges: int,
+    stages: int,
+    closing: Sequence[float] = (),
+    between: float = 0.0,
+) -> float:
+    """Time of a loop, sub-batch by sub-batch: each device serves who has waited longest [s].
+
+    Args:
+        seconds: Time of each stage for all exchanges of all sub-batches [s].
+        homes: The devices of each stage; stages with equal homes take turns.
+        exchanges: How often a sub-batch passes through all stages.
+        stages: Sub-batches in flight.
+        closing: Part of each stage's time that is spent in a last pass, after the exchanges [s].
+        between: Time of an exchange in which no stage works [s].
+    """
+    # The first stage sends without work what the others begin with: it is the last of a pass.
+    seconds, homes = [*seconds[1:], seconds[0]], [*homes[1:], homes[0]]
+    once = [*closing[1:], *closing[:1]] or [0.0] * len(seconds)
+    passes = [[(s - c) / (exchanges * stages) for s, c in zip(seconds, once, strict=True)]]
+    passes = passes * exchanges + [[c / stages for c in once]]
+    free: dict[object, float] = dict.fromkeys(homes, 0.0)
+    # Time of arrival, then the order of arrival, which also makes equal times deterministic.
+    waiting = [(0.0, sub, 0, 0) for sub in range(stages)]
+    arrived, end = stages, 0.0
+    while waiting:
+        ready, _, exchange, stage = heapq.heappop(waiting)
+        free[homes[stage]] = left = max(ready, free[homes[stage]]) + passes[exchange][stage]
+        end = max(end, left + between * (exchange < exchanges))
+        if stage + 1 < len(seconds):
+            heapq.heappush(waiting, (left, arrived, exchange, stage + 1))
+        elif exchange + 1 < len(passes):
+            heapq.heappush(waiting, (left + between, arrived, exchange + 1, 0))
+        arrived += 1
+    return end
+
+
+def pass_through(arrivals: Floats, seconds: Sequence[float], homes: Sequence[object]) -> Floats:
+    """When each unit leaves a loop whose stages serve units as they come, without a bound.
+
+    Args:
+        arrivals: [U] ascending times at which units have left the first stage [s].
+        seconds: Time of each further stage for all units [s].
+        homes: Devices of each further stage.
+
+    Returns:
+        [U] ascending times [s].
+    """
+    waiting = [(float(t), unit, 0) for unit, t in enumerate(arrivals)]
+    free = dict.fromkeys(homes, 0.0)
+    ends = np.empty(len(arrivals))
+    while waiting:
+        ready, unit, stage = heapq.heappop(waiting)
+        if stage == len(seconds):
+            ends[unit] = ready
+            continue
+        home = homes[stage]
+        free[home] = max(ready, free[home]) + seconds[stage] / len(arrivals)
+        heapq.heappush(waiting, (free[home], unit, stage + 1))
+    return np.sort(ends)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class NodeOutcome:
     """What a node did with the units of a step; times from the start of the simulation [s].
 
     Args:
@@ -46,6 +134,7 @@ class NodeModel:
         plan: Where and in what pieces components run.
         node: The node.
         generation: Models of the components whose time depends on lengths.
+        hand_over: Items per hand-over; None: what the constraints say.
     """
 
     def __init__(
@@ -54,6 +143,7 @@ class NodeModel:
         plan: Plan,
         node: Node,
         generation: Mapping[str, GenerationModel],
+        hand_over: int | None = None,
     ) -> None:
         self._problem = problem
         self._plan = plan
@@ -61,8 +151,7 @@ class NodeModel:
         self._generation = generation
         constraints = problem.constraints
         self._units = constraints.items // constraints.group_size
-        granularity = plan.components[node.stages[0].component].granularity
-        self._granularity = granularity or constraints.handed_over
+        self._hand_over = hand_over or constraints.handed_over
         self._sampled = next((n for n in node.components if n in generation), None)
         self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
         self._homes = [plan.components[name].devices for name in node.components]
@@ -82,7 +171,7 @@ class NodeModel:
         plan, problem = self._plan.components[name], self._problem
         kind = problem.kind_of(plan.devices[0])
         size = np.array([len(plan.devices)])
-        items, stages = self._granularity, plan.pipeline_stages
+        items, stages = self._hand_over, plan.pipeline_stages
         found = component_seconds(problem, name, kind, size, items=items, stages=stages)
         if not np.isfinite(found[0]):
             # Says which sizes are legal.
@@ -93,13 +182,13 @@ class NodeModel:
     def _closing_share(self, name: str) -> float:
         plan, problem = self._plan.components[name], self._problem
         kind, size = problem.kind_of(plan.devices[0]), np.array([len(plan.devices)])
-        items, stages = self._granularity, plan.pipeline_stages
+        items, stages = self._hand_over, plan.pipeline_stages
         found = component_closing(problem, name, kind, size, items=items, stages=stages)
         return float(found[0])
 
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
-    ) -> Outcome:
+    ) -> NodeOutcome:
         """Process the units of a step.
 
         Args:
@@ -116,11 +205,11 @@ class NodeModel:
         }
         lead = factor * max(self._leads.values())
         ready = self._measured(arrivals + lead, begin + lead, factor)
-        return Outcome(ready, float(ready[-1]), busy, {})
+        return NodeOutcome(ready, float(ready[-1]), busy, {})
 
     @property
     def _chunks(self) -> int:
-        return self._problem.constraints.items // self._granularity
+        return self._problem.constraints.items // self._hand_over
 
     def _measured(self, arrivals: Floats, begin: float, factor: float) -> Floats:
         """When units leave a node whose times were measured."""
@@ -162,7 +251,7 @@ class NodeModel:
         arrivals: Floats,
         begin: float,
         factor: float,
-    ) -> Outcome:
+    ) -> NodeOutcome:
         """When units leave a node in which sequences are generated, then passed on in a loop."""
         model, size = self._generation[name], self._problem.constraints.group_size
         engines = self._plan.components[name].processes
@@ -174,7 +263,7 @@ class NodeModel:
         homes = [self._plan.components[n].devices for n in others]
         left = pass_through(ready, seconds, homes) if others else ready
         busy = {name: float(done.mean() - begin), **dict(zip(others, seconds, strict=True))}
-        return Outcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
+        return NodeOutcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
 
 
 def stage_of(node: Node, component: str) -> Stage:

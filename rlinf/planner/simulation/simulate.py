@@ -9,7 +9,7 @@ order, without a queue. Events are those of groups of items and of engines, neve
 With a staleness bound of ``k`` in the constraints, a step may start when all but the last ``k``
 steps before it are done, and the weights were synchronised. ``k = 0`` is synchronous training.
 
-A component without a granularity takes all items of the step at once and hands them on together.
+A node takes as many items at once, and hands on as many together, as the constraints say.
 
 All times are simulated from measurements and declared models; none is measured here.
 """
@@ -28,12 +28,10 @@ from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
 from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
-from rlinf.planner.search.problem import Problem
-from rlinf.planner.search.solve import make_problem
+from rlinf.planner.search.problem import Problem, make_problem
 from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.node_run import NodeModel, Outcome
+from rlinf.planner.simulation.node_run import Floats, NodeModel, NodeOutcome
 from rlinf.planner.simulation.results import NodeStep, Simulation, Step
-from rlinf.planner.simulation.stations import Floats
 from rlinf.planner.simulation.trace import Trace
 
 
@@ -46,12 +44,14 @@ class Conditions:
         seed: Seed of lengths.
         timeline: Whether to record events.
         generation: Models of the components whose time depends on lengths.
+        hand_overs: Items per hand-over by node; else what the constraints say.
     """
 
     steps: int = 1
     seed: int = 0
     timeline: bool = False
     generation: Mapping[str, GenerationModel] = field(default_factory=dict)
+    hand_overs: Mapping[str, int] = field(default_factory=dict)
 
 
 def simulate(
@@ -67,7 +67,7 @@ def simulate(
 
     Args:
         flow: What happens in a step.
-        plan: Where and in what pieces it runs, found by the planner or written by hand.
+        plan: Where it runs, found by the planner or written by hand.
         profile: Measured costs of every component.
         cluster: The devices that the plan numbers.
         constraints: The work of a step, and its staleness; of the limits of components only
@@ -107,10 +107,9 @@ def _as_planned(
                 f"the plan places '{name}' on device {max(part.devices)}; {cluster} has devices "
                 f"0 to {cluster.devices - 1}"
             )
-        per_process = max(1, len(part.devices) // part.processes)
         together = constraints.of(name).processes_per_replica
         limits[name] = ComponentConstraint(
-            devices_per_process=per_process,
+            devices_per_process=part.devices_per_process,
             processes_per_replica=together if part.processes % together == 0 else 1,
         )
     return constraints.model_copy(update={"components": limits})
@@ -125,7 +124,10 @@ class _Run:
         self._conditions = conditions
         self._order = problem.flow.order()
         self._models = {
-            node.name: NodeModel(problem, plan, node, conditions.generation) for node in self._order
+            node.name: NodeModel(
+                problem, plan, node, conditions.generation, conditions.hand_overs.get(node.name)
+            )
+            for node in self._order
         }
         self._devices = {node.name: np.array(plan.devices(node.components)) for node in self._order}
         self._sources = problem.flow.feeds()
@@ -154,7 +156,7 @@ class _Run:
         )
 
     def _step(self, number: int, begin: float) -> Step:
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, NodeOutcome] = {}
         nodes: dict[str, NodeStep] = {}
         for node in self._order:
             outcomes[node.name], nodes[node.name] = self._node(node, number, begin, outcomes)
@@ -163,8 +165,8 @@ class _Run:
         return Step(number, begin, end, nodes, tokens)
 
     def _node(
-        self, node: Node, number: int, begin: float, outcomes: Mapping[str, Outcome]
-    ) -> tuple[Outcome, NodeStep]:
+        self, node: Node, number: int, begin: float, outcomes: Mapping[str, NodeOutcome]
+    ) -> tuple[NodeOutcome, NodeStep]:
         devices = self._devices[node.name]
         leased = max(begin, float(self._free[devices].max()))
         onload, offload = self._switch(node)
@@ -181,7 +183,7 @@ class _Run:
         self._trace.node(node, number, begin, run, outcome)
         return outcome, run
 
-    def _arrivals(self, node: Node, begin: float, outcomes: Mapping[str, Outcome]) -> Floats:
+    def _arrivals(self, node: Node, begin: float, outcomes: Mapping[str, NodeOutcome]) -> Floats:
         """[U] when units have arrived from all nodes that feed this one."""
         constraints = self._problem.constraints
         arrivals = np.full(constraints.items // constraints.group_size, begin)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf.flow.graph import Node
-from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.plan import Plan
 from rlinf.monitor.timeline import Event, Timeline
-from rlinf.planner.simulation.node_run import Outcome, stage_of
+from rlinf.planner.simulation.node_run import NodeOutcome, stage_of
 from rlinf.planner.simulation.results import NodeStep
 
 NANOSECONDS = 1e9
@@ -47,7 +47,9 @@ class Trace:
             span = _Span("sync weights", begin, end, "sync", {"step": step})
             self._record("driver", "steps", span)
 
-    def node(self, node: Node, step: int, reserved: float, run: NodeStep, outcome: Outcome) -> None:
+    def node(
+        self, node: Node, step: int, reserved: float, run: NodeStep, outcome: NodeOutcome
+    ) -> None:
         """Record what a node did in a step."""
         if not self._enabled:
             return
@@ -56,7 +58,9 @@ class Trace:
         for name in node.components:
             self._component(node, name, step, run, outcome)
 
-    def _component(self, node: Node, name: str, step: int, run: NodeStep, outcome: Outcome) -> None:
+    def _component(
+        self, node: Node, name: str, step: int, run: NodeStep, outcome: NodeOutcome
+    ) -> None:
         plan = self._plan.components[name]
         devices = plan.devices
         track = f"devices {devices[0]}-{devices[-1]}"
@@ -69,7 +73,7 @@ class Trace:
             self._record(name, track, span)
         else:
             for rank, end in enumerate(engines.tolist()):
-                worker = _worker(step, name, _devices_of_rank(plan, rank))
+                worker = _worker(step, name, plan.of_process(rank))
                 self._record(name, f"rank {rank}", _Span(label, run.begin, end, "stage", worker))
         for edge in stage.outputs:
             for unit, ready in enumerate(outcome.ready.tolist()):
@@ -96,9 +100,3 @@ class Trace:
 def _worker(step: int, component: str, devices: tuple[int, ...]) -> dict[str, Any]:
     """What a worker says about itself with each stage."""
     return {"step": step, "component": component, "devices": list(devices)}
-
-
-def _devices_of_rank(plan: ComponentPlan, rank: int) -> tuple[int, ...]:
-    """Devices of one process of a component: an equal part of all, at least one."""
-    first = rank * len(plan.devices) // plan.processes
-    return plan.devices[first : first + max(1, len(plan.devices) // plan.processes)]

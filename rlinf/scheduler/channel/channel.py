@@ -8,19 +8,19 @@ import threading
 import warnings
 from collections.abc import Hashable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
 from rlinf.scheduler.process import Process, current_worker, require_process
-from rlinf.scheduler.routes import WeightedItem
+from rlinf.scheduler.runtime.async_work import AsyncWork
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.registry import ChannelRecord
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, LocalEndpoint, Reply
 from rlinf.scheduler.transport.payload import Payload
-from rlinf.scheduler.work import AsyncWork
 
 if TYPE_CHECKING:
     from rlinf.scheduler.worker import Worker
@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 DEFAULT_KEY = "default_queue"
 
 _tickets = itertools.count()
+
+
+@dataclass(order=True)
+class WeightedItem:
+    """An item of a channel with its weight for ``get_batch``."""
+
+    weight: int
+    """What the item counts towards a batch."""
+
+    item: Any = field(compare=False)
+    """The item."""
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""The process that hosts channels on a node other than the driver's."""
+"""A worker that hosts channels, as published programs name it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from rlinf.scheduler.worker import Worker
 
 
 class ChannelWorker(Worker):
-    """A worker that does nothing but answer for the channels that its endpoint hosts.
-
-    Channels of the driver's node live in the driver and need no such process.
-    """
+    """A worker that does nothing but answer for the channels that its endpoint hosts."""
 
     def host_address(self) -> str:
         """Endpoint at which channels can be opened."""

@@ -17,14 +17,15 @@ from rlinf.scheduler.process import (
     require_process,
     set_current_worker,
     set_process,
+    take_launching,
 )
 from rlinf.scheduler.rendezvous import listen_at
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.runtime.launch import Launch
+from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool
 from rlinf.scheduler.transport.payload import Codec
-from rlinf.scheduler.transport.session import Session
+from rlinf.scheduler.transport.session import Session, hold_session
 from rlinf.scheduler.transport.sockets import SocketEndpoint
-from rlinf.scheduler.worker.launch import Launch
 
 ATTACH_VARIABLE = "RLINF_ATTACH"
 
@@ -34,6 +35,8 @@ def enter_cluster(
 ) -> Process:
     """Give this process an endpoint and make the cluster its own."""
     session = Session(token)
+    if driver and driver.partition("|")[0] != str(node_rank):
+        hold_session(session)
     pool = BlockPool(session)
     codec = Codec(pool, AttachedBlocks())
     process = Process(
@@ -44,6 +47,7 @@ def enter_cluster(
         node_rank=node_rank,
         deadline_seconds=deadline_seconds,
     )
+    process.endpoint.register("session.end", session.remove_files)
     set_process(process)
     listen_at(network_ip)
     # What a child process needs, should this one start children that become workers.
@@ -103,6 +107,18 @@ def adopt(worker: Any, launch: Launch) -> None:
     )
     for name, cause in dead.items():
         process.mailbox.mark_dead(name, cause)
+
+
+class ChannelHost:
+    """The process that answers for the channels of a node other than the driver's.
+
+    Those of the driver's node live in the driver.
+    """
+
+    def __init__(self) -> None:
+        launch: Launch = take_launching()
+        self.worker_address = launch.info.address
+        adopt(self, launch)
 
 
 def _log_to_file(worker: Any, launch: Launch) -> None:

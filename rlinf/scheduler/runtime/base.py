@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.node import NodeInfo
 from rlinf.scheduler.process import Process
+from rlinf.scheduler.runtime.execution import Outcome
+from rlinf.scheduler.runtime.launch import Launch
 from rlinf.scheduler.transport.payload import Payload
-from rlinf.scheduler.worker.execution import Outcome
-from rlinf.scheduler.worker.launch import Launch
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster

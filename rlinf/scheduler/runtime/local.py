@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.node_table import probe_node
+from rlinf.scheduler.node import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
-from rlinf.scheduler.runtime.compute_threads import release_compute_threads
-from rlinf.scheduler.transport.endpoint import LocalEndpoint, claim, try_fail
-from rlinf.scheduler.transport.payload import Payload
-from rlinf.scheduler.worker.execution import (
+from rlinf.scheduler.runtime.execution import (
     Outcome,
     failed_outcome,
     result_of,
     run_async_method,
     run_method,
 )
-from rlinf.scheduler.worker.launch import Launch, pin_thread
+from rlinf.scheduler.runtime.launch import Launch, pin_thread
+from rlinf.scheduler.transport.endpoint import LocalEndpoint, claim, try_fail
+from rlinf.scheduler.transport.payload import Payload
 
 _STOP = None
 
@@ -279,3 +282,31 @@ class _LocalMethod:
             outer.set_result(result_of(done.result(), self._worker.name, self._method))
         except Exception as error:  # noqa: BLE001 - raised where the future is asked
             outer.set_exception(error)
+
+
+_SOFT = 1  # omp_pause_soft: what the next computation needs comes back by itself
+
+
+def release_compute_threads() -> None:
+    """End the OpenMP threads that the calling thread keeps for its next computation.
+
+    Each thread that computes keeps as many as it computes with. Where those of all threads are more
+    than cores, OpenMP no longer lets them wait busily, and to wake them takes longer than a small
+    operation does. Nothing happens before torch is imported, or where its OpenMP cannot do it.
+    """
+    if "torch" in sys.modules:
+        pause = _pause()
+        if pause is not None:
+            pause(_SOFT)
+
+
+@cache
+def _pause() -> Callable[[int], int] | None:
+    """``omp_pause_resource_all`` (OpenMP 5.0, §3.2.44) of the library that torch computes with."""
+    libraries = Path(sys.modules["torch"].__file__ or "").parent / "lib"
+    for library in sorted(libraries.glob("lib*omp*")):
+        if library.name.startswith(("libgomp", "libomp", "libiomp")):
+            with suppress(OSError, AttributeError):
+                pause: Callable[[int], int] = ctypes.CDLL(str(library)).omp_pause_resource_all
+                return pause
+    return None

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.experimental import internal_kv
-from ray.job_config import JobConfig
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WorkerDiedError
 from rlinf.scheduler.node import NodeInfo
-from rlinf.scheduler.node_table import probe_node
 from rlinf.scheduler.placement import NodePlacementStrategy
 from rlinf.scheduler.process import Process, set_process
-from rlinf.scheduler.runtime.attach import ATTACH_VARIABLE, enter_cluster, enter_from_environment
+from rlinf.scheduler.runtime.attach import (
+    ATTACH_VARIABLE,
+    ChannelHost,
+    enter_cluster,
+    enter_from_environment,
+)
 from rlinf.scheduler.runtime.deaths import DeathWatch
 from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
+from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
 from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
 from rlinf.scheduler.transport.session import OwnedSession
 
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
     from rlinf.scheduler.services.registry import RegistryService
 
-_NAMESPACE = "RLinf"
 _KV_SPACE = b"RLinf"
-_OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
-_FLUSH_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 _MOST_NAMESPACES = 1000
 
 
@@ -59,12 +58,13 @@ class RayRuntime(RayRuntimeBase):
                 "Ray is initialised already. Create the Cluster before anything calls ray.init(): "
                 "it sets Ray's name space and logging."
             )
-        self._owns_ray = _connect(config)
+        self._owns_ray = connect(config)
         self._owned: OwnedSession | None = None
         self._watch: DeathWatch | None = None
+        self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         try:
-            nodes = _find_nodes(config, deadline_seconds, all_nodes)
+            nodes = find_nodes(config, deadline_seconds, all_nodes)
             self._owned = OwnedSession()
             self._enter(nodes, deadline_seconds)
         except BaseException:
@@ -101,6 +101,7 @@ class RayRuntime(RayRuntimeBase):
 
     def watch_deaths(self, registry: RegistryService) -> None:
         """Tell the registry when a worker's process ends."""
+        self._registry = registry
         owned = self._owned
         if owned is not None:
             self._watch = DeathWatch(self.process, owned.session, registry, self.find)
@@ -130,23 +131,28 @@ class RayRuntime(RayRuntimeBase):
         return result
 
     def _channel_worker(self, cluster: Cluster, node: int) -> str:
-        from rlinf.scheduler.channel.channel_worker import ChannelWorker
-
         name = f"ChannelWorker_node{node}"
         if node not in self._channel_nodes:
             self._channel_nodes.add(node)
-            strategy = NodePlacementStrategy([node])
-            ChannelWorker.create_group().launch(cluster, strategy, name=name)
+            start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
         return f"{name}:0"
 
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""
-        endpoint = self.process.endpoint
+        self._ask_all(registry.endpoints(), "trace.flush")
+
+    def _leave_other_nodes(self, registry: RegistryService) -> None:
+        """Let one worker of each other node remove the cluster's files there."""
+        by_node = {address.partition("|")[0]: address for address in registry.endpoints()}
+        by_node.pop(str(self.process.node_rank), None)
+        self._ask_all(by_node.values(), "session.end")
+
+    def _ask_all(self, addresses: Iterable[str], kind: str) -> None:
         answers = []
-        for address in registry.endpoints():
+        for address in addresses:
             with suppress(WorkerDiedError):
-                answers.append(endpoint.request(address, "trace.flush"))
-        limit = time.monotonic() + _FLUSH_SECONDS
+                answers.append(self.process.endpoint.request(address, kind))
+        limit = time.monotonic() + _ANSWER_SECONDS
         while any(not answer.done() for answer in answers) and time.monotonic() < limit:
             time.sleep(0.01)
 
@@ -155,6 +161,8 @@ class RayRuntime(RayRuntimeBase):
         if self._watch is not None:
             self._watch.close()
         if ray.is_initialized():
+            if self._registry is not None:
+                self._leave_other_nodes(self._registry)
             for worker in self._started.values():
                 worker.kill()
             if hasattr(self, "namespace"):
@@ -191,7 +199,7 @@ def attach_to_running() -> bool:
         if not os.environ.get("RAY_ADDRESS"):
             return False
         ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
-    text = internal_kv._internal_kv_get(_NAMESPACE.encode(), namespace=_KV_SPACE)
+    text = internal_kv._internal_kv_get(NAMESPACE.encode(), namespace=_KV_SPACE)
     if text is None:
         return False
     entry = json.loads(text)
@@ -206,128 +214,13 @@ def attach_to_running() -> bool:
     return True
 
 
-def _connect(config: ClusterConfig) -> bool:
-    """Join the Ray cluster that was named, else start one; returns whether it was started."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    address = config.address or os.environ.get("RAY_ADDRESS")
-    # What the driver can import its workers can import, too.
-    extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
-    common: dict[str, Any] = {
-        "namespace": _NAMESPACE,
-        "job_config": JobConfig(_py_driver_sys_path=extra),
-        "logging_level": "WARNING",
-    }
-    modules = _shipped_code()
-    if modules is not None:
-        common["runtime_env"] = {"py_modules": [modules]}
-    if address and address != "local":
-        ray.init(address=address, **common)
-        return False
-    if config.num_nodes > 1:
-        raise SchedulerUsageError(
-            f"cluster.num_nodes is {config.num_nodes}, but cluster.address names no running Ray "
-            "cluster. Run `ray start` on every machine and set cluster.address (or RAY_ADDRESS), "
-            "for example to 'auto'."
-        )
-    # Ray warns that it protects a new cluster by a token; that is as it should be.
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        **common,
-    )
-    _end_idle_services()
-    return True
-
-
-def _end_idle_services() -> None:
-    """End what Ray starts beside a cluster that is ours alone and that nobody asks anything.
-
-    Autoscaler and dashboard server hold a hundred megabytes. Ray has a switch for neither.
-    """
-    from ray._private.worker import _global_node as node
-
-    for name in ("kill_monitor", "kill_dashboard"):
-        end = getattr(node, name, None)
-        if end is not None:
-            end(check_alive=False)
-
-
-def _shipped_code() -> str | None:
-    """Directory of the package to send to other machines, by ``RLINF_CODE_WORKING_DIR``."""
-    setting = os.environ.get("RLINF_CODE_WORKING_DIR", "0")
-    if setting in ("", "0"):
-        return None
-    if setting == "auto":
-        return str(Path(__file__).resolve().parents[2])
-    return str(Path(setting) / "rlinf")
-
-
 def _claim_namespace() -> str:
     """The first name space that no other program on this Ray cluster has."""
     for number in range(_MOST_NAMESPACES):
-        name = _NAMESPACE if number == 0 else f"{_NAMESPACE}_{number}"
+        name = NAMESPACE if number == 0 else f"{NAMESPACE}_{number}"
         taken = internal_kv._internal_kv_put(
             name.encode(), b"{}", overwrite=False, namespace=_KV_SPACE
         )
         if not taken:
             return name
     raise SchedulerError(f"all of {_MOST_NAMESPACES} name spaces of this Ray cluster are taken")
-
-
-def _find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) -> list[NodeInfo]:
-    """Wait for the nodes, look at them, and put them in order."""
-    wanted = 1 if all_nodes else config.num_nodes
-    limit = time.monotonic() + deadline_seconds
-    while len(alive := [node for node in ray.nodes() if node["Alive"]]) < wanted:
-        if time.monotonic() > limit:
-            raise SchedulerError(
-                f"waited {deadline_seconds / 60:g} minutes for {wanted} nodes, but only "
-                f"{len(alive)} joined: {[node['NodeManagerAddress'] for node in alive]}. Run "
-                "`ray start --address=…` on the missing machines, or lower cluster.num_nodes."
-            )
-        time.sleep(0.5)
-    own_id = ray.get_runtime_context().get_node_id()
-    own_rank = os.environ.get("RLINF_NODE_RANK")
-    probed = {
-        node["NodeID"]: _probe_later(node["NodeID"]) for node in alive if node["NodeID"] != own_id
-    }
-    given = {own_id: own_rank, **{key: ray.get(ref) for key, ref in probed.items()}}
-
-    def order(node: dict[str, Any]) -> tuple[int, bool, str]:
-        rank = given[node["NodeID"]]
-        return (
-            int(rank) if rank else len(alive),
-            node["NodeID"] != own_id,
-            node["NodeManagerAddress"],
-        )
-
-    chosen = sorted(alive, key=order)
-    chosen = chosen if all_nodes else chosen[:wanted]
-    infos = []
-    for rank, node in enumerate(chosen):
-        key, ip = node["NodeID"], node["NodeManagerAddress"]
-        place = {"ray_id": key, "node_ip": ip}
-        if key == own_id:
-            infos.append(probe_node(config, rank, **place))
-        else:
-            probe = ray.remote(probe_node).options(**_on_node(key))
-            infos.append(ray.get(probe.remote(config, rank, **place)))
-    return infos
-
-
-def _on_node(node_id: str) -> Any:
-    return {
-        "num_cpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-    }
-
-
-def _probe_later(node_id: str) -> Any:
-    return ray.remote(_given_rank).options(**_on_node(node_id)).remote()
-
-
-def _given_rank() -> str | None:
-    return os.environ.get("RLINF_NODE_RANK")

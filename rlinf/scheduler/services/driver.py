@@ -7,9 +7,9 @@ from typing import Any
 from rlinf.scheduler.process import Process
 from rlinf.scheduler.services.diagnosis import DiagnosisService
 from rlinf.scheduler.services.leases import LeaseService
-from rlinf.scheduler.services.ports import PortService
 from rlinf.scheduler.services.registry import RegistryService
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.services.tracer import Tracer
+from rlinf.scheduler.transport.endpoint import Endpoint
 
 
 class DriverServices:
@@ -50,3 +50,25 @@ class DriverServices:
         if self._tracer is not None:
             Tracer.disable()
             self._tracer.finalize()
+
+
+class PortService:
+    """Keeps two workers of a node from taking the same free port."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._owners: dict[tuple[int, int], str] = {}
+        endpoint.register("port.take", self.take)
+        endpoint.register("port.free", self.free)
+
+    def take(self, node_rank: int, port: int, worker: str) -> bool:
+        """Claim a port; False if another worker has it."""
+        return self._owners.setdefault((node_rank, port), worker) == worker
+
+    def free(self, node_rank: int, port: int) -> None:
+        """Give a port back."""
+        self._owners.pop((node_rank, port), None)
+
+    def free_worker(self, worker: str) -> None:
+        """Give every port of a worker back."""
+        for place in [place for place, owner in self._owners.items() if owner == worker]:
+            del self._owners[place]

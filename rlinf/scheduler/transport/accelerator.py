@@ -13,10 +13,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlinf.scheduler.accelerators import AcceleratorUtil
+from rlinf.scheduler.accelerators import AcceleratorUtil, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerValueError
-from rlinf.scheduler.options import CollectiveGroupOptions
 from rlinf.scheduler.rendezvous import meet, open_place
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """Files of one cluster on one machine: sockets and shared-memory blocks, and their removal.
 
-A cluster has a name. Its driver holds a lock on ``rlinf-<name>.lock`` for as long as it lives,
-so whoever can take that lock knows that the driver is gone and may remove what it left. (A process
-id would not do: containers may share ``/dev/shm`` and not their process ids.)
+A cluster has a name. On its machine the driver holds a lock on ``rlinf-<name>.lock`` for as long
+as it lives, on another one every worker does. So whoever can take that lock alone knows that they
+are gone and may remove what they left. (A process id would not do: containers may share
+``/dev/shm`` and not their process ids.)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,8 @@ def shared_memory_directory() -> Path:
     return directory if directory.is_dir() else Path(tempfile.gettempdir())
 
 
-def _socket_root() -> Path:
+def socket_root() -> Path:
+    """Where directories of Unix sockets can be: their paths must be short."""
     root = tempfile.gettempdir()
     return Path(root) if len(root) <= _LONGEST_SOCKET_DIRECTORY else Path("/tmp")
 
@@ -54,7 +57,7 @@ class Session:
     @property
     def socket_directory(self) -> Path:
         """Private directory of the cluster's Unix sockets."""
-        return _socket_root() / f"{_PREFIX}{self.name}"
+        return socket_root() / f"{_PREFIX}{self.name}"
 
     @property
     def lock_path(self) -> Path:
@@ -88,8 +91,16 @@ class OwnedSession:
         self._lock = None
 
 
+def hold_session(session: Session) -> None:
+    """Keep a session's files on a machine without its driver, while this process lives."""
+    remove_stale_sessions()
+    held = os.open(session.lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+    with suppress(BlockingIOError):  # nodes of one machine: its driver holds them
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 def remove_stale_sessions() -> None:
-    """Remove the files of every session whose driver is gone."""
+    """Remove the files of every session that no process of this machine holds any more."""
     for path in shared_memory_directory().glob(f"{_PREFIX}*.lock"):
         name = path.name.removeprefix(_PREFIX).removesuffix(".lock")
         try:
@@ -99,7 +110,7 @@ def remove_stale_sessions() -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # its driver lives
+            continue  # it lives
         else:
             Session(name).remove_files()
         finally:

@@ -50,8 +50,9 @@ class SocketEndpoint(Endpoint):
         self._codec = codec
         self._node = str(node_rank)
         self._secret = hashlib.sha256(session.token.encode()).digest()
-        session.socket_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = f"{session.socket_directory}/{os.getpid()}.{next(_serial)}"
+        self.directory = session.socket_directory
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = f"{self.directory}/{os.getpid()}.{next(_serial)}"
         listeners = [listen_at(path)]
         network = ""
         if node_ip is not None:

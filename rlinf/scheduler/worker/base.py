@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
-import socket
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.channel import Channel
+from rlinf.scheduler.compat.routed_messages import RoutedMessaging
+from rlinf.scheduler.compat.worker_members import WorkerMembers
+from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.process import (
     current_worker,
     require_process,
     take_launching,
 )
-from rlinf.scheduler.worker.extensions import register_extensions, register_extensions_once
+from rlinf.scheduler.runtime.attach import adopt, child_launch
+from rlinf.scheduler.runtime.launch import register_extensions, register_extensions_once
 from rlinf.scheduler.worker.messaging import Messaging
-from rlinf.scheduler.worker.routing import RoutedMessaging
 from rlinf.scheduler.worker.timers import WorkerTimers
+from rlinf.scheduler.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from rlinf.scheduler.channel import Channel
-    from rlinf.scheduler.device_lock import DeviceLock
-    from rlinf.scheduler.worker.launch import Launch
-    from rlinf.scheduler.worker_group import WorkerGroup
-
-_PORT_ATTEMPTS = 10_000
+    from rlinf.scheduler.runtime.launch import Launch
 
 logger = logging.getLogger("rlinf")
 
@@ -57,7 +55,7 @@ class WorkerMeta(type):
         return _device_type(cls.accelerator_type)
 
 
-class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
+class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=WorkerMeta):
     """One process of a worker group (on the ``local`` runtime: one thread).
 
     Subclass it, call ``super().__init__()``, and launch it with
@@ -84,8 +82,6 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
     ) -> None:
         launch: Launch | None = take_launching()
         if launch is None and parent_address is not None:
-            from rlinf.scheduler.runtime.attach import child_launch
-
             launch = child_launch(parent_address, world_size or 1, rank or 0)
         if launch is None:
             raise SchedulerUsageError(
@@ -108,16 +104,12 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
         self._node_local_rank = placement.local_rank
         self._node_local_world_size = placement.local_world_size
         self.global_accelerator_ids = list(launch.info.available_accelerators)
-        from rlinf.scheduler.runtime.attach import adopt
-
         adopt(self, launch)
         register_extensions_once()
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
         """A group of this class that can be launched; the arguments go to ``__init__``."""
-        from rlinf.scheduler.worker_group import WorkerGroup
-
         return WorkerGroup(cls, args, kwargs)
 
     @staticmethod
@@ -145,18 +137,6 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
     def current_worker(self) -> Worker:
         """This worker."""
         return self
-
-    @property
-    def manager_proxy(self) -> WorkerDirectory:
-        """Look-up of other workers."""
-        return WorkerDirectory()
-
-    @property
-    def device_lock(self) -> DeviceLock:
-        """Context manager that leases this worker's devices."""
-        from rlinf.scheduler.device_lock import DeviceLock
-
-        return DeviceLock(self._worker_name, self.global_accelerator_ids)
 
     @property
     def has_accelerator(self) -> bool:
@@ -192,10 +172,6 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
         """Name of this worker, ``group:rank``."""
         return self._worker_name
 
-    def get_parent_rank(self) -> int:
-        """Rank of the worker that started this one, 0 where there is none."""
-        return self._worker_address.get_parent_rank()
-
     def check_worker_alive(self, worker_name: str) -> bool:
         """Whether a worker was launched and did not die."""
         return bool(require_process().ask_driver("registry.alive", worker_name))
@@ -209,35 +185,11 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
         local: bool = False,
     ) -> Channel:
         """Create a channel, or connect to the one of that name."""
-        from rlinf.scheduler.channel import Channel
-
         return Channel.create(channel_name, maxsize, distributed, node_rank, local)
 
     def connect_channel(self, channel_name: str) -> Channel:
         """Connect to a channel that exists."""
-        from rlinf.scheduler.channel import Channel
-
         return Channel.connect(channel_name, self)
-
-    def acquire_free_port(self, max_port_num: int | None = None) -> int:
-        """A free port of this node that no other worker of the node was given.
-
-        Args:
-            max_port_num: Highest port to take.
-
-        Raises:
-            SchedulerError: No free port was found.
-        """
-        process = require_process()
-        for _ in range(_PORT_ATTEMPTS):
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port: int = probe.getsockname()[1]
-            if max_port_num is not None and port > max_port_num:
-                port = _free_port_below(max_port_num)
-            if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
-                return port
-        raise SchedulerError(f"no free port on node {process.node_rank}")
 
     def log_debug(self, message: object) -> None:
         """Log at level DEBUG."""
@@ -255,43 +207,8 @@ class Worker(Messaging, RoutedMessaging, WorkerTimers, metaclass=WorkerMeta):
         """Log at level ERROR."""
         self._log(logging.ERROR, message)
 
-    def log_on_first_rank(self, message: object) -> None:
-        """Log at level INFO on rank 0 only."""
-        if self._rank == 0:
-            self._log(logging.INFO, message)
-
-    def log_on_last_rank(self, message: object) -> None:
-        """Log at level INFO on the last rank only."""
-        if self._rank == self._world_size - 1:
-            self._log(logging.INFO, message)
-
     def _log(self, level: int, message: object) -> None:
         logger.log(level, "%s: %s", self._worker_name, message, stacklevel=3)
-
-    def start_profile(self, step: int | None = None) -> None:
-        """Open the capture window of an external profiler, where the platform has one."""
-        self._profiler_call("start", step)
-
-    def stop_profile(self) -> None:
-        """Close the capture window of an external profiler."""
-        self._profiler_call("stop", None)
-
-    def _profiler_call(self, action: str, step: int | None) -> None:
-        profiler = getattr(self.torch_platform, "profiler", None)
-        if profiler is not None:
-            self.log_debug(f"{action} profile of step {step}")
-            getattr(profiler, action)()
-
-
-class WorkerDirectory:
-    """Look-up of workers by address."""
-
-    def get_worker_info(self, worker_address: WorkerAddress) -> WorkerInfo | None:
-        """Information of a worker, None if there is no such worker."""
-        info: WorkerInfo | None = require_process().ask_driver(
-            "registry.info", worker_address.get_name()
-        )
-        return info
 
 
 def _device_type(accelerator_type: AcceleratorType) -> str | None:
@@ -299,14 +216,3 @@ def _device_type(accelerator_type: AcceleratorType) -> str | None:
     if accelerator_type is AcceleratorType.CPU_SLOT:
         return None
     return AcceleratorUtil.get_device_type(accelerator_type)
-
-
-def _free_port_below(highest: int) -> int:
-    for port in range(highest, 1023, -1):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise SchedulerError(f"no free port up to {highest}")

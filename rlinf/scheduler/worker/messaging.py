@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rlinf.scheduler.accelerators import AcceleratorType
+from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
-from rlinf.scheduler.options import CollectiveGroupOptions
 from rlinf.scheduler.process import Process, require_process
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.runtime.async_work import AsyncWork, finished_work
+from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.payload import LARGE_BYTES, Payload
-from rlinf.scheduler.work import AsyncWork, finished_work
 
 if TYPE_CHECKING:
     import torch

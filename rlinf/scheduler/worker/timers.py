@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from rlinf.scheduler.errors import SchedulerValueError
-from rlinf.scheduler.tracer import Tracer
+from rlinf.scheduler.services.tracer import Tracer
 
 
 class WorkerTimers:

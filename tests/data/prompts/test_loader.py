@@ -110,7 +110,7 @@ def test_another_order_or_set_is_refused(other, reason):
 
 
 def test_an_empty_or_misnumbered_set_is_refused():
-    with pytest.raises(ValueError, match="no prompt"):
+    with pytest.raises(ValueError, match="no row"):
         PromptLoader(dataset(0))
     with pytest.raises(ValueError, match="numbered from 0"):
         PromptDataset(dataset(3).prompts[1:], LoadingReport(records=2, prompts=2))

@@ -159,13 +159,44 @@ def test_no_process_crosses_two_nodes():
     assert apart.plan.components["a"].devices == (4, 5, 6)
 
 
+def apart_on(devices, flow, **sizes):
+    """Where two components are placed that have one process of so many devices, on their own."""
+    measured = profile(**{n: component(1.0, devices=(size,)) for n, size in sizes.items()})
+    asked = limits(**{n: {"devices_per_process": size} for n, size in sizes.items()})
+    found = plan(flow, measured, cluster(devices), asked, alternatives=9)
+    plans = [p.plan for p in (found, *found.alternatives) if p.plan.mode == "disaggregated"]
+    return [{name: part.devices for name, part in p.components.items()} for p in plans]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("looped", [False, True])
+def test_replicas_side_by_side_begin_at_multiples_of_their_size(names, looped):
+    flow = chain(*names)
+    if looped:
+        flow, (one, other) = Flow("test"), names
+        flow.loop(
+            "loop",
+            Stage(one, "run", ("back",), ("forth",)),
+            Stage(other, "run", ("forth",), ("back",)),
+        )
+    # Three devices come first, and two begin at the next even one: 3 is left free.
+    assert apart_on(6, flow, a=3, b=2) == [{"a": (0, 1, 2), "b": (4, 5)}]
+    if looped:
+        with pytest.raises(ConfigError, match="each fit, but not at the same time, on 1x5"):
+            apart_on(5, flow, a=3, b=2)
+    else:
+        assert apart_on(5, flow, a=3, b=2) == []
+    # The larger ones come first: behind two devices, four would begin at 4, and end beyond 6.
+    assert apart_on(6, flow, a=2, b=4) == [{"a": (4, 5), "b": (0, 1, 2, 3)}]
+
+
 def test_groups_stay_whole():
     measured = profile(a=component(1.0, items=(2, 4, 8)), b=component(1.0, items=(2, 4, 8)))
     asked = Constraints(items=8, group_size=4)
     assert asked.hand_overs() == (4, 8)
     found = plan(chain("a", "b"), measured, cluster(4), asked)
     assert all(len(part.devices) <= 2 for part in found.plan.components.values())
-    assert {part.granularity for part in found.plan.components.values()} <= {None, 4}
+    assert set(found.hand_overs.values()) <= {4}
 
 
 def test_what_does_not_stream_gets_all_items_at_once():

@@ -5,7 +5,7 @@ import pytest
 
 from rlinf.errors import ConfigError
 from rlinf.planner.search import plan, predict
-from rlinf.planner.search.composition import Junction, Limits
+from rlinf.planner.search.composition import Composition, OptionBounds
 from rlinf.planner.search.formulas import Stream
 from rlinf.planner.search.options import Options
 from tests.planner.search.brute_force import fastest
@@ -72,8 +72,8 @@ def random_part(rng, count):
 @pytest.mark.parametrize("form", ["closed", "out", "into", "through"])
 def test_pairs_that_are_not_looked_at_are_dominated(form, monkeypatch):
     rng = np.random.default_rng(0)
-    limits = Limits(np.array([40]), np.array([3.5]), 30.0)
-    turns = Junction("temporal", form, 8, 2, (1, 1))
+    limits = OptionBounds(np.array([40]), np.array([3.5]), 30.0)
+    turns = Composition("temporal", form, 8, 2, (1, 1))
     looked_at = np.zeros(2)
     for _ in range(20):
         parts = [random_part(rng, int(rng.integers(1, 150))) for _ in range(2)]
@@ -104,7 +104,7 @@ def test_a_plan_that_was_found_is_predicted_to_take_what_it_promised():
             found = plan(*arguments)
         except ConfigError:
             continue
-        again = predict(problem.flow, found.plan, *arguments[1:])
+        again = predict(problem.flow, found.plan, *arguments[1:], hand_overs=found.hand_overs)
         # Side by side, a smaller part may be placed where it takes turns with what comes later.
         assert again == pytest.approx(found.seconds) or "&" in found.shape
         compared += 1

@@ -42,13 +42,13 @@ def cluster(devices, **values):
 
 
 def placed(**components):
-    """A plan from (devices, granularity) or (devices, granularity, residency)."""
+    """A plan from devices, or (devices, residency)."""
     plans = {}
-    for name, (devices, granularity, *residency) in components.items():
+    for name, given in components.items():
+        devices, *residency = given if isinstance(given[0], tuple) else (given,)
         plans[name] = ComponentPlan(
             devices=devices,
             processes=len(devices),
-            granularity=granularity,
             residency=residency[0] if residency else "resident",
         )
     return Plan(components=plans)

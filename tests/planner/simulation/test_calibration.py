@@ -12,7 +12,7 @@ from rlinf.planner.simulation import (
     parse_lengths,
     simulate,
 )
-from rlinf.planner.simulation.calibration import calibrated
+from rlinf.planner.simulation.generation import calibrated
 from tests.planner.simulation.flows import chain, cluster, component, placed, profile
 
 LENGTHS = LengthDistribution(mean=500, maximum=2000, sigma=0.8, correlation=0.5)
@@ -26,7 +26,7 @@ def true_seconds(model, groups, engines, group_size=4):
 
 def test_the_parts_of_a_decoding_step_are_found_again_from_times_at_several_sizes():
     true = GenerationModel(
-        lengths=LENGTHS, slots=64, seconds_fixed=0.01, seconds_per_sequence=0.0005
+        lengths=LENGTHS, max_running=64, seconds_fixed=0.01, seconds_per_sequence=0.0005
     )
     measured = [
         Measurement(items=4 * n, devices=d, seconds=true_seconds(true, n, d), origin="true")
@@ -66,7 +66,7 @@ def test_one_measured_size_gives_its_time():
 
 def test_idle_shares_by_the_components_of_devices():
     measured = profile(a=component(1.0), b=component(3.0), c=component(1.0))
-    split = placed(a=((0, 1), None), b=((0, 1), None), c=((2,), None))
+    split = placed(a=(0, 1), b=(0, 1), c=(2,))
     four = cluster(4)
     found = simulate(chain("a", "b", "c"), split, measured, four, Constraints(items=8),
                      conditions=Conditions(steps=2))  # fmt: skip

@@ -1,14 +1,13 @@
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from benchmarks.scenarios import Scenario, find_scenario, run_scenario, scenarios, table
 from rlinf.errors import ConfigError
 from rlinf.planner.simulation import LengthDistribution
-from rlinf.planner.simulation.scenario_data import Scenario, find_scenario, scenarios
-from rlinf.planner.simulation.scenarios import run_scenario, table
 
 KINDS = {"published", "derived", "assumed"}
 
@@ -57,7 +56,7 @@ def test_with_stale_weights_generation_and_training_overlap():
 
 def written():
     """What the scenario file says, as plain data."""
-    text = resources.files("rlinf.planner.simulation").joinpath("scenarios.yaml").read_text("utf-8")
+    text = Path("benchmarks/scenarios.yaml").read_text("utf-8")
     return yaml.safe_load(text)
 
 

@@ -8,7 +8,7 @@ from rlinf.monitor.timeline import TimelineFile, read_timeline
 from rlinf.planner.search import Constraints, plan
 from rlinf.planner.search.formulas import loop_seconds
 from rlinf.planner.simulation import Conditions, GenerationModel, LengthDistribution, simulate
-from rlinf.planner.simulation.stations import play_loop
+from rlinf.planner.simulation.node_run import play_loop
 from tests.planner.search.random_problems import random_problem
 from tests.planner.simulation.flows import chain, cluster, component, placed, profile
 
@@ -17,8 +17,9 @@ EIGHT = Constraints(items=8)
 
 def test_two_stages_on_separate_devices_take_fill_and_bottleneck():
     measured = profile(a=component(1.0), b=component(3.0))
-    split = placed(a=((0,), 2), b=((1,), 2))
-    found = simulate(chain("a", "b"), split, measured, cluster(2), EIGHT)
+    split = placed(a=(0,), b=(1,))
+    pairs = Conditions(hand_overs={"a": 2, "b": 2})
+    found = simulate(chain("a", "b"), split, measured, cluster(2), EIGHT, conditions=pairs)
     # Chunks of 2: 2 s and 6 s; fill 2 + 6, then three more at the pace of b.
     assert found.seconds == pytest.approx(2 + 6 + 3 * 6)
 
@@ -28,7 +29,7 @@ def test_two_stages_on_the_same_devices_take_turns_and_switch():
         a=component(1.0, onload_seconds=0.5, offload_seconds=0.25),
         b=component(3.0, onload_seconds=1.0, offload_seconds=2.0),
     )
-    both = placed(a=((0, 1), None, "offload"), b=((0, 1), None, "offload"))
+    both = placed(a=((0, 1), "offload"), b=((0, 1), "offload"))
     found = simulate(chain("a", "b"), both, measured, cluster(2), EIGHT)
     assert found.seconds == pytest.approx((0.5 + 4 + 0.25) + (1 + 12 + 2))
     a, b = (found.steps[0].nodes[name] for name in "ab")
@@ -37,7 +38,7 @@ def test_two_stages_on_the_same_devices_take_turns_and_switch():
 
 def test_nodes_that_share_one_device_of_several_take_turns():
     measured = profile(a=component(1.0), b=component(1.0))
-    overlapping = placed(a=((0, 1), 2), b=((1, 2, 3), None))
+    overlapping = placed(a=(0, 1), b=(1, 2, 3))
     found = simulate(chain("a", "b"), overlapping, measured, cluster(4), Constraints(items=4))
     run = found.steps[0].nodes
     assert run["b"].leased == run["a"].released == pytest.approx(2.0)
@@ -45,7 +46,7 @@ def test_nodes_that_share_one_device_of_several_take_turns():
 
 def test_one_long_sequence_holds_up_the_step():
     model = GenerationModel(
-        lengths=LengthDistribution(mean=100, maximum=100), slots=4, seconds_fixed=0.01
+        lengths=LengthDistribution(mean=100, maximum=100), max_running=4, seconds_fixed=0.01
     )
     lengths = np.array([10, 10, 10, 1000])
     assert model.serve(lengths).max() == pytest.approx(10.0)
@@ -54,7 +55,7 @@ def test_one_long_sequence_holds_up_the_step():
 def test_slots_are_taken_over_by_those_who_wait():
     model = GenerationModel(
         lengths=LengthDistribution(mean=10, maximum=10),
-        slots=2,
+        max_running=2,
         seconds_fixed=1.0,
         seconds_per_sequence=0.5,
     )
@@ -69,7 +70,7 @@ def test_generation_agrees_with_a_walk_token_by_token():
         slots = int(rng.integers(1, 8))
         model = GenerationModel(
             lengths=LengthDistribution(mean=10, maximum=30),
-            slots=slots,
+            max_running=slots,
             seconds_fixed=0.3,
             seconds_per_sequence=0.1,
         )
@@ -101,8 +102,9 @@ def test_the_planner_promises_what_the_simulator_finds_in_simple_chains():
         except ConfigError:
             continue
         simulated = simulate(
-            problem.flow, found.plan, problem.profile, problem.cluster, problem.constraints
-        )
+            problem.flow, found.plan, problem.profile, problem.cluster, problem.constraints,
+            conditions=Conditions(hand_overs=found.hand_overs),
+        )  # fmt: skip
         offloaded = any(p.residency == "offload" for p in found.plan.components.values())
         # Exact, but for the loading of a node behind a stream: the formula does not overlap it.
         if offloaded and "|" in found.shape:
@@ -119,10 +121,10 @@ def test_every_unit_is_handed_on_once_and_in_time():
         times = rng.uniform(0.1, 3, 3)
         names = ("a", "b", "c")
         measured = profile(**{n: component(float(t)) for n, t in zip(names, times, strict=True)})
-        split = placed(**{n: ((i,), int(rng.choice([1, 2, 4, 8]))) for i, n in enumerate(names)})
-        found = simulate(
-            chain(*names), split, measured, cluster(3), EIGHT, conditions=Conditions(timeline=True)
-        )
+        split = placed(**{n: (i,) for i, n in enumerate(names)})
+        pieces = {n: int(rng.choice([1, 2, 4, 8])) for n in names}
+        asked = Conditions(timeline=True, hand_overs=pieces)
+        found = simulate(chain(*names), split, measured, cluster(3), EIGHT, conditions=asked)
         puts = [e for e in found.events if e["name"].startswith("put")]
         assert len(puts) == 2 * 8
         busiest = max(times) * 8
@@ -172,7 +174,7 @@ def test_a_last_pass_and_hand_overs_are_part_of_a_loop(shared, stages, seconds):
 
 def test_one_step_of_staleness_overlaps_generation_with_training():
     measured = profile(a=component(1.0), b=component(1.5), synchronisation_seconds=0.0)
-    split = placed(a=((0,), None), b=((1,), None))
+    split = placed(a=(0,), b=(1,))
     steps = Conditions(steps=20)
     behind = EIGHT.model_copy(update={"staleness": 1})
     flow = chain("a", "b")
@@ -186,7 +188,7 @@ def test_synchronisation_is_part_of_a_step():
     measured = profile(a=component(1.0), synchronisation_seconds=2.0)
     found = simulate(
         chain("a"),
-        placed(a=((0,), None)),
+        placed(a=(0,)),
         measured,
         cluster(1),
         EIGHT,
@@ -199,7 +201,7 @@ def test_the_timeline_has_the_synchronisation_alone_as_a_run_has():
     measured = profile(a=component(1.0), synchronisation_seconds=2.0)
     measured = measured.model_copy(update={"driver_seconds": 3.0})
     conditions = Conditions(steps=2, timeline=True)
-    alone = placed(a=((0,), None))
+    alone = placed(a=(0,))
     found = simulate(chain("a"), alone, measured, cluster(1), EIGHT, conditions=conditions)
     assert found.step_seconds == pytest.approx([13, 13])
     spans = [event for event in found.events if event["name"] == "sync weights"]
@@ -211,13 +213,18 @@ def test_the_timeline_has_the_synchronisation_alone_as_a_run_has():
 
 def test_the_seed_decides_everything():
     measured = profile(a=component(1.0), b=component(1.0))
-    split = placed(a=((0,), 1), b=((1,), 1))
+    split = placed(a=(0,), b=(1,))
     model = GenerationModel(
-        lengths=LengthDistribution(mean=50, maximum=200, sigma=1.0), slots=4, seconds_fixed=0.01
+        lengths=LengthDistribution(mean=50, maximum=200, sigma=1.0),
+        max_running=4,
+        seconds_fixed=0.01,
     )
 
     def run(seed):
-        conditions = Conditions(steps=3, seed=seed, generation={"a": model}, timeline=True)
+        conditions = Conditions(
+            steps=3, seed=seed, generation={"a": model}, timeline=True,
+            hand_overs={"a": 1, "b": 1},
+        )  # fmt: skip
         flow = chain("a", "b")
         return simulate(flow, split, measured, cluster(2), EIGHT, conditions=conditions)
 
@@ -243,7 +250,7 @@ def test_generation_inside_of_a_loop_streams_groups_through_the_reward():
         }
     )
     model = GenerationModel(
-        lengths=LengthDistribution(mean=100, maximum=100), slots=8, seconds_fixed=0.01
+        lengths=LengthDistribution(mean=100, maximum=100), max_running=8, seconds_fixed=0.01
     )
     found = simulate(
         flow,
@@ -260,8 +267,8 @@ def test_generation_inside_of_a_loop_streams_groups_through_the_reward():
 
 def test_the_trace_is_that_of_a_real_run(tmp_path):
     measured = profile(a=component(1.0, onload_seconds=1.0), b=component(1.0))
-    split = placed(a=((0,), 4, "offload"), b=((1,), 4))
-    conditions = Conditions(timeline=True)
+    split = placed(a=((0,), "offload"), b=(1,))
+    conditions = Conditions(timeline=True, hand_overs={"a": 4, "b": 4})
     found = simulate(chain("a", "b"), split, measured, cluster(2), EIGHT, conditions=conditions)
     with TimelineFile(tmp_path / "trace.json") as file:
         file.write(found.events)
@@ -274,12 +281,12 @@ def test_the_trace_is_that_of_a_real_run(tmp_path):
 def test_a_plan_for_another_cluster_is_refused():
     measured = profile(a=component(1.0))
     with pytest.raises(ConfigError, match="device 3; 1x2 has devices 0 to 1"):
-        simulate(chain("a"), placed(a=((3,), None)), measured, cluster(2), EIGHT)
+        simulate(chain("a"), placed(a=(3,)), measured, cluster(2), EIGHT)
     with pytest.raises(ConfigError, match="does not place 'a'"):
-        simulate(chain("a"), placed(b=((0,), None)), measured, cluster(2), EIGHT)
+        simulate(chain("a"), placed(b=(0,)), measured, cluster(2), EIGHT)
 
 
 def test_a_size_that_was_not_measured_is_refused():
     measured = profile(a=component(1.0, devices=(1, 2)))
     with pytest.raises(ConfigError, match=r"'a' on 4 devices was not measured.*nearest: 2"):
-        simulate(chain("a"), placed(a=((0, 1, 2, 3), None)), measured, cluster(4), EIGHT)
+        simulate(chain("a"), placed(a=(0, 1, 2, 3)), measured, cluster(4), EIGHT)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.advantages import decision_steps, generalized_advantages, per_row
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.credit import decision_steps, generalized_advantages, per_row
+from rlinf.algorithms.metrics import advantages_of, chunk_step_metrics
 from rlinf.algorithms.protocol import Algorithm, Evaluation
-from rlinf.algorithms.samples import advantage_metrics, advantages_of, training_batch
+from rlinf.algorithms.samples import rows_of
 from rlinf.data.trajectory import Trajectory
 from rlinf_example.reinforce_config import ReinforceConfig
 
@@ -16,31 +17,23 @@ from rlinf_example.reinforce_config import ReinforceConfig
 class Reinforce(Algorithm):
     """−E[ρ A] with the discounted return to the end of the episode or rollout as A."""
 
-    needs_reference = False
-
     def __init__(self, config: ReinforceConfig, *, group_size: int = 1) -> None:
         self.config = config
 
-    def value_dim(self, chunk: int) -> int:
-        """No critic."""
-        return 0
-
-    def prepare(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
+    def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """Samples with their returns; without values, λ = 1 makes of GAE the plain return."""
-        steps = decision_steps(trajectory, reward_type="chunk_level", bootstrap_type="none")
+        assert isinstance(rollout, Trajectory)  # the config says: actions alone
+        steps = decision_steps(rollout, reward_type="chunk_level", bootstrap_type="none")
         returns, _ = generalized_advantages(
             steps=steps, rewards=steps.rewards, gamma=self.config.gamma, gae_lambda=1.0
         )
-        batch = training_batch(
-            trajectory,
+        batch = rows_of(
+            rollout,
             logprob_type="chunk_level",
-            advantages=per_row(returns, trajectory.num_steps),
-            returns=None,
-            values=None,
-            weights=None,
+            advantages=per_row(returns, rollout.num_steps),
             normalized=self.config.baseline,
         )
-        return batch, advantage_metrics(batch, trajectory)
+        return batch, chunk_step_metrics(rollout, batch)
 
     def normalizer(self, batch: Batch) -> float:
         """Number of samples of the global batch."""

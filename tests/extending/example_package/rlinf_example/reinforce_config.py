@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.algorithms.base_config import AlgorithmConfig
 
 
 class ReinforceConfig(AlgorithmConfig):

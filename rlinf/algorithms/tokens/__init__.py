@@ -1,1 +1,0 @@
-"""Algorithms for language models: advantages and losses over sampled tokens."""

@@ -1,0 +1,97 @@
+"""``rlinf record RECIPE|RUN --out DIRECTORY``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
+from rlinf.cli.screen import say
+from rlinf.errors import ConfigError
+
+
+def record(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN|CHECKPOINT",
+            help="A recipe, whose simulator brings an expert; or a run, whose policy acts.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's."),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Directory of the set; it must not exist yet.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to record.")] = 50,
+    num_envs: Annotated[int, typer.Option(min=1, help="Environments at the same time.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episodes and of the noise.")] = 0,
+    noise: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Standard deviation of noise on what is executed, which is not recorded.",
+        ),
+    ] = 0.0,
+    debug: Debug = False,
+) -> None:
+    """Record episodes to learn from; no evaluation of the recipe plays any of them."""
+    if out.exists():
+        raise ConfigError(f"--out = '{out}' exists; give a new directory")
+    check_writable(out, "--out")
+    from rlinf.cli.tasks import read_config, task_of_run
+    from rlinf.config.validate import check
+
+    if is_recipe(source):
+        task, loaded, config = read_config(source, overrides or [])
+        _require_simulator(task.config_class, source)
+        check(config, loaded)
+        from rlinf.runners.record import record as play
+
+        actor, name = None, "expert"
+    else:
+        if overrides:
+            raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
+        path = _find_run(source)
+        task = task_of_run(path)
+        _require_simulator(task.config_class, source)
+        from rlinf.runners.record import policy_of
+        from rlinf.runners.record import record as play
+
+        config, actor, name = policy_of(task, path)
+    found = play(
+        config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
+        noise=noise,
+    )  # fmt: skip
+    say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
+        f"rlinf check demonstrations {out}")  # fmt: skip
+
+
+def _find_run(source: str) -> Path:
+    """The run or checkpoint that is named.
+
+    Raises:
+        ConfigError: There is neither it nor a recipe of that name.
+    """
+    try:
+        return find_run_or_checkpoint(source)
+    except ConfigError as error:
+        from rlinf.config.load import recipe_names
+        from rlinf.config.nearest import did_you_mean
+
+        hint = did_you_mean(source, recipe_names())
+        raise ConfigError(f"{error}. Nor is it a recipe; {hint}") from error
+
+
+def _require_simulator(config_class: type, source: str) -> None:
+    """Refuse a recipe or run without simulators.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if "env" not in getattr(config_class, "model_fields", {}):
+        raise ConfigError(f"{source} plays in no simulator, so that there is nothing to record")

@@ -1,0 +1,313 @@
+"""Prompts with the answers that a language model is to give: what supervised training learns.
+
+Imports no torch, so that a recipe is checked in an instant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import Component, illegal
+from rlinf.data.prompts.build import read_raw_prompts, refuse_broken
+from rlinf.data.prompts.config import RecordFilesConfig
+from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError
+from rlinf.data.prompts.report import Notes
+from rlinf.data.tasks.base_config import TaskConfig
+from rlinf.data.tasks.registry import REGISTRY
+from rlinf.errors import ConfigError, in_section
+
+_BATCH = 1024
+
+
+class ExampleFilesConfig(RecordFilesConfig):
+    """Prompts and answers in files."""
+
+    answer_key: str | None = "answer"
+    """Key of the answer, a text; null: the prompt is a list of messages, the last of which, by the
+    assistant, is the answer."""
+
+
+class TextExamplesConfig(StrictModel):
+    """Where prompts and their answers come from, and how they become tokens."""
+
+    files: ExampleFilesConfig | None = None
+    """Prompts and answers in files."""
+    task: Annotated[TaskConfig, Component(REGISTRY)] | None = None
+    """A generated set instead of files: its worked targets are learnt, and the loss on those of its
+    held-out prompts is that of validation."""
+    held_out: int = Field(default=0, ge=0)
+    """So many examples at the end of the training files are not trained on, but validate; 0:
+    the files of validation do, or none."""
+    apply_chat_template: bool = False
+    """Put prompt and answer into the tokenizer's chat template; otherwise the prompt is a text, the
+    answer follows it as it is, and the token that ends a text follows the answer."""
+    max_length: int = Field(default=1024, ge=2)
+    """Tokens of the longest prompt with its answer."""
+    long_examples: Literal["skip", "refuse"] = "skip"
+    """Leave out longer examples, or refuse the set. They are never cut: a cut answer would teach
+    to end in the middle."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.files is None) == (self.task is None):
+            why = "no examples are named" if self.files is None else "is named beside `task`"
+            raise illegal("files", why, hint="write one of `files` and `task`")
+        if self.held_out and (self.files is None or self.files.validation):
+            other = "the task" if self.files is None else "files.validation"
+            raise illegal("held_out", f"{other} says what validates already", hint="nearest: 0")
+        if self.task is not None and self.task.called_tools:
+            raise illegal(
+                "task",
+                f"its targets call {', '.join(self.task.called_tools)}, whose replies are not "
+                "there to be read",
+                hint="nearest: without `calls`; the warm start of a run with rollout.agent learns "
+                "them",
+            )
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are examples to validate on."""
+        files = self.files
+        return files is None or bool(self.held_out or files.validation)
+
+    def check(self) -> None:
+        """Look for the files, or generate the task."""
+        for name, section in (("files", self.files), ("task", self.task)):
+            if section is not None:
+                with in_section(name):
+                    section.check()
+
+    def texts(self) -> Iterator[str]:
+        """Every text of a generated task, for a tokenizer that is trained on them.
+
+        Raises:
+            ConfigError: The examples are read from files.
+        """
+        if self.task is None:
+            raise ConfigError("a tokenizer is only trained on the texts of a generated task")
+        for item in self.task.build().items("train"):
+            yield from (item.prompt, item.target)
+
+    def build(self, tokenizer: Any) -> TextExampleSets:
+        """Read or generate the examples, and tokenise them once.
+
+        Args:
+            tokenizer: A tokenizer of ``transformers``.
+
+        Raises:
+            ConfigError: Nothing is left, too many records are broken, or a long one is refused.
+            MissingPackageError: A file is Parquet and pyarrow is not installed.
+        """
+        if self.task is not None:
+            task = self.task.build()
+            sets = [
+                self._encode(
+                    [RawPrompt(where=f"item {n}", content=i.prompt, answer=[i.target], level=None)
+                     for n, i in enumerate(task.items(split))],
+                    tokenizer, Notes(), "task",
+                )
+                for split in ("train", "held_out")
+            ]  # fmt: skip
+            return TextExampleSets(*sets)
+        assert self.files is not None, "a section names files or a task"
+        train = self._from_files(self.files, "train", tokenizer)
+        if self.files.validation:
+            return TextExampleSets(train, self._from_files(self.files, "validation", tokenizer))
+        if not self.held_out:
+            return TextExampleSets(train, None)
+        if self.held_out >= len(train):
+            raise ConfigError(
+                f"{self.held_out} of {len(train)} examples cannot be held out; nearest: "
+                f"{len(train) - 1}",
+                key="held_out",
+            )
+        kept = len(train) - self.held_out
+        return TextExampleSets(train[:kept], train[kept:])
+
+    def _from_files(
+        self, files: ExampleFilesConfig, name: Literal["train", "validation"], tokenizer: Any
+    ) -> TextExamples:
+        notes = Notes()
+        answer = files.answer_key or files.prompt_key  # of a conversation the last is taken below
+        paths, limit = files.train, files.limit
+        if name == "validation":
+            paths, limit = files.validation, files.validation_limit
+        with in_section("files"):
+            raw = read_raw_prompts(paths, RecordKeys(files.prompt_key, answer), notes)
+            refuse_broken(notes, files, name)
+        encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit)
+        with in_section("files"):
+            refuse_broken(notes, files, name)
+        return encoded
+
+    # -- from texts to tokens -------------------------------------------------------------------
+
+    def _encode(
+        self,
+        raw: Sequence[RawPrompt],
+        tokenizer: Any,
+        notes: Notes,
+        source: str,
+        limit: int | None = None,
+    ) -> TextExamples:
+        if self.apply_chat_template and not tokenizer.chat_template:
+            raise ConfigError(
+                "the tokenizer has no chat template; write false, or add one to its folder",
+                key="apply_chat_template",
+            )
+        notes.counts["records"] = notes.counts["records"] or len(raw)
+        examples: list[TextExample] = []
+        for start in range(0, len(raw), _BATCH):
+            if limit is not None and len(examples) >= limit:
+                break
+            examples += self._tokenised(raw[start : start + _BATCH], tokenizer, notes)
+        long = notes.counts["long"]
+        if self.long_examples == "refuse" and long:
+            raise ConfigError(
+                f"{long} examples are longer than {self.max_length} tokens, and long_examples is "
+                "refuse:\n  " + "\n  ".join(notes.examples),
+                key="max_length",
+            )
+        if not examples:
+            raise ConfigError(f"no example is left: {notes.report(0)}", key=source)
+        return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
+
+    def _tokenised(
+        self, raw: Sequence[RawPrompt], tokenizer: Any, notes: Notes
+    ) -> Iterator[TextExample]:
+        texts: list[tuple[str, str, str]] = []
+        for item in raw:
+            try:
+                texts.append((item.where, *self._texts(item, tokenizer)))
+            except UnusableRecordError as error:
+                notes.add("broken", item.where, str(error))
+        if not texts:
+            return
+        wheres, prompts, answers = zip(*texts, strict=True)
+        # A template writes its special tokens itself; a plain text begins with those of the model.
+        special = not self.apply_chat_template
+        prompt_ids = tokenizer(list(prompts), add_special_tokens=special)["input_ids"]
+        answer_ids = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+        unknown = tokenizer.unk_token_id
+        if unknown == tokenizer.eos_token_id:
+            unknown = None  # some tokenizers name a token for the unknown without ever using it so
+        end = [] if self.apply_chat_template else [tokenizer.eos_token_id]
+        for where, prompt, target in zip(wheres, prompt_ids, answer_ids, strict=True):
+            length = len(prompt) + len(target) + len(end)
+            if not prompt or not target:
+                notes.add("broken", where, "the prompt or the answer has no token")
+            elif unknown is not None and (unknown in prompt or unknown in target):
+                notes.add("broken", where, "has characters that the tokenizer does not know")
+            elif length > self.max_length:
+                notes.add("long", where, f"{length} tokens, {self.max_length} are allowed")
+            else:
+                yield TextExample(np.array(prompt, np.int64), np.array([*target, *end], np.int64))
+
+    def _texts(self, item: RawPrompt, tokenizer: Any) -> tuple[str, str]:
+        """Text of the prompt, and what follows it."""
+        content, answer = item.content, item.answer
+        if self.files is not None and self.files.answer_key is None:
+            if isinstance(content, str) or content[-1]["role"] != "assistant" or len(content) < 2:
+                raise UnusableRecordError(
+                    f"`{self.files.prompt_key}` is no conversation that ends with the assistant"
+                )
+            content, answer = content[:-1], content[-1]["content"]
+        if isinstance(answer, list) and len(answer) == 1:
+            answer = answer[0]  # as readers give a text
+        if not isinstance(answer, str):
+            raise UnusableRecordError(f"the answer is a text, not {type(answer).__name__}")
+        if not self.apply_chat_template:
+            if not isinstance(content, str):
+                raise UnusableRecordError("messages need apply_chat_template: true")
+            return content, answer
+        return _templated(content, answer, tokenizer)
+
+
+def _templated(
+    content: str | Sequence[Mapping[str, str]], answer: str, tokenizer: Any
+) -> tuple[str, str]:
+    """Prompt and answer in the chat template, as generation would continue it."""
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
+    whole = [*messages, {"role": "assistant", "content": answer}]
+    try:
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=False)
+    except TemplateError as error:
+        raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
+    if not text.startswith(prompt):
+        raise UnusableRecordError("the chat template does not continue the prompt by the answer")
+    return str(prompt), str(text[len(prompt) :])
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """One prompt and its answer.
+
+    Args:
+        prompt: [P] int64 tokens, at least one.
+        target: [L] int64 tokens of the answer, its end included.
+    """
+
+    prompt: np.ndarray
+    target: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.target)
+
+
+@dataclass(frozen=True, eq=False)
+class TextExamples:
+    """Examples in their order.
+
+    Args:
+        examples: The examples.
+        report: What was left out on loading, in words.
+    """
+
+    examples: tuple[TextExample, ...]
+    report: str
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, part: slice) -> TextExamples:
+        return TextExamples(self.examples[part], self.report)
+
+    def rows(self, rows: Sequence[int] | np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Prompt and target of some rows."""
+        return [(self.examples[row].prompt, self.examples[row].target) for row in rows]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return max(map(len, self.examples))
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256, in hex, of the tokens: equal contents, equal hash."""
+        digest = hashlib.sha256(b"rlinf-text-examples/1\n")
+        for example in self.examples:
+            for tokens in (example.prompt, example.target):
+                digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TextExampleSets:
+    """What is trained on, and what validates; None where nothing does."""
+
+    train: TextExamples
+    validation: TextExamples | None

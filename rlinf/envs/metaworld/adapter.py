@@ -1,0 +1,189 @@
+"""MetaWorld: fifty manipulation tasks of a Sawyer arm, one task per config (MT1)."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import Observation, SimulatorEnv
+from rlinf.errors import ConfigError, MissingPackageError
+
+CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+STATE_SIZE = 39
+_MAX_STEPS = 500
+_IMAGE_SIZES = (32, 1024)
+
+
+@dataclass(frozen=True)
+class MetaWorldOptions:
+    """Options of the ``metaworld`` env type."""
+
+    task: str
+    """Task of MT50, for example ``reach-v3``."""
+
+    states: bool = True
+    """Whether observations hold ``states`` [39]: two frames of arm and objects, then the goal."""
+
+    images: bool = False
+    """Whether observations hold ``main_images`` [image_size, image_size, 3]."""
+
+    image_size: int = 128
+    """Height and width of ``main_images`` in pixels."""
+
+    camera: str = "corner2"
+    """Camera of ``main_images`` and of videos."""
+
+    render_size: int = 320
+    """Height and width of the pictures of a video."""
+
+    partially_observable: bool = False
+    """Whether the goal is hidden from ``states`` (its three entries are 0)."""
+
+
+class MetaWorldEnv(SimulatorEnv):
+    """One task with a goal and objects placed at random, as a function of the reset seed alone.
+
+    Positions are drawn as MetaWorld draws its own tasks, afresh for every seed instead of from a
+    list of fifty. ``info["success"]`` is the task's own criterion. The simulator gives its state.
+    """
+
+    Options = MetaWorldOptions
+    skips_observations = True
+
+    def __init__(self, options: MetaWorldOptions) -> None:
+        from rlinf.envs.metaworld.task import MetaWorldTask
+
+        super().__init__(options)
+        self._options = options
+        self._task = MetaWorldTask(options.task, partially_observable=options.partially_observable)
+        self._states = np.zeros(STATE_SIZE)
+        self.task_description = options.task.removesuffix("-v3").replace("-", " ")
+        parts: dict[str, spaces.Space[Any]] = {}
+        if options.states:
+            parts["states"] = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
+        if options.images:
+            size = options.image_size
+            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    @classmethod
+    def check(cls, options: MetaWorldOptions, max_episode_steps: int) -> None:
+        """Refuse unknown tasks and cameras, and episodes longer than the simulator's limit."""
+        names = task_names()
+        if options.task not in names:
+            from rlinf.config.nearest import did_you_mean
+
+            raise ConfigError(
+                f"MetaWorld has no task `{options.task}`; {did_you_mean(options.task, names)}",
+                key="options.task",
+            )
+        if max_episode_steps > _MAX_STEPS:
+            raise ConfigError(
+                f"{max_episode_steps} is beyond the limit of MetaWorld episodes; "
+                f"nearest: {_MAX_STEPS}",
+                key="max_episode_steps",
+            )
+        _check_pictures(options)
+
+    @classmethod
+    def expert(cls, options: MetaWorldOptions) -> Callable[[Observation], np.ndarray] | None:
+        """MetaWorld's own scripted policy of the task; it reads the whole state."""
+        if not options.states or options.partially_observable:
+            return None
+        from metaworld.policies import ENV_POLICY_MAP
+
+        policy = ENV_POLICY_MAP[options.task]()
+
+        def act(observation: Observation) -> np.ndarray:
+            action: np.ndarray = policy.get_action(observation["states"].astype(np.float64))
+            clipped: np.ndarray = np.clip(action, -1.0, 1.0).astype(np.float32)
+            return clipped
+
+        return act
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the episode of ``seed``."""
+        self._states = self._task.reset(0 if seed is None else seed)
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action [4]: gripper displacement x, y, z and closing effort."""
+        reward, terminated, truncated, info = self.step_blind(action)
+        return self.observe(), reward, terminated, truncated, info
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        self._states, reward, info = self._task.step(action)
+        info["success"] = bool(info["success"])
+        return reward, False, False, info
+
+    def observe(self) -> Observation:
+        """Return states and picture of the present state."""
+        observation: Observation = {}
+        if self._options.states:
+            observation["states"] = self._states.astype(np.float32)
+        if self._options.images:
+            observation["main_images"] = self._picture(self._options.image_size)
+        return observation
+
+    def render(self) -> Any:
+        """Return a picture, uint8 [render_size, render_size, 3]."""
+        return self._picture(self._options.render_size)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return physics, placements and the attributes that rewards depend on."""
+        return {**self._task.get_state(), "states": self._states}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._states = state["states"]
+        self._task.set_state(state)
+
+    def close(self) -> None:
+        """Release the simulation."""
+        self._task.close()
+
+    def _picture(self, size: int) -> np.ndarray:
+        return self._task.picture(self._options.camera, size)
+
+
+@cache
+def task_names() -> tuple[str, ...]:
+    """Return the tasks of the installed MetaWorld, read from its source without importing it.
+
+    Raises:
+        MissingPackageError: MetaWorld or MuJoCo is not installed.
+    """
+    for package in ("metaworld", "mujoco"):
+        found = importlib.util.find_spec(package)
+        if found is None or not found.submodule_search_locations:
+            raise MissingPackageError(package, "metaworld", "the env type `metaworld`")
+        if package == "metaworld":
+            source = Path(found.submodule_search_locations[0]) / "env_dict.py"
+    return tuple(dict.fromkeys(re.findall(r'"([a-z-]+-v3)": envs\.', source.read_text())))
+
+
+def _check_pictures(options: MetaWorldOptions) -> None:
+    if not (options.states or options.images):
+        raise ConfigError("`states` or `images` must be true, else nothing is seen", key="options")
+    if options.camera not in CAMERAS:
+        raise ConfigError(
+            f"no camera `{options.camera}`; known: {', '.join(CAMERAS)}", key="options.camera"
+        )
+    low, high = _IMAGE_SIZES
+    for name in ("image_size", "render_size"):
+        size = getattr(options, name)
+        if not low <= size <= high:
+            nearest = min(max(size, low), high)
+            raise ConfigError(f"{size} pixels; nearest: {nearest}", key=f"options.{name}")

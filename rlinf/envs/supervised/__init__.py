@@ -1,0 +1,1 @@
+"""Simulators in processes that are watched, and replaced when they crash or hang."""

@@ -1,0 +1,120 @@
+"""What an env may hand over; anything else is a fault of that env."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlinf.envs.results import FaultReason
+
+T = TypeVar("T")
+_STACK_CHARACTERS = 4000
+
+
+class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the host
+    """The present episode of an env cannot be used."""
+
+    def __init__(self, reason: FaultReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call simulator code; whatever it raises becomes a fault of its env.
+
+    Raises:
+        EnvSideFault: The simulator raised.
+    """
+    try:
+        return call(*arguments, **named)
+    except Exception as error:
+        stack = "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
+        raise EnvSideFault(FaultReason.EXCEPTION, stack) from error
+
+
+def checked_reward(reward: Any) -> float:
+    """Return the reward as a float.
+
+    Raises:
+        EnvSideFault: It is no real number, or not finite.
+    """
+    try:
+        if not isinstance(reward, float) and np.ndim(reward):
+            raise TypeError(f"it is an array of shape {np.shape(reward)}")
+        value = float(reward)
+    except (TypeError, ValueError) as error:
+        raise EnvSideFault(FaultReason.MALFORMED, f"the reward is not a number: {error}") from error
+    if not math.isfinite(value):
+        raise EnvSideFault(FaultReason.NOT_FINITE, f"the reward is {value}")
+    return value
+
+
+class ObservationRows:
+    """The shared arrays of observations, one row per env, and what fits into a row.
+
+    Args:
+        arrays: By observation key [N, ...].
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._keys = arrays.keys()
+        self._parts = [
+            (key, array, array.shape[1:], array.dtype, array.dtype.kind == "f")
+            for key, array in arrays.items()
+        ]
+
+    def check(self, observation: Any) -> None:
+        """Refuse an observation that does not fit.
+
+        Raises:
+            EnvSideFault: Other keys, shape or type than declared, or a value that is not finite.
+        """
+        if not isinstance(observation, dict) or observation.keys() != self._keys:
+            found = sorted(observation) if isinstance(observation, dict) else type(observation)
+            raise EnvSideFault(
+                FaultReason.MALFORMED, f"observation keys {found} instead of {sorted(self._keys)}"
+            )
+        for key, _, shape, dtype, is_float in self._parts:
+            value = observation[key]
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
+                kind = f"{getattr(value, 'dtype', type(value))}{getattr(value, 'shape', '')}"
+                raise EnvSideFault(
+                    FaultReason.MALFORMED, f"'{key}' is {kind} instead of {dtype}{shape}"
+                )
+            if is_float and not _is_finite(value):
+                raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
+
+    def write(self, observation: Any, row: int) -> None:
+        """Copy an observation into ``row``.
+
+        Raises:
+            EnvSideFault: It does not fit.
+        """
+        self.check(observation)
+        for key, array, *_ in self._parts:
+            array[row] = observation[key]
+
+    def copy_row(self, source: ObservationRows, row: int) -> None:
+        """Copy ``row`` of other arrays of the same kind."""
+        for (_, target, *_), (_, array, *_) in zip(self._parts, source._parts, strict=True):
+            target[row] = array[row]
+
+    def shows(self, observation: Any, row: int) -> bool:
+        """Return whether ``row`` holds these states; images may differ by renderer."""
+        return all(
+            np.array_equal(observation[key], array[row])
+            for key, array, _, _, is_float in self._parts
+            if is_float
+        )
+
+
+def _is_finite(value: np.ndarray) -> bool:
+    # A sum of squares is finite only if every term is; that is quick to compute for a vector.
+    if value.ndim == 1 and math.isfinite(value.dot(value)):
+        return True
+    return bool(np.isfinite(value).all())

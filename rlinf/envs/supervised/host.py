@@ -1,0 +1,349 @@
+"""The envs of one process: chunks of steps, resets, faults, episode records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.base import SimulatorEnv
+from rlinf.envs.results import FaultReason
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.block import Status
+from rlinf.envs.supervised.checks import (
+    EnvSideFault,
+    ObservationRows,
+    checked_reward,
+    guarded,
+)
+from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeSchedule
+from rlinf.errors import RunFailure
+from rlinf.processes.shared_block import SharedBlock
+from rlinf.processes.wire import decode_tree, encode_tree
+
+_RESET_ATTEMPTS = 3
+_FLAGS = ("terminated", "truncated", "final", "recorded")
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """What ends an episode and what follows.
+
+    Args:
+        max_episode_steps: Primitive steps after which an episode is truncated.
+        auto_reset: Whether the next episode starts by itself.
+        ignore_terminations: Whether only truncation ends an episode.
+        reward_scale: Factor on every reward.
+    """
+
+    max_episode_steps: int
+    auto_reset: bool
+    ignore_terminations: bool
+    reward_scale: float
+
+
+class EnvHost:
+    """Steps the envs of some rows of a shared block.
+
+    Args:
+        make: Builds one env.
+        envs: The first env of each row.
+        spec: Their spec.
+        block: Where actions come from and results go.
+        rules: What ends an episode.
+        schedule: Which episode comes next.
+        first_env: Global number of row 0.
+        progress: This process's cells of the block: present row, count of steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        make: Callable[[], SimulatorEnv],
+        envs: dict[int, SimulatorEnv],
+        spec: EnvSpec,
+        block: SharedBlock,
+        rules: EpisodeRules,
+        schedule: EpisodeSchedule,
+        first_env: int,
+        progress: np.ndarray,
+    ) -> None:
+        self._make = make
+        self._envs = envs
+        self._block = block
+        self._rules = rules
+        self.schedule = schedule
+        self._first_env = first_env
+        self._progress = progress
+        self._observations = ObservationRows(block.group("observation"))
+        self._finals = ObservationRows(block.group("final"))
+        self._discrete = spec.action_kind == "discrete"
+        self._faults: list[dict[str, Any]] = []
+
+    def take_faults(self) -> list[dict[str, Any]]:
+        """Return the faults since the last call."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def reset(self, rows: Sequence[int], sequence: int) -> None:
+        """Start an episode in each row; the counters were set by the vector env."""
+        for row in self._at_work(self._pending(rows, sequence), sequence):
+            self._begin_episode(row)
+
+    def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
+        """Execute one action chunk in each row."""
+        block, pending = self._block.arrays, self._pending(rows, sequence)
+        for name in _FLAGS:
+            block[name][pending] = False
+        block["rewards"][pending, :chunk] = 0.0
+        block["valid"][pending] = True
+        block["active"][pending] = block["status"][pending] == Status.RUNNING
+        block["acted_episode"][pending] = block["episode_id"][pending]
+        block["acted_seed"][pending] = block["seed"][pending]
+        # A copy: a simulator may keep the array it was given.
+        actions, active = block["actions"][pending, :chunk], block["active"][pending].tolist()
+        work = zip(self._at_work(pending, sequence), actions, active, strict=True)
+        for row, planned, runs in work:
+            if runs:
+                try:
+                    self._run_chunk(row, planned)
+                except EnvSideFault as fault:
+                    self._replace_episode(row, fault)
+
+    def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
+        """Bring envs that were just built to where the block says they are.
+
+        Args:
+            rows: By row number: ``broken`` (reason, detail) for an env whose episode is lost,
+                ``state`` (bytes) when the simulator gave one, ``sequence`` of a command in flight
+                that a lost row has thereby completed.
+        """
+        for name, entry in rows.items():
+            row = int(name)
+            self._progress[0] = row
+            try:
+                if "broken" in entry:
+                    reason, detail = entry["broken"]
+                    raise EnvSideFault(FaultReason(reason), detail)
+                if self._block["status"][row] == Status.RUNNING:
+                    self._rebuild(row, entry.get("state"))
+            except EnvSideFault as fault:
+                self._give_up(row, fault, entry)
+            self._progress[0] = -1
+
+    def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return the encoded simulator state by row, for the rows that have one."""
+        found = {}
+        for row in rows:
+            if self._block["status"][row] != Status.RUNNING:
+                continue
+            state = self._envs[row].get_state()
+            if state is not None:
+                found[str(row)] = np.frombuffer(encode_tree(state), np.uint8)
+        return found
+
+    def render(self, row: int) -> np.ndarray:
+        """Return a picture of the env of ``row``, uint8 [H, W, 3]."""
+        return np.asarray(self._envs[row].render())
+
+    def close(self) -> None:
+        """Close every env; one that cannot does not keep the others open."""
+        for env in self._envs.values():
+            self._close_env(env)
+
+    def _pending(self, rows: Sequence[int], sequence: int) -> np.ndarray:
+        """Return the rows that have not completed this command.
+
+        A command is sent again after a crash, and rows that were done before it stay done.
+        """
+        candidates = np.array(rows, np.int64)
+        unfinished = self._block["done_sequence"][candidates] != sequence
+        return np.asarray(candidates[unfinished])
+
+    def _at_work(self, rows: np.ndarray, sequence: int) -> Iterator[int]:
+        """Yield the rows one by one, saying which one is at work and then that it is done."""
+        done = self._block["done_sequence"]
+        for row in rows.tolist():
+            self._progress[0] = row
+            yield row
+            done[row] = sequence
+        self._progress[0] = -1
+
+    def _run_chunk(self, row: int, actions: np.ndarray) -> None:
+        """Execute ``actions`` [C, A] in ``row``, up to the end of the episode."""
+        block, rules, env = self._block.arrays, self._rules, self._envs[row]
+        log, rewards, last = block["log"], block["rewards"], len(actions) - 1
+        steps, total = int(block["steps"][row]), float(block["episode_return"][row])
+        success_once = bool(block["success_once"][row])
+        fail_once = bool(block["fail_once"][row])
+        success = terminated = truncated = False
+        observation: Any = None
+        for column, action in enumerate(actions):
+            observation, reward, ended, cut, info = self._step_env(env, action, blind=column < last)
+            value = checked_reward(reward)
+            log[row, steps] = action
+            steps += 1
+            total += value
+            rewards[row, column] = value * rules.reward_scale
+            success = bool(info.get("success", False))
+            success_once |= success
+            fail_once |= bool(info.get("fail", False))
+            terminated = bool(ended) and not rules.ignore_terminations
+            truncated = bool(cut) or steps >= rules.max_episode_steps
+            if terminated or truncated:
+                break
+            if observation is not None and column < last:
+                self._observations.check(observation)
+        if observation is None:
+            observation = guarded(env.observe)
+        ended_now = terminated or truncated
+        (self._finals if ended_now else self._observations).write(observation, row)
+        block["steps"][row] = steps
+        block["episode_return"][row] = total
+        block["success_once"][row] = success_once
+        block["success_now"][row] = success
+        block["fail_once"][row] = fail_once
+        if ended_now:
+            block["terminated"][row] = terminated
+            block["truncated"][row] = truncated
+            self._end_episode(row)
+
+    def _step_env(self, env: SimulatorEnv, action: np.ndarray, *, blind: bool) -> Any:
+        self._progress[1] += 1
+        given: Any = int(action[0]) if self._discrete else action
+        if blind and env.skips_observations:
+            return (None, *guarded(env.step_blind, given))
+        return guarded(env.step, given)
+
+    def _end_episode(self, row: int) -> None:
+        self._record(row, valid=True)
+        if self._rules.auto_reset or self.schedule.episodes is not None:
+            self._block["final"][row] = True
+            self._block["index"][row] += 1
+            self._block["attempt"][row] = 0
+            self._begin_episode(row)
+            return
+        self._observations.copy_row(self._finals, row)
+        self._block["status"][row] = Status.ENDED
+
+    def _begin_episode(self, row: int) -> None:
+        """Reset the env of ``row`` into its next episode.
+
+        Raises:
+            RunFailure: Several episodes in a row could not be started.
+        """
+        for _ in range(_RESET_ATTEMPTS):
+            if not self._enter_next_episode(row):
+                return
+            try:
+                self._progress[1] += 1
+                seed = int(self._block["seed"][row])
+                observation, _ = guarded(self._envs[row].reset, seed=seed)
+                self._observations.write(observation, row)
+                return
+            except EnvSideFault as fault:
+                last = fault
+                self._close_episode(row, fault)
+        raise RunFailure(
+            f"env {self._first_env + row} could not be reset {_RESET_ATTEMPTS} times in a row; "
+            f"the last time:\n{last.detail}"
+        )
+
+    def _enter_next_episode(self, row: int) -> bool:
+        """Set the counters of the next episode; False when there is none."""
+        block = self._block
+        env, epoch = self._first_env + row, int(block["epoch"][row])
+        index, serial = int(block["index"][row]), int(block["serial"][row])
+        episode = self.schedule.episode(env, epoch, index, serial)
+        if episode is None:
+            block["status"][row] = Status.EXHAUSTED
+            return False
+        block["episode_id"][row], block["seed"][row] = episode
+        block["serial"][row] = serial + 1
+        block["steps"][row] = 0
+        block["episode_return"][row] = 0.0
+        for name in ("success_once", "success_now", "fail_once"):
+            block[name][row] = False
+        block["status"][row] = Status.RUNNING
+        return True
+
+    def _replace_episode(self, row: int, fault: EnvSideFault) -> None:
+        """Close the episode as invalid, build the env anew and start another one."""
+        block = self._block
+        block["rewards"][row] = 0.0
+        block["valid"][row] = False
+        for name in _FLAGS:
+            block[name][row] = False
+        self._close_episode(row, fault)
+        self._begin_episode(row)
+
+    def _close_episode(self, row: int, fault: EnvSideFault) -> None:
+        block = self._block
+        episode = int(block["episode_id"][row])
+        self._faults.append(
+            {"row": row, "reason": fault.reason.value, "detail": fault.detail, "episode": episode}
+        )
+        block["attempt"][row] += 1
+        repeats = self.schedule.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
+        if not repeats:
+            if not block["recorded"][row]:
+                self._record(row, valid=False)
+            block["index"][row] += 1
+            block["attempt"][row] = 0
+        self._close_env(self._envs[row])
+        self._progress[1] += 1
+        self._envs[row] = guarded(self._make)
+
+    def _give_up(self, row: int, fault: EnvSideFault, entry: dict[str, Any]) -> None:
+        """Go on with another episode in a row that cannot be restored."""
+        block, known = self._block, len(self._faults)
+        in_flight = entry.get("sequence") is not None
+        if in_flight and "broken" in entry and block["recorded"][row] and not block["steps"][row]:
+            # Lost in the reset after an episode that ended well: the chunk stays what it was.
+            self._close_episode(row, fault)
+            self._begin_episode(row)
+        else:
+            block["acted_episode"][row] = block["episode_id"][row]
+            block["acted_seed"][row] = block["seed"][row]
+            block["active"][row] = True
+            self._replace_episode(row, fault)
+        if "broken" in entry:  # the vector env has noted this one itself
+            del self._faults[known]
+        if in_flight:
+            block["done_sequence"][row] = entry["sequence"]
+
+    def _record(self, row: int, *, valid: bool) -> None:
+        block = self._block
+        record = block["records"][row]
+        for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once"):
+            record[name] = block[name][row]
+        record["episode_len"] = block["steps"][row]
+        record["success_at_end"] = block["success_now"][row]
+        record["valid"] = valid
+        block["recorded"][row] = True
+
+    def _rebuild(self, row: int, state: np.ndarray | None) -> None:
+        """Bring a new env to where the old one was: by its state, or by replaying its actions."""
+        env, block = self._envs[row], self._block
+        self._progress[1] += 1
+        observation, _ = guarded(env.reset, seed=int(block["seed"][row]))
+        if state is not None:
+            guarded(env.set_state, decode_tree(state.tobytes()))
+            return
+        for action in block["log"][row, : int(block["steps"][row])].copy():
+            observation = self._step_env(env, action, blind=False)[0]
+        if not self._observations.shows(observation, row):
+            raise EnvSideFault(
+                FaultReason.MALFORMED,
+                "the env could not be rebuilt: replaying its actions since the last reset led to "
+                "another observation, so the simulator is not deterministic",
+            )
+
+    @staticmethod
+    def _close_env(env: SimulatorEnv) -> None:
+        try:
+            guarded(env.close)
+        except EnvSideFault:
+            return

@@ -1,0 +1,369 @@
+"""The supervised env processes of one vector env: they are replaced when they crash or hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.block import block_fields
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.processes.shared_block import (
+    MemoryShortageError,
+    SharedBlock,
+    block_size,
+    open_memory,
+    reserve,
+)
+from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
+
+MAX_RESTARTS_IN_A_ROW = 5
+_CLOSE_SECONDS = 2.0
+
+Fault = dict[str, Any]
+"""``row`` (-1: none), ``reason``, ``detail``, ``episode``, as an env process reports it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the envs of a stage are to do.
+
+    Args:
+        operation: ``reset`` or ``step``.
+        stage: Pipeline stage.
+        chunk: Primitive steps.
+        sequence: Number of the command; rows remember the last one that they have completed.
+    """
+
+    operation: str
+    stage: int
+    chunk: int
+    sequence: int
+
+
+class EnvProcess:
+    """One env process: what is in flight there, and how long it may take.
+
+    Args:
+        settings: What the process must know (see ``process.py``).
+        memory: Descriptor of the shared memory.
+        python: Interpreter, or None for this one.
+        step_deadline: Seconds that one primitive step or reset may take.
+        start_deadline: Seconds that building the envs may take.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        memory: int,
+        python: str | None,
+        step_deadline: float,
+        start_deadline: float,
+    ) -> None:
+        self._step_deadline, self._start_deadline = step_deadline, start_deadline
+        self.progress: np.ndarray | None = None
+        self.pending: dict[int, Command] = {}
+        self._process = SupervisedProcess(
+            "rlinf.envs.supervised.process", settings, descriptors=[memory], python=python
+        )
+
+    def started(self) -> EnvSpec:
+        """Wait until the envs are built and return what they look like.
+
+        Raises:
+            ConfigError: The options are not legal for the simulator.
+            MissingPackageError: The simulator is not installed under this interpreter.
+            RunFailure: The process failed, ended or took too long.
+        """
+        try:
+            return EnvSpec.from_json(self._receive(self._start_deadline)["spec"])
+        except ProcessLostError as lost:
+            if lost.reason == "hang":
+                raise RunFailure(
+                    f"an env process was not ready after {self._start_deadline:g} s "
+                    f"(start_deadline); its stack and output:\n{lost.detail}"
+                ) from lost
+            raise RunFailure(f"an env process was lost at its start: {lost.detail}") from lost
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that holds the envs."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Send the command of a stage; it is in flight until :meth:`collect` has its answer.
+
+        Raises:
+            ProcessLostError: The process ended.
+        """
+        self.pending[command.stage] = command
+        self._process.send(
+            command.operation,
+            stage=command.stage,
+            chunk=command.chunk,
+            sequence=command.sequence,
+        )
+
+    def collect(self) -> list[Fault]:
+        """Wait for the next answer to a command of a stage and return the faults it reports.
+
+        Raises:
+            ProcessLostError: The process ended, or no step ended within the deadline.
+            RunFailure: The process reports that it cannot go on.
+        """
+        answer = self._receive(self._step_deadline)
+        del self.pending[answer["stage"]]
+        faults: list[Fault] = answer.get("faults", [])
+        return faults
+
+    def ask(self, operation: str, **content: Any) -> dict[str, Any]:
+        """Send a command outside of the stages, none of which may be in flight; return its answer.
+
+        Raises:
+            ProcessLostError: The process ended, or no step ended within the deadline.
+            RunFailure: The process reports that it cannot do it.
+        """
+        self._process.send(operation, **content)
+        return self._receive(self._step_deadline)
+
+    def _receive(self, seconds: float) -> dict[str, Any]:
+        try:
+            return self._process.receive(seconds, progress=self._ticks)
+        except RefusedValueError as error:
+            raise RunFailure(f"an env process failed:\n{error.stack}") from error
+        except ProcessLostError as lost:
+            if lost.reason == "exception":
+                raise RunFailure(f"an env process failed:\n{lost.detail}") from lost
+            if lost.reason == "hang" and self.progress is not None:
+                stacks = lost.detail.partition("\n")[2]
+                detail = f"no step ended within {seconds:g} s\n{stacks}"
+                raise ProcessLostError("hang", detail) from lost
+            raise
+
+    def _ticks(self) -> int:
+        return -1 if self.progress is None else int(self.progress[1])
+
+    def kill(self) -> None:
+        """End the process and whatever it started, now; may be called again."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Let the process close its envs, then end it."""
+        if self.pending:
+            self._process.kill()
+        else:
+            self._process.close(_CLOSE_SECONDS)
+
+
+class EnvPool:
+    """Env processes that share one block.
+
+    When a process is lost, it is built anew. The env that was at work starts a fresh episode; its
+    neighbours in the process are brought back to where they were by replaying their actions, which
+    lie in the block, and the commands in flight are sent again: rows that had completed them skip
+    them.
+
+    Args:
+        settings: What every process must know.
+        rows: Rows of the block, by process and stage.
+        cores: Cores that each process may use.
+        python: Interpreter, or None for this one.
+        step_deadline: Seconds that one primitive step or reset may take.
+        start_deadline: Seconds that building the envs may take.
+
+    Raises:
+        ConfigError: The env cannot be built as configured.
+        MissingPackageError: The simulator is not installed.
+        RunFailure: A process failed to start.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        rows: Sequence[Sequence[Sequence[int]]],
+        cores: Sequence[Sequence[int]],
+        *,
+        python: str | None,
+        step_deadline: float,
+        start_deadline: float,
+    ) -> None:
+        self._settings = {**settings, "processes": len(rows)}
+        self._rows = rows
+        self._cores = [list(part) for part in cores]
+        self._stage_of = {
+            row: stage for process in rows for stage, part in enumerate(process) for row in part
+        }
+        self._python = python
+        self._deadlines = {"step_deadline": step_deadline, "start_deadline": start_deadline}
+        self._faults: list[Fault] = []
+        self._processes: list[EnvProcess] = []
+        self._memory = open_memory("rlinf-envs")
+        try:
+            self._start()
+        except BaseException:
+            # The others are still building; to ask them to close would wait for that.
+            for process in self._processes:
+                process.kill()
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self._processes += [self._new_process(index) for index in range(len(self._rows))]
+        specs = [process.started() for process in self._processes]
+        if any(spec != specs[0] for spec in specs):
+            raise ConfigError(f"the env looks different in different processes: {specs}")
+        self.spec = specs[0]
+        num_envs, max_chunk = self._settings["num_envs"], self._settings["max_chunk"]
+        fields = block_fields(self.spec, num_envs, max_chunk, len(self._rows))
+        try:
+            reserve(self._memory, block_size(fields))
+        except MemoryShortageError as error:
+            raise ConfigError(
+                f"the envs need {error.wanted / 2**20:.0f} MiB of shared memory and "
+                f"{error.available / 2**20:.0f} MiB are available; use fewer envs, smaller images, "
+                "or allow more (docker run --shm-size=...)"
+            ) from error
+        self.block = SharedBlock(self._memory, fields)
+        self.block["progress"][:, 0] = -1
+        for index, process in enumerate(self._processes):
+            self._attach(index, process)
+
+    def _new_process(self, index: int) -> EnvProcess:
+        return EnvProcess(
+            {
+                **self._settings,
+                "process": index,
+                "rows": self._rows[index],
+                "affinity": self._cores[index],
+            },
+            memory=self._memory,
+            python=self._python,
+            **self._deadlines,
+        )
+
+    def _attach(self, index: int, process: EnvProcess) -> None:
+        process.progress = self.block["progress"][index]
+        process.ask("attach")
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the ids of the processes."""
+        return [process.pid for process in self._processes]
+
+    def take_faults(self) -> list[Fault]:
+        """Return the faults since the last call."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def send(self, command: Command) -> None:
+        """Send the command of a stage to every process."""
+        for index, process in enumerate(self._processes):
+            try:
+                process.send(command)
+            except ProcessLostError as lost:
+                self._replace(index, lost)
+
+    def wait(self, stage: int) -> None:
+        """Wait until every process has completed the command in flight for ``stage``.
+
+        Raises:
+            RunFailure: A process cannot go on, or cannot be replaced.
+        """
+        for index in range(len(self._processes)):
+            while stage in self._processes[index].pending:
+                try:
+                    self._faults += self._processes[index].collect()
+                except ProcessLostError as lost:
+                    self._replace(index, lost)
+
+    def schedule(self, episodes: list[list[int]]) -> None:
+        """Give every process another list of episodes to play."""
+        changed = {**self._settings["schedule"], "episodes": episodes}
+        self._settings = {**self._settings, "schedule": changed}
+        for index in range(len(self._processes)):
+            self._ask(index, "schedule", schedule=changed)
+
+    def states(self) -> dict[int, np.ndarray]:
+        """Return the encoded simulator state by row, for the rows that have one."""
+        answers = [self._ask(index, "state") for index in range(len(self._processes))]
+        return {int(row): state for answer in answers for row, state in answer["states"].items()}
+
+    def restore(self, orders: Mapping[int, dict[str, Any]]) -> None:
+        """Bring the envs to where the block says they are (see :meth:`EnvHost.restore`)."""
+        for index in range(len(self._processes)):
+            mine = {str(row): orders.get(row, {}) for row in self._rows_of(index)}
+            answer = self._ask(index, "restore", rows=mine)
+            self._faults += answer.get("faults", [])
+
+    def render(self, row: int) -> np.ndarray:
+        """Return a picture of the env of ``row``, uint8 [H, W, 3]."""
+        index = next(i for i in range(len(self._rows)) if row in self._rows_of(i))
+        frame: np.ndarray = self._ask(index, "render", row=row)["frame"]
+        return frame
+
+    def close(self) -> None:
+        """End every process and give the memory back."""
+        for process in self._processes:
+            process.close()
+        self._processes = []
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _rows_of(self, index: int) -> list[int]:
+        return [row for part in self._rows[index] for row in part]
+
+    def _ask(self, index: int, operation: str, **content: Any) -> dict[str, Any]:
+        try:
+            return self._processes[index].ask(operation, **content)
+        except ProcessLostError as lost:
+            self._replace(index, lost)
+            return self._processes[index].ask(operation, **content)
+
+    def _replace(self, index: int, lost: ProcessLostError) -> None:
+        """Build a lost process anew and send it again what was in flight."""
+        in_flight = list(self._processes[index].pending.values())
+        for _ in range(MAX_RESTARTS_IN_A_ROW):
+            self._processes[index].kill()
+            broken = self._note_loss(index, lost)
+            orders = {str(row): self._order(row, in_flight) for row in self._rows_of(index)}
+            if broken >= 0:
+                orders[str(broken)]["broken"] = [lost.reason, lost.detail]
+            process = self._processes[index] = self._new_process(index)
+            process.started()
+            try:
+                self._attach(index, process)
+                answer = process.ask("restore", rows=orders)
+                self._faults += answer.get("faults", [])
+                for command in in_flight:
+                    process.send(command)
+                return
+            except ProcessLostError as again:
+                lost = again
+        raise RunFailure(
+            f"an env process was lost {MAX_RESTARTS_IN_A_ROW + 1} times in a row; the last time "
+            f"({lost.reason}): {lost.detail}"
+        )
+
+    def _note_loss(self, index: int, lost: ProcessLostError) -> int:
+        """Note the fault and return the row that was at work, -1 for none."""
+        row = int(self.block["progress"][index, 0])
+        episode = int(self.block["episode_id"][row]) if row >= 0 else -1
+        self._faults.append(
+            {"row": row, "reason": lost.reason, "detail": lost.detail, "episode": episode}
+        )
+        self.block["progress"][index, 0] = -1
+        return row
+
+    def _order(self, row: int, in_flight: Sequence[Command]) -> dict[str, Any]:
+        """Return how a row of a lost process is restored: lost rows complete their command."""
+        for command in in_flight:
+            done = self.block["done_sequence"][row] == command.sequence
+            if command.stage == self._stage_of[row] and not done:
+                return {"sequence": command.sequence}
+        return {}

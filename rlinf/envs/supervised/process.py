@@ -1,0 +1,130 @@
+"""An env process: builds envs, then obeys the vector env that started it.
+
+Imports the standard library, numpy, gymnasium and the simulator; nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from typing import Any
+
+from rlinf.envs.base import SimulatorEnv
+from rlinf.envs.registry import REGISTRY
+from rlinf.envs.spec import spec_of
+from rlinf.envs.supervised.block import block_fields
+from rlinf.envs.supervised.host import EnvHost, EpisodeRules
+from rlinf.envs.supervised.schedule import EpisodeSchedule
+from rlinf.processes.shared_block import SharedBlock
+from rlinf.processes.supervised import CLOSE, serve
+
+
+def main(lifeline: int, commands: int, memory: int) -> None:
+    """Serve one vector env until it says ``close`` or goes away.
+
+    Args:
+        lifeline: See :func:`~rlinf.processes.supervised.serve`, like ``commands``.
+        commands: Descriptor of the socket to the vector env.
+        memory: Descriptor of the shared memory.
+    """
+    _yield_to_the_sender()
+    serve(lifeline, commands, _Server(memory).answer)
+
+
+def _yield_to_the_sender() -> None:
+    """Never take the core of the process that sends a command, before it has sent the others.
+
+    The first process that is woken would otherwise run there for a slice of some milliseconds,
+    while its siblings still wait for their commands.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+class _Server:
+    """What the process knows between two commands."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._settings: dict[str, Any] = {}
+        self._envs: dict[int, SimulatorEnv] = {}
+        self._host: EnvHost | None = None
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Execute one command and return the content of its answer."""
+        operation = message["operation"]
+        if operation == "start":
+            return self._start(message)
+        if operation == "attach":
+            return self._attach()
+        host = self._host
+        if host is None:
+            if operation == CLOSE:
+                return {}
+            raise RuntimeError("a command came before `attach`")
+        found = self._executed(host, operation, message)
+        faults = host.take_faults()
+        return {
+            **found,
+            "stage": message.get("stage", -1),
+            **({"faults": faults} if faults else {}),
+        }
+
+    def _executed(self, host: EnvHost, operation: str, message: dict[str, Any]) -> dict[str, Any]:
+        if operation == "step":
+            rows = self._settings["rows"][message["stage"]]
+            host.step(rows, message["sequence"], message["chunk"])
+        elif operation == "reset":
+            host.reset(self._settings["rows"][message["stage"]], message["sequence"])
+        elif operation == "restore":
+            host.restore(message["rows"])
+        elif operation == "schedule":
+            host.schedule = EpisodeSchedule(**message["schedule"])
+        elif operation == "state":
+            return {"states": host.states(list(self._envs))}
+        elif operation == "render":
+            return {"frame": host.render(message["row"])}
+        elif operation == CLOSE:
+            host.close()
+        return {}
+
+    def _start(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Build the envs and say what they look like."""
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, settings["affinity"])
+        self._settings = settings
+        # The row of an env that is being built, for the message when that takes too long.
+        rows = [row for stage in settings["rows"] for row in stage]
+        first = self._make()
+        self._spec = spec_of(first, settings["rules"]["max_episode_steps"])
+        self._envs = {row: self._make() if position else first for position, row in enumerate(rows)}
+        gc.collect()
+        gc.freeze()
+        return {"spec": self._spec.to_json()}
+
+    def _make(self) -> SimulatorEnv:
+        kind, steps = self._settings["type"], self._settings["rules"]["max_episode_steps"]
+        adapter = REGISTRY.load(kind)
+        options = adapter.Options(**self._settings["options"])
+        adapter.check(options, steps)
+        return adapter(options)
+
+    def _attach(self) -> dict[str, Any]:
+        settings = self._settings
+        fields = block_fields(
+            self._spec, settings["num_envs"], settings["max_chunk"], settings["processes"]
+        )
+        block = SharedBlock(self._memory, fields)
+        self._host = EnvHost(
+            make=self._make,
+            envs=self._envs,
+            spec=self._spec,
+            block=block,
+            rules=EpisodeRules(**settings["rules"]),
+            schedule=EpisodeSchedule(**settings["schedule"]),
+            first_env=settings["first_env"],
+            progress=block["progress"][settings["process"]],
+        )
+        return {}

@@ -1,0 +1,275 @@
+"""Many envs in supervised processes, stepped by action chunks, several stages in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.config import EnvConfig, usable_cores
+from rlinf.envs.results import (
+    EnvFault,
+    EpisodeRecord,
+    FaultReason,
+    Observations,
+    VectorStep,
+    read_record,
+)
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.block import Status, read_state, write_state
+from rlinf.envs.supervised.faults import FaultWatch
+from rlinf.envs.supervised.pool import Command, EnvPool
+from rlinf.envs.supervised.settings import (
+    check_division,
+    in_a_round_from,
+    listed,
+    process_settings,
+    rows_of_processes,
+)
+from rlinf.envs.vector import VectorEnv
+
+
+class SupervisedVectorEnv(VectorEnv):
+    """``num_envs`` envs in processes of their own.
+
+    Stage ``s`` of ``stages`` is the contiguous slice ``s`` of the envs; every process hosts envs of
+    every stage, so several stages can be in flight at once. Not thread-safe.
+
+    Args:
+        config: What to build.
+        num_envs: N, the envs of this vector env.
+        first_env: Global number of its first env; seeds depend on global numbers alone.
+        seed: Seed of the run.
+        stages: Pipeline stages.
+        total_envs: Envs over all workers; by default N.
+        affinity: Cores that the processes may use; by default those of this process.
+        purpose: ``train`` or ``eval``: the two never share a reset seed.
+        episode_seeds: (episode id, seed) list that is walked exactly once over all envs, whatever
+            their number; an env without further entries rests (see :attr:`VectorStep.active`).
+            Envs then advance by themselves, also without ``auto_reset``.
+        max_chunk: The largest C that will be sent.
+
+    Raises:
+        ConfigError: The env cannot be built as configured.
+        MissingPackageError: The simulator is not installed.
+        RunFailure: An env process failed to start, with the end of its output.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        *,
+        num_envs: int,
+        first_env: int = 0,
+        seed: int,
+        stages: int = 1,
+        total_envs: int | None = None,
+        affinity: Sequence[int] | None = None,
+        purpose: str = "train",
+        episode_seeds: Sequence[tuple[int, int]] | None = None,
+        max_chunk: int = 64,
+    ) -> None:
+        config.check()
+        check_division(num_envs, stages, config.group_size)
+        self.config = config
+        self.num_envs = num_envs
+        self.first_env = first_env
+        self.stages = stages
+        self._max_chunk = max_chunk
+        self._sequence = 0
+        self._in_flight: dict[int, int] = {}
+        self._carried_invalid = np.zeros(num_envs, bool)
+        self._faults: list[EnvFault] = []
+        self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
+        cores = list(affinity or usable_cores())
+        processes = config.process_count(num_envs // stages, len(cores))
+        own_cores = in_a_round_from(cores, first_env // num_envs * processes)
+        settings = process_settings(config, seed, purpose, total_envs or num_envs, episode_seeds)
+        self._pool = EnvPool(
+            {
+                **settings,
+                "first_env": first_env,
+                "num_envs": num_envs,
+                "max_chunk": max_chunk,
+            },
+            rows_of_processes(num_envs, stages, processes),
+            config.cores_of_processes(processes, own_cores),
+            python=config.python,
+            step_deadline=config.step_deadline,
+            start_deadline=config.start_deadline,
+        )
+        self._block = self._pool.block
+        self._block["epoch"][:] = -1
+        self._observations = self._block.group("observation")
+        self._finals = self._block.group("final")
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        """See :attr:`VectorEnv.env_spec`."""
+        return self._pool.spec
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The ids of the env processes."""
+        return self._pool.pids
+
+    def exhausted(self, stage: int = 0) -> bool:
+        """See :meth:`VectorEnv.exhausted`."""
+        return bool((self._block["status"][self._slice(stage)] == Status.EXHAUSTED).all())
+
+    def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
+        """Replace the list of episodes; :meth:`reset` starts to walk it.
+
+        The processes stay, so that evaluating again costs no start.
+        """
+        self._refuse_in_flight(*range(self.stages))
+        self._pool.schedule(listed(episode_seeds))
+
+    def reset(self, stage: int = 0) -> Observations:
+        """See :meth:`VectorEnv.reset`."""
+        self._refuse_in_flight(stage)
+        part = self._slice(stage)
+        self._block["epoch"][part] += 1
+        for name in ("index", "attempt", "steps"):
+            self._block[name][part] = 0
+        self._block["status"][part] = Status.IDLE
+        self._command(stage, "reset", 1)
+        self._pool.wait(stage)
+        self._note_faults()
+        del self._in_flight[stage]
+        self._carried_invalid[part] = False
+        self._watch.check()
+        return self.observations(stage)
+
+    def observations(self, stage: int = 0) -> Observations:
+        """See :meth:`VectorEnv.observations`."""
+        part = self._slice(stage)
+        return {key: array[part].copy() for key, array in self._observations.items()}
+
+    def send(self, actions: np.ndarray, stage: int = 0) -> None:
+        """See :meth:`VectorEnv.send`."""
+        self._refuse_in_flight(stage)
+        part = self._slice(stage)
+        size, width = part.stop - part.start, self.env_spec.action_dim
+        given = np.asarray(actions, np.float32)
+        if given.ndim != 3 or given.shape[0] != size or given.shape[2] != width:
+            raise ValueError(
+                f"actions of stage {stage} must be [{size}, C, {width}], are {given.shape}"
+            )
+        chunk = given.shape[1]
+        if not 1 <= chunk <= self._max_chunk:
+            raise ValueError(f"a chunk of {chunk} actions; from 1 to max_chunk={self._max_chunk}")
+        self._block["actions"][part, :chunk] = given
+        self._command(stage, "step", chunk)
+
+    def receive(self, stage: int = 0) -> VectorStep:
+        """Wait for the chunk in flight in ``stage`` and return what followed.
+
+        Raises:
+            RunFailure: More than ``max_fault_rate`` of the recent episodes were faulty, or a
+                process cannot be replaced.
+        """
+        if stage not in self._in_flight:
+            raise ValueError(f"nothing is in flight in stage {stage}: call send first")
+        self._pool.wait(stage)
+        self._note_faults()
+        result = self._collect(stage, self._in_flight.pop(stage))
+        self._watch.note_episodes(result.episodes)
+        self._watch.check()
+        return result
+
+    def render(self, env: int = 0) -> np.ndarray:
+        """See :meth:`VectorEnv.render`."""
+        self._refuse_in_flight(*range(self.stages))
+        return self._pool.render(env)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`VectorEnv.state_dict`."""
+        self._refuse_in_flight(*range(self.stages))
+        state = read_state(self._block, self._pool.states())
+        self._note_faults()
+        return {
+            **state,
+            "first_env": self.first_env,
+            "carried_invalid": self._carried_invalid.copy(),
+            "fault_watch": self._watch.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`VectorEnv.load_state_dict`."""
+        self._refuse_in_flight(*range(self.stages))
+        orders = write_state(self._block, state, self.first_env)
+        self._carried_invalid[:] = state["carried_invalid"]
+        self._watch.load_state_dict(state["fault_watch"])
+        self._block["done_sequence"][:] = 0
+        self._pool.restore(orders)
+        self._note_faults()
+
+    def close(self) -> None:
+        """End the env processes and give their memory back."""
+        self._pool.close()
+
+    def _slice(self, stage: int) -> slice:
+        if not 0 <= stage < self.stages:
+            raise ValueError(f"stage {stage} of {self.stages}")
+        size = self.num_envs // self.stages
+        return slice(stage * size, (stage + 1) * size)
+
+    def _refuse_in_flight(self, *stages: int) -> None:
+        busy = [stage for stage in stages if stage in self._in_flight]
+        if busy:
+            raise ValueError(f"stage {busy[0]} is in flight: call receive first")
+
+    def _command(self, stage: int, operation: str, chunk: int) -> None:
+        self._sequence += 1
+        self._in_flight[stage] = chunk
+        self._pool.send(Command(operation, stage, chunk, self._sequence))
+
+    def _note_faults(self) -> None:
+        for fault in self._pool.take_faults():
+            row = fault["row"]
+            env = self.first_env + row if row >= 0 else -1
+            reason = FaultReason(fault["reason"])
+            noted = EnvFault(env, reason, fault["detail"], fault["episode"])
+            self._faults.append(noted)
+            self._watch.note_fault(noted)
+            if row >= 0 and row // (self.num_envs // self.stages) not in self._in_flight:
+                # The next action of this row answers an observation that is gone.
+                self._carried_invalid[row] = True
+
+    def _take_faults(self, part: slice) -> tuple[EnvFault, ...]:
+        low, high = self.first_env + part.start, self.first_env + part.stop
+        mine = tuple(fault for fault in self._faults if fault.env < 0 or low <= fault.env < high)
+        self._faults = [fault for fault in self._faults if fault not in mine]
+        return mine
+
+    def _collect(self, stage: int, chunk: int) -> VectorStep:
+        part, block = self._slice(stage), self._block
+        size = part.stop - part.start
+        final = block["final"][part].copy()
+        finals = {key: array[part][final] for key, array in self._finals.items()}
+        valid = block["valid"][part] & ~self._carried_invalid[part]
+        self._carried_invalid[part] = False
+        terminations, truncations = np.zeros((size, chunk), bool), np.zeros((size, chunk), bool)
+        terminations[:, -1] = block["terminated"][part]
+        truncations[:, -1] = block["truncated"][part]
+        return VectorStep(
+            observations=self.observations(stage),
+            rewards=block["rewards"][part, :chunk].copy(),
+            terminations=terminations,
+            truncations=truncations,
+            final_observations=finals if final.any() else None,
+            final_mask=final,
+            valid=valid,
+            active=block["active"][part].copy(),
+            episode_ids=block["acted_episode"][part].copy(),
+            reset_seeds=block["acted_seed"][part].copy(),
+            faults=self._take_faults(part),
+            episodes=self._records(part),
+        )
+
+    def _records(self, part: slice) -> tuple[EpisodeRecord, ...]:
+        rows = part.start + np.flatnonzero(self._block["recorded"][part])
+        records = self._block["records"]
+        return tuple(read_record(self.first_env + int(row), records[row]) for row in rows)

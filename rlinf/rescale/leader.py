@@ -1,0 +1,259 @@
+"""The rollout worker that decides when others give their devices up, and what workers tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlinf.rescale.decisions import (
+    DecodeCost,
+    DeviceChoice,
+    RolloutState,
+    borrow,
+    release,
+)
+from rlinf.rescale.length_forecast import LengthForecast
+from rlinf.rescale.measured import PredictionBias
+from rlinf.workers.global_batches import complete_batches
+from rlinf.workers.group_book import MovingGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStatus:
+    """What a worker tells the one that decides.
+
+    Args:
+        rank: Of the worker.
+        step: Number of the training step that it is about.
+        running: Tokens of each unfinished sequence.
+        ended: Tokens of sequences that ended, or were cut off, since the last time.
+        bounds: As in :class:`~rlinf.workers.global_batches.LengthBounds`.
+        complete: Longest answers of groups that are complete, by slot, since the last time.
+        given: Groups that it has sent to others in this step.
+        adopted: Groups that it has got from others.
+        left: Whether it has given its device up.
+    """
+
+    rank: int
+    step: int
+    running: tuple[int, ...]
+    ended: tuple[int, ...]
+    bounds: Mapping[int, int]
+    complete: Mapping[int, int]
+    given: int
+    adopted: int
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class ReleaseDevice:
+    """Give the device up and bring what runs to others.
+
+    Args:
+        loads: Sequences that run on each of those, by rank.
+    """
+
+    loads: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class GroupsToAdopt:
+    """Groups from another worker, to be ended here."""
+
+    groups: tuple[MovingGroup, ...]
+
+
+@dataclass(frozen=True)
+class RolloutEnded:
+    """Every group of the step is complete."""
+
+
+@dataclass(frozen=True)
+class TrainingSeconds:
+    """What the last training phase took, as if by one rank.
+
+    Args:
+        seconds: All of its batches.
+        last_seconds: The last one, whose answers are the longest.
+        speeds: How many times as fast as one rank each number of ranks trains.
+    """
+
+    seconds: float
+    last_seconds: float
+    speeds: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSizes:
+    """What is known of a rollout before it begins.
+
+    Args:
+        workers: That generate; each has a device.
+        slots: Groups of a step.
+        group_size: Sequences of a group.
+        global_batches: Optimizer steps of a training step.
+        max_new_tokens: Of a sequence.
+        capacity: Sequences that one worker runs at once.
+        trainer_sizes: Ranks that the trainer can have, ascending.
+    """
+
+    workers: int
+    slots: int
+    group_size: int
+    global_batches: int
+    max_new_tokens: int
+    capacity: int
+    trainer_sizes: tuple[int, ...]
+
+
+class RolloutLeader:
+    """What is known of all workers in one step, and what follows from it.
+
+    Args:
+        sizes: Of the rollout.
+        step: Number of the training step.
+        forecast: Of the lengths of sequences, from the steps before; goes on learning.
+        bias: Of the predicted time of a rollout after workers left, from the steps before; goes on
+            learning.
+        trained: What the last training phase took; None: not known.
+        handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
+            again.
+        reads_again: Whether they are computed again, and do not go along.
+    """
+
+    def __init__(
+        self,
+        sizes: RolloutSizes,
+        *,
+        step: int,
+        forecast: LengthForecast,
+        bias: PredictionBias,
+        trained: TrainingSeconds | None,
+        handover_seconds: float,
+        reads_again: bool,
+    ) -> None:
+        self._sizes, self._step = sizes, step
+        self._batch = sizes.slots // sizes.global_batches  # groups of a global batch
+        self._forecast, self._bias = forecast, bias
+        self._handover_seconds = handover_seconds
+        self._reads_again = reads_again
+        self.trained = trained
+        self._status: dict[int, WorkerStatus] = {}
+        self._ended: list[int] = []  # tokens of each
+        self._complete: dict[int, int] = {}
+        self._leaving: set[int] = set()
+        self._news = False
+        self._over = False
+        self._released: tuple[float, float] | None = None  # when last, and seconds predicted then
+        self.choices: list[DeviceChoice] = []
+
+    def receive(self, message: WorkerStatus | TrainingSeconds) -> None:
+        """Take in what a worker tells, or the trainer."""
+        if isinstance(message, TrainingSeconds):
+            self.trained = message
+            return
+        if message.step != self._step:
+            return  # it was on its way when the step before ended
+        self._status[message.rank] = message
+        self._ended += message.ended
+        self._forecast.note(message.ended)
+        self._complete.update(message.complete)
+        self._news = True
+
+    def decide(
+        self, cost: Callable[[], DecodeCost]
+    ) -> list[tuple[int, ReleaseDevice | RolloutEnded]]:
+        """Messages to workers, by rank; mostly none.
+
+        Args:
+            cost: Tells what a decoding step takes.
+        """
+        if not self._news or self._over:
+            return []
+        self._news = False
+        workers = self._sizes.workers
+        if len(self._complete) == self._sizes.slots:
+            self._over = True
+            if self._released is not None:
+                begin, predicted = self._released
+                self._bias.note(predicted, time.perf_counter() - begin)
+            self._note_borrowed(cost())
+            return [(rank, RolloutEnded()) for rank in range(workers)]
+        gone = [rank for rank in self._leaving if not self._has_left(rank)]
+        status = self._status.values()
+        on_their_way = sum(s.given for s in status) - sum(s.adopted for s in status)
+        if gone or on_their_way or len(self._status) < workers:
+            return []  # what runs where is not known
+        live = [rank for rank in range(workers) if rank not in self._leaving]
+        most = max(len(self._status[rank].running) for rank in live)
+        incomplete = len(self._complete) < self._batch
+        if len(live) == 1 or incomplete or most > self._sizes.capacity:
+            # Nobody can leave, or there would be nothing to train on, so that the gain need not be
+            # known.
+            return []
+        choice = release(self._state(live, cost()))
+        if choice.action != "release":
+            return []
+        self.choices.append(choice)
+        if "rollout_seconds" in choice.numbers:
+            self._released = time.perf_counter(), choice.numbers["rollout_seconds"]
+        leaving, staying = live[: choice.count], live[choice.count :]
+        self._leaving.update(leaving)
+        loads = {rank: len(self._status[rank].running) for rank in staying}
+        return [(rank, ReleaseDevice(loads)) for rank in leaving]
+
+    def _note_borrowed(self, decode: DecodeCost) -> None:
+        """Write down what it was worth that the rollout began on all devices, one of them its own.
+
+        An account for the decisions of the run, in which it comes first although it is known last.
+        That it began there needs no choice: before a batch is complete nobody else could use them.
+        """
+        others = self._sizes.workers - 1
+        choice = borrow(
+            sequences=self._sizes.slots * self._sizes.group_size,
+            tokens=sum(self._ended) / max(len(self._ended), 1),
+            own=1,
+            trainers=others,
+            decode=decode,
+        )
+        if choice.action == "borrow":
+            self.choices.insert(0, choice)
+
+    def _has_left(self, rank: int) -> bool:
+        return rank in self._status and self._status[rank].left
+
+    def _state(self, live: list[int], decode: DecodeCost) -> RolloutState:
+        running = [token for rank in live for token in self._status[rank].running]
+        bounds: dict[int, int] = dict.fromkeys(range(self._sizes.slots), 0)
+        for status in self._status.values():
+            bounds.update(status.bounds)
+        for slot in self._complete:
+            bounds.pop(slot, None)
+        left = self._forecast.left(running)
+        return RolloutState(
+            running=tuple(len(self._status[rank].running) for rank in live),
+            total=self._sizes.slots * self._sizes.group_size,
+            capacity=self._sizes.capacity,
+            left=left,
+            decode=decode,
+            handover_seconds=self._handover_seconds + self._again(running, left.mean),
+            train_seconds=self.trained.seconds if self.trained else None,
+            last_seconds=self.trained.last_seconds if self.trained else 0.0,
+            ready=len(complete_batches(self._complete, bounds, self._batch)),
+            trainer_sizes=self._sizes.trainer_sizes,
+            speeds=self.trained.speeds if self.trained else {},
+            trainer_devices=len(self._leaving),
+            rollout_bias=self._bias.factor,
+        )
+
+    def _again(self, running: list[int], left: float) -> float:
+        """Seconds to compute the tokens again that a running sequence has, on average.
+
+        A third of what training on them takes: a backward pass costs as much as two forward passes.
+        """
+        has = sum(running)
+        tokens = has + sum(self._ended) + left * len(running)
+        if self.trained is None or not has or not self._reads_again:
+            return 0.0
+        return self.trained.seconds / 3 / tokens * has / len(running)

@@ -1,0 +1,78 @@
+"""The behaviour-cloning task: a policy learns to do what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rlinf.errors import ConfigError
+from rlinf.flow.graph import Flow
+from rlinf.runners.embodied import POLICY_FILE
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights, playing_step
+from rlinf.runners.sft import Supervised
+from rlinf.workers.supervised_config import BehaviourCloningConfig
+
+if TYPE_CHECKING:
+    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.runners.groups import Groups
+    from rlinf.runners.run import Run
+    from rlinf.workers.context import WorkerContext
+
+
+class BehaviourCloning(Supervised[BehaviourCloningConfig]):
+    """Trains a policy to do what was recorded, and plays held-out episodes with it."""
+
+    config_class = BehaviourCloningConfig
+    groups: ClassVar = {
+        "source": "rlinf.workers.source:SourceWorker",
+        "env": "rlinf.workers.env:EnvWorker",
+        "rollout": "rlinf.workers.rollout:RolloutWorker",
+        "actor": "rlinf.workers.fit:CloningWorker",
+    }
+    starts_with: ClassVar = {"rollout": "env", "actor": "source"}
+    evaluates = ("env", "rollout")
+
+    def __init__(self, config: BehaviourCloningConfig, directory: Path) -> None:
+        super().__init__(config, directory)
+        self.evaluator: EpisodeEvaluator = EpisodeEvaluator(config)
+
+    @classmethod
+    def evaluation(cls, flow: Flow, config: BehaviourCloningConfig) -> None:
+        """Environments and policy answer each other until every episode has ended."""
+        playing_step(flow)
+
+    sources = property(lambda self: self.config.sub_batches)
+
+    def context(self, *, trains: bool) -> WorkerContext:
+        """No experience is collected: environments are for evaluation alone."""
+        return super().context(trains=False)
+
+    def launched(self, groups: Groups) -> None:
+        """Refuse episodes of another kind of environment than the one to be evaluated in."""
+        recorded, played = groups.started["source"][0], groups.started["env"][0]
+        for name in ("observation_shapes", "action_dim", "action_kind"):
+            theirs, own = getattr(recorded, name), getattr(played, name)
+            if theirs != own:
+                raise ConfigError(
+                    f"the episodes have {name} {theirs}, the environments of env.train {own}; "
+                    "record episodes there with: rlinf record",
+                    key="data.path",
+                )
+
+    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
+        """The policy acts without an actor."""
+        weights = acting_weights(checkpoint.tree["workers"])
+        groups["rollout"].load_weights(weights, checkpoint.step).wait()
+
+    def leave(self, run: Run) -> None:
+        """The policy, as runs begin with it, and how often it succeeds."""
+        from rlinf.checkpoint.export import export_weights
+
+        weights = acting_weights(run.groups.state())
+        export_weights(self.directory / POLICY_FILE, weights)
+        run.groups["rollout"].load_weights(weights, run.state.step).wait()
+        run.evaluate("held_out")
+        print(f"held-out episodes: {run.last_evaluation}")
+        video = self.evaluator.film(run.groups, run.directory.videos / "trained_policy.mp4")
+        if video is not None:
+            print(f"video of the trained policy: {video}", flush=True)

@@ -1,0 +1,121 @@
+"""Records episodes in the simulator of a recipe: what its expert does, or a trained policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from rlinf.data.demonstrations import Demonstrations
+from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
+from rlinf.envs.results import Observations
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import RunFailure
+from rlinf.models.registry import build_policy
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
+from rlinf.runners.evaluation import load_run
+from rlinf.runners.task import Purpose, Task
+from rlinf.workers.acting_config import EvaluatedConfig
+
+_PURPOSE = 2
+"""Number of recordings among the purposes of episodes; evaluations have 0 and 1."""
+
+
+def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
+    """Seeds of episodes to record, none of which an evaluation of the recipe plays.
+
+    Args:
+        config: Says what is evaluated.
+        count: Number of episodes.
+        seed: Of the recording; another one gives other episodes.
+    """
+    evaluated = {
+        each for purpose in get_args(Purpose)
+        for _, each in EpisodeEvaluator(config).spec(purpose).episodes
+    }  # fmt: skip
+    sequence = np.random.SeedSequence((config.evaluation.seed, _PURPOSE, seed))
+    # 31 bits, because some simulators keep seeds in a signed 32-bit integer.
+    drawn = (sequence.generate_state(count + len(evaluated)) >> 1).tolist()
+    return [each for each in drawn if each not in evaluated][:count]
+
+
+def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
+    """The recipe of a run, its trained policy as who acts (by its mode), and what it is called.
+
+    Args:
+        task: Of the run.
+        run: A run directory, or one of its checkpoints.
+
+    Raises:
+        CheckpointError: There is no good checkpoint.
+    """
+    config, checkpoint = load_run(run, task.config_class)
+    assert isinstance(config, EvaluatedConfig)
+    weights = acting_weights(checkpoint.tree["workers"])
+
+    def actor(spec: EnvSpec) -> Act:
+        policy = build_policy(config.model, spec, value_dim=config.value_dim).eval()
+        policy.load_state_dict(weights)
+
+        def act(observations: Observations) -> np.ndarray:
+            seen = {name: torch.from_numpy(array) for name, array in observations.items()}
+            return policy.sample(seen, noise=None).actions.numpy()
+
+        return act
+
+    return config, actor, f"{checkpoint.path.parent.parent.name} step {checkpoint.step}"
+
+
+def record(
+    config: EvaluatedConfig,
+    out: Path,
+    *,
+    actor: Actor | None = None,
+    name: str = "expert",
+    episodes: int,
+    num_envs: int,
+    seed: int = 0,
+    noise: float = 0.0,
+) -> Demonstrations:
+    """Play episodes and write them to a directory.
+
+    Args:
+        config: The recipe whose environment is played in.
+        out: Directory of the set; must not exist.
+        actor: Who acts; None: the expert of the simulator.
+        name: What they are called.
+        episodes: How many.
+        num_envs: Envs at the same time, at most.
+        seed: Of the episodes and of the noise.
+        noise: Standard deviation of what disturbs the executed actions, in units of the action.
+
+    Raises:
+        ConfigError: The simulator has no expert.
+        RunFailure: Every episode was faulty.
+    """
+    env = config.evaluation.environments(config.env.train)
+    seeds = recorded_seeds(config, episodes, seed)
+    spec, found = record_episodes(
+        env,
+        actor or expert_of(env),
+        list(enumerate(seeds)),
+        num_envs=num_envs,
+        seed=seed,
+        noise=noise,
+    )
+    if not found:
+        raise RunFailure(f"none of {episodes} episodes was recorded: the simulator failed in all")
+    played = {"type": env.type, "options": dict(env.options), "horizon": env.max_episode_steps}
+    source = {
+        "env": played,
+        "spec": spec.to_json(),
+        "actor": name,
+        "seed": seed,
+        "noise": noise,
+        "faulty": episodes - len(found),
+    }
+    whole = Demonstrations.of(found, source)
+    whole.save(out)
+    return whole

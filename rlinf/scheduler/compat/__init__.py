@@ -1,0 +1,1 @@
+"""What only programs written against the published interface use; the system does not."""

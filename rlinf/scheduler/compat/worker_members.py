@@ -1,0 +1,105 @@
+"""What the published class ``Worker`` offers beside its work: look-up, ports, locks, profilers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Any
+
+from rlinf.scheduler.address import WorkerAddress, WorkerInfo
+from rlinf.scheduler.device_lock import DeviceLock
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.process import require_process
+
+_PORT_ATTEMPTS = 10_000
+
+
+class WorkerMembers:
+    """Properties and methods of ``Worker``."""
+
+    _worker_name: str
+    _worker_address: WorkerAddress
+    _rank: int
+    _world_size: int
+    _log: Any
+    global_accelerator_ids: list[int]
+
+    @property
+    def manager_proxy(self) -> WorkerDirectory:
+        """Look-up of other workers."""
+        return WorkerDirectory()
+
+    @property
+    def device_lock(self) -> DeviceLock:
+        """Context manager that leases this worker's devices."""
+        return DeviceLock(self._worker_name, self.global_accelerator_ids)
+
+    def get_parent_rank(self) -> int:
+        """Rank of the worker that started this one, 0 where there is none."""
+        return self._worker_address.get_parent_rank()
+
+    def acquire_free_port(self, max_port_num: int | None = None) -> int:
+        """A free port of this node that no other worker of the node was given.
+
+        Args:
+            max_port_num: Highest port to take.
+
+        Raises:
+            SchedulerError: No free port was found.
+        """
+        process = require_process()
+        for _ in range(_PORT_ATTEMPTS):
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port: int = probe.getsockname()[1]
+            if max_port_num is not None and port > max_port_num:
+                port = _free_port_below(max_port_num)
+            if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
+                return port
+        raise SchedulerError(f"no free port on node {process.node_rank}")
+
+    def log_on_first_rank(self, message: object) -> None:
+        """Log at level INFO on rank 0 only."""
+        if self._rank == 0:
+            self._log(logging.INFO, message)
+
+    def log_on_last_rank(self, message: object) -> None:
+        """Log at level INFO on the last rank only."""
+        if self._rank == self._world_size - 1:
+            self._log(logging.INFO, message)
+
+    def start_profile(self, step: int | None = None) -> None:
+        """Open the capture window of an external profiler, where the platform has one."""
+        self._profiler_call("start", step)
+
+    def stop_profile(self) -> None:
+        """Close the capture window of an external profiler."""
+        self._profiler_call("stop", None)
+
+    def _profiler_call(self, action: str, step: int | None) -> None:
+        profiler = getattr(getattr(self, "torch_platform", None), "profiler", None)
+        if profiler is not None:
+            self._log(logging.DEBUG, f"{action} profile of step {step}")
+            getattr(profiler, action)()
+
+
+class WorkerDirectory:
+    """Look-up of workers by address."""
+
+    def get_worker_info(self, worker_address: WorkerAddress) -> WorkerInfo | None:
+        """Information of a worker, None if there is no such worker."""
+        info: WorkerInfo | None = require_process().ask_driver(
+            "registry.info", worker_address.get_name()
+        )
+        return info
+
+
+def _free_port_below(highest: int) -> int:
+    for port in range(highest, 1023, -1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise SchedulerError(f"no free port up to {highest}")

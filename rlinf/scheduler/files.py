@@ -1,0 +1,238 @@
+"""Directories that follow a program to its other nodes and back, where no file system is shared.
+
+A :class:`SharedDirectory` is an ordinary path on the machine where it was made. As an argument of a
+worker on another node it becomes the path of a copy there: the first worker of a node asks the
+process that holds the directory for its files, checks each by size and SHA-256, and keeps them in
+the cluster's private directory of the node; the others of the node use the same copy. The other way
+a worker writes at :func:`place_for` a path and returns :class:`WrittenFiles`, which the driver
+brings to that path.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.process import Process, current_process, require_process
+from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.payload import Payload
+from rlinf.scheduler.transport.sockets import SocketEndpoint
+
+_CHUNK_BYTES = 8 << 20
+
+
+class SharedDirectory(type(Path())):  # type: ignore[misc]
+    """A directory of this machine; a worker on another node gets the path of a copy."""
+
+    __slots__ = ("origin",)
+
+    def __reduce__(self) -> Any:
+        process = current_process()
+        if process is None or process.codec is None:
+            return Path, (str(self),)
+        # What a third process passes on is still asked of the first.
+        origin = getattr(self, "origin", None) or _service(process).offer(str(self))
+        return _arrive, (str(self), origin)
+
+
+def _arrive(path: str, origin: str) -> Path:
+    """The directory, or its copy on this node, in the process that the path was sent to."""
+    process = current_process()
+    if process is None:
+        return Path(path)  # a child that a worker of the same machine started
+    if origin.partition("|")[0] != str(process.node_rank):
+        return _service(process).copy_of(path, origin)
+    here = SharedDirectory(path)
+    here.origin = origin
+    return here
+
+
+def place_for(directory: Path) -> Path:
+    """Where a worker writes a directory that the driver wants at a path of its own machine.
+
+    It is that path where the machine sees its parent: the driver's, or one that shares its files.
+    """
+    process = require_process()
+    if process.codec is None or directory.parent.is_dir():
+        return directory
+    return _service(process).private / f"{directory.name}.{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """A directory that a worker wrote at :func:`place_for` a path of the driver's machine."""
+
+    path: Path
+    origin: str
+
+    @classmethod
+    def at(cls, place: Path) -> WrittenFiles:
+        """What this process wrote at a place; others may read it from now on."""
+        process = require_process()
+        if process.codec is None:
+            return cls(place, process.endpoint.address)
+        return cls(place, _service(process).offer(str(place)))
+
+    def bring(self, target: Path) -> None:
+        """Put it where it is wanted, unless it is there.
+
+        Raises:
+            SchedulerError: It changed while it was copied.
+        """
+        if self.path != target:
+            copy = _service(require_process()).copy_of(str(self.path), self.origin)
+            shutil.move(copy, target)
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    size: int
+    digest: str
+
+
+class _FileService:
+    """What a process offers of its files, and the copies that it has of others'."""
+
+    def __init__(self, process: Process, endpoint: SocketEndpoint) -> None:
+        self._process = process
+        self._endpoint = endpoint
+        self._offered: set[str] = set()
+        self._copies: dict[tuple[str, str], Path] = {}
+        self.private = endpoint.directory / "files"
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="rlinf-files")
+        for name in ("list", "read"):
+            endpoint.register(f"files.{name}", getattr(self, f"_{name}"))
+
+    def offer(self, path: str) -> str:
+        """Let processes on other nodes read a directory; returns whom they ask."""
+        self._offered.add(path)
+        return self._endpoint.address
+
+    def copy_of(self, path: str, origin: str) -> Path:
+        """The copy of another node's directory on this one.
+
+        Raises:
+            SchedulerError: The directory changed while it was copied, or is not offered.
+        """
+        if (path, origin) not in self._copies:
+            self.private.mkdir(mode=0o700, exist_ok=True)
+            copy = self.private / hashlib.sha256(f"{origin} {path}".encode()).hexdigest()[:16]
+            with _locked(self.private / "lock"):
+                if not copy.is_dir():
+                    self._fetch(path, origin, copy)
+            self._copies[path, origin] = copy / Path(path).name
+        return self._copies[path, origin]
+
+    # -- where the files are -------------------------------------------------------------------
+
+    def _list(self, path: str) -> Future[Reply]:
+        self._check(path)
+        return self._later(lambda: Reply(list(_files(Path(path)))))
+
+    def _read(self, path: str, name: str, offset: int) -> Future[Reply]:
+        self._check(path, name)
+
+        def read() -> Reply:
+            with (Path(path) / name).open("rb") as file:
+                file.seek(offset)
+                return Reply(payloads=[Payload(reference=file.read(_CHUNK_BYTES))])
+
+        return self._later(read)
+
+    def _check(self, path: str, name: str = "") -> None:
+        if path not in self._offered or ".." in Path(name).parts or Path(name).is_absolute():
+            raise SchedulerError(f"{path} is not offered to other nodes")
+
+    def _later(self, work: Any) -> Future[Reply]:
+        """Read on a thread of its own: a handler must not wait for a disk."""
+        answer: Future[Reply] = Future()
+
+        def run() -> None:
+            try:
+                try_resolve(answer, work())
+            except OSError as error:
+                try_fail(answer, SchedulerError(f"a file for another node: {error}"))
+
+        self._reading.submit(run)
+        return answer
+
+    # -- where the copies are ------------------------------------------------------------------
+
+    def _fetch(self, path: str, origin: str, copy: Path) -> None:
+        process = self._process
+        what = f"the files of {path}"
+        found = self._endpoint.request(origin, "files.list", path)
+        files: list[_File] = process.wait(found, what).value
+        unfinished = copy.with_name(f"{copy.name}.{os.getpid()}")
+        try:
+            for file in files:
+                target = unfinished / Path(path).name / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._fetch_file(path, origin, file, target)
+            unfinished.replace(copy)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _fetch_file(self, path: str, origin: str, file: _File, target: Path) -> None:
+        process = self._process
+        digest, done = hashlib.sha256(), 0
+        with target.open("wb") as copied:
+            while done < file.size:
+                asked = self._endpoint.request(origin, "files.read", path, file.name, done)
+                reply: Reply = process.wait(asked, f"{path}/{file.name}")
+                data: bytes = process.decode(reply.payloads[0])
+                if not data:
+                    break
+                copied.write(data)
+                digest.update(data)
+                done += len(data)
+        if (done, digest.hexdigest()) != (file.size, file.digest):
+            raise SchedulerError(
+                f"{path}/{file.name} changed while it was copied to node {process.node_rank}: "
+                f"{done} of {file.size} bytes came, with another SHA-256"
+            )
+
+
+_services: WeakKeyDictionary[Process, _FileService] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _service(process: Process) -> _FileService:
+    with _lock:
+        if process not in _services:
+            endpoint = process.endpoint
+            if not isinstance(endpoint, SocketEndpoint):
+                raise SchedulerError("files travel between processes of the ray runtime only")
+            _services[process] = _FileService(process, endpoint)
+        return _services[process]
+
+
+def _files(directory: Path) -> Iterator[_File]:
+    """Every file below a directory, links followed, with size and digest."""
+    for parent, _, names in os.walk(directory, followlinks=True):
+        for name in sorted(names):
+            path = Path(parent) / name
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            yield _File(str(path.relative_to(directory)), path.stat().st_size, digest)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process of the node at a time."""
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,216 @@
+"""What a worker is told when it is launched, and the environment that follows from it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
+from rlinf.scheduler.address import WorkerInfo
+from rlinf.scheduler.cpu_slots import thread_environment
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.placement import Placement
+from rlinf.scheduler.rendezvous import loopback_interface
+
+PATH_VARIABLES = (
+    "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH",
+    "PKG_CONFIG_PATH", "CPATH",
+)  # fmt: skip
+
+
+EXTENSION_VARIABLE = "RLINF_EXT_MODULE"
+
+_lock = threading.Lock()
+_registered: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that a new worker needs to know."""
+
+    group_name: str
+    """Name of its group."""
+
+    incarnation: str
+    """Tells its group from an earlier one of the same name."""
+
+    world_size: int
+    """Workers in the group."""
+
+    placement: Placement
+    """Where it runs and with which devices."""
+
+    info: WorkerInfo
+    """What others are told about it."""
+
+    runtime: Literal["local", "ray"]
+    """Runtime of the cluster."""
+
+    driver: str
+    """Endpoint address of the driver."""
+
+    token: str
+    """Session of the cluster."""
+
+    namespace: str
+    """Name space of the cluster's Ray actors."""
+
+    deadline_seconds: float
+    """How long it may wait for anything."""
+
+    cores: tuple[int, ...] = ()
+    """Cores that it is pinned to, empty for no pinning."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of its process."""
+
+    network_ip: str | None = None
+    """Where other nodes reach it; None in a cluster of one node."""
+
+    log_directory: str | None = None
+    """Directory of per-worker log files; None writes none."""
+
+    interpreter: str | None = None
+    """Interpreter of its process, None for the driver's."""
+
+    traced: bool = False
+    """Whether it records trace events."""
+
+    import_paths: tuple[str, ...] = ()
+    """The driver's module search path."""
+
+    @property
+    def name(self) -> str:
+        """Name of the worker, ``group:rank``."""
+        return self.info.address.get_name()
+
+
+def worker_environment(
+    *,
+    group_name: str,
+    worker_name: str,
+    world_size: int,
+    placement: Placement,
+    accelerator_model: str,
+    master: tuple[str, int],
+    namespace: str,
+    one_machine: bool,
+) -> dict[str, str]:
+    """Variables that tell a worker's process, and the libraries in it, its place in the group.
+
+    Where the run is on one machine, libraries that exchange tensors listen on loopback alone.
+    """
+    isolated = placement.isolate_accelerator
+    environment = {
+        "GROUP_NAME": group_name,
+        "WORKER_NAME": worker_name,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(world_size),
+        "NODE_RANK": str(placement.placement_node_rank),
+        "CLUSTER_NODE_RANK": str(placement.cluster_node_rank),
+        "LOCAL_RANK": "0" if isolated else str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": "1" if isolated else str(placement.local_world_size),
+        "NODE_LOCAL_RANK": str(placement.local_rank),
+        "NODE_LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
+        "ACCELERATOR_TYPE": str(placement.accelerator_type),
+        "ACCELERATOR_MODEL": accelerator_model,
+        "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
+        "ISOLATE_ACCELERATOR": "1" if isolated else "0",
+        "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
+        "NODE_GROUP_LABEL": placement.node_group_label,
+        "CLUSTER_NAMESPACE": namespace,
+    }
+    if extension := os.environ.get(EXTENSION_VARIABLE):
+        environment[EXTENSION_VARIABLE] = extension
+    interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
+    if not interfaces and one_machine:
+        interfaces = loopback_interface()
+    if interfaces:
+        library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)
+        environment.update({"GLOO_SOCKET_IFNAME": interfaces, library: interfaces})
+    if placement.accelerator_type not in (AcceleratorType.NO_ACCEL, AcceleratorType.CPU_SLOT):
+        environment.update(
+            AcceleratorUtil.get_accelerator_env_var(
+                placement.accelerator_type, placement.visible_accelerators, os.environ
+            )
+        )
+    return environment
+
+
+def apply_environment(environment: Mapping[str, str], cores: tuple[int, ...]) -> None:
+    """Give this process its environment, cores and thread counts."""
+    os.environ.update(environment)
+    if cores:
+        os.environ.update(thread_environment(cores))
+        pin_thread(cores)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(len(cores))
+
+
+def pin_thread(cores: tuple[int, ...]) -> None:
+    """Let the calling thread, and threads it starts later, run on these cores only."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Configured variables as the process gets them.
+
+    Path-like ones are put before what the process has already, without repetition, unless
+    ``RLINF_PATH_ENV_MERGE_MODE=override``.
+    """
+    if os.environ.get("RLINF_PATH_ENV_MERGE_MODE", "append") == "override":
+        return dict(environment)
+    merged = dict(environment)
+    for name in PATH_VARIABLES:
+        if name in environment and os.environ.get(name):
+            parts = [*environment[name].split(os.pathsep), *os.environ[name].split(os.pathsep)]
+            merged[name] = os.pathsep.join(dict.fromkeys(part for part in parts if part))
+    return merged
+
+
+def register_extensions() -> None:
+    """Import the module that ``RLINF_EXT_MODULE`` names, if any, and call its ``register()``.
+
+    Raises:
+        SchedulerError: There is no such module, or it has no ``register``.
+    """
+    name = os.environ.get(EXTENSION_VARIABLE)
+    if not name:
+        return
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise SchedulerError(
+            f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be imported. "
+            "Install it, or put its folder on PYTHONPATH, on every node."
+        ) from error
+    register = getattr(module, "register", None)
+    if register is None:
+        raise SchedulerError(
+            f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add one "
+            "that registers your models and environments."
+        )
+    register()
+
+
+def register_extensions_once() -> None:
+    """The same, but once for a module in this process: on ``local`` it has many workers.
+
+    Raises:
+        SchedulerError: As :func:`register_extensions`.
+    """
+    name = os.environ.get(EXTENSION_VARIABLE)
+    with _lock:
+        if name and name not in _registered:
+            register_extensions()
+            _registered.add(name)

@@ -1,0 +1,181 @@
+"""Joining a Ray that runs, or starting one, and what nodes it has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray._private import ray_constants
+from ray.job_config import JobConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.node import NodeInfo, probe_node
+from rlinf.scheduler.transport.session import socket_root
+
+if TYPE_CHECKING:
+    pass
+
+NAMESPACE = "RLinf"
+_OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
+
+
+def connect(config: ClusterConfig) -> bool:
+    """Join the Ray cluster that was named, else start one; returns whether it was started."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    # What the driver can import its workers can import, too.
+    extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
+    common: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "job_config": JobConfig(_py_driver_sys_path=extra),
+        "logging_level": "WARNING",
+    }
+    modules = _shipped_code()
+    if modules is not None:
+        common["runtime_env"] = {"py_modules": [modules]}
+    if address and address != "local":
+        ray.init(address=address, **common)
+        return False
+    if config.num_nodes > 1:
+        raise SchedulerUsageError(
+            f"cluster.num_nodes is {config.num_nodes}, but cluster.address names no running Ray "
+            "cluster. Run `ray start` on every machine and set cluster.address (or RAY_ADDRESS), "
+            "for example to 'auto'."
+        )
+    # Ray warns that it protects a new cluster by a token; that is as it should be.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    with _on_loopback():
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(_private_directory() / "ray"),
+            **common,
+        )
+    _end_idle_services()
+    return True
+
+
+def _private_directory() -> Path:
+    """For Ray's logs and sockets: it lets every user of the machine into its own directory."""
+    place = socket_root() / f"rlinf-{os.getuid()}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return place
+    return Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a Ray that starts now, and is of this machine alone, listen on loopback.
+
+    Its switch for that is named after the systems where it is the default. Ray reads the variable
+    when it is imported, so this process, which may have, is told as well.
+    """
+    switch = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before = os.environ.get(switch), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[switch], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        os.environ.pop(switch)
+        if before[0] is not None:
+            os.environ[switch] = before[0]
+        ray_constants.ENABLE_RAY_CLUSTER = before[1]
+
+
+def _end_idle_services() -> None:
+    """End what Ray starts beside a cluster that is ours alone and that nobody asks anything.
+
+    Autoscaler and dashboard server hold a hundred megabytes. Ray has a switch for neither.
+    """
+    from ray._private.worker import _global_node as node
+
+    for name in ("kill_monitor", "kill_dashboard"):
+        end = getattr(node, name, None)
+        if end is not None:
+            end(check_alive=False)
+
+
+def _shipped_code() -> str | None:
+    """Directory of the package to send to other machines, by ``RLINF_CODE_WORKING_DIR``."""
+    setting = os.environ.get("RLINF_CODE_WORKING_DIR", "0")
+    if setting in ("", "0"):
+        return None
+    if setting == "auto":
+        return str(Path(__file__).resolve().parents[2])
+    return str(Path(setting) / "rlinf")
+
+
+def find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) -> list[NodeInfo]:
+    """Wait for the nodes, look at them, and put them in order."""
+    wanted = 1 if all_nodes else config.num_nodes
+    limit = time.monotonic() + deadline_seconds
+    told = 0
+    while len(alive := [node for node in ray.nodes() if node["Alive"]]) < wanted:
+        if time.monotonic() > limit:
+            raise SchedulerError(
+                f"waited {deadline_seconds / 60:g} minutes for {wanted} nodes, but only "
+                f"{len(alive)} joined: {[node['NodeManagerAddress'] for node in alive]}. Run "
+                "`ray start --address=…` on the missing machines, or lower cluster.num_nodes."
+            )
+        if len(alive) != told:
+            told = len(alive)
+            print(f"waiting for {wanted} nodes, {told} joined so far", flush=True)
+        time.sleep(0.5)
+    own_id = ray.get_runtime_context().get_node_id()
+    own_rank = os.environ.get("RLINF_NODE_RANK")
+    probed = {
+        node["NodeID"]: _probe_later(node["NodeID"]) for node in alive if node["NodeID"] != own_id
+    }
+    given = {own_id: own_rank, **{key: ray.get(ref) for key, ref in probed.items()}}
+
+    def order(node: dict[str, Any]) -> tuple[int, bool, str]:
+        rank = given[node["NodeID"]]
+        return (
+            int(rank) if rank else len(alive),
+            node["NodeID"] != own_id,
+            node["NodeManagerAddress"],
+        )
+
+    chosen = sorted(alive, key=order)
+    chosen = chosen if all_nodes else chosen[:wanted]
+    infos = []
+    for rank, node in enumerate(chosen):
+        key, ip = node["NodeID"], node["NodeManagerAddress"]
+        place = {"ray_id": key, "node_ip": ip}
+        if key == own_id:
+            infos.append(probe_node(config, rank, **place))
+        else:
+            probe = ray.remote(probe_node).options(**_on_node(key))
+            infos.append(ray.get(probe.remote(config, rank, **place)))
+    return infos
+
+
+def _on_node(node_id: str) -> Any:
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+    }
+
+
+def _probe_later(node_id: str) -> Any:
+    return ray.remote(_given_rank).options(**_on_node(node_id)).remote()
+
+
+def _given_rank() -> str | None:
+    return os.environ.get("RLINF_NODE_RANK")

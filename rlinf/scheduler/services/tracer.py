@@ -1,0 +1,159 @@
+"""Timeline of workers in the Chrome trace format, which Perfetto and chrome://tracing load.
+
+Events are kept in each process and written by the driver when they have piled up and at the end.
+Where no tracer was launched every call returns at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from rlinf.scheduler.process import current_worker_name
+
+_FLUSH_EVENTS = 512
+
+Event = dict[str, Any]
+
+
+class Tracer:
+    """Writes events to a file, one JSON object per line.
+
+    Args:
+        path: File to write; its directory is created.
+    """
+
+    _sink: Callable[[list[Event]], None] | None = None
+    _events: list[Event]
+    _named: set[tuple[int, int]]
+    _lock = threading.Lock()
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("w", encoding="utf-8")
+        self._file_lock = threading.Lock()
+
+    def record(self, event: Event) -> None:
+        """Append one event."""
+        self.record_all([event])
+
+    def record_all(self, events: list[Event]) -> None:
+        """Append events and write them out; ignored after `finalize`."""
+        with self._file_lock:
+            if not self._file.closed:
+                self._file.writelines(json.dumps(event) + "\n" for event in events)
+                self._file.flush()
+
+    def finalize(self) -> None:
+        """Close the file, and write the events once more beside it as one JSON document.
+
+        Viewers load that one; the file of lines survives a run that was killed.
+        """
+        with self._file_lock:
+            if self._file.closed:
+                return
+            self._file.close()
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        document = '{"traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
+        self._path.with_suffix(".json").write_text(document, encoding="utf-8")
+
+    @classmethod
+    def enable(cls, sink: Callable[[list[Event]], None]) -> None:
+        """Record in this process and hand batches of events to ``sink``."""
+        cls._events, cls._named, cls._sink = [], set(), sink
+
+    @classmethod
+    def disable(cls) -> None:
+        """Hand over what was recorded and record no more."""
+        cls.flush()
+        cls._sink = None
+
+    @classmethod
+    def flush(cls) -> None:
+        """Hand over what was recorded so far."""
+        if cls._sink is None:
+            return
+        with cls._lock:
+            events, cls._events = cls._events, []
+        if events:
+            cls._sink(events)
+
+    @classmethod
+    def trace_begin(cls, name: str, cat: str = "", args: dict[str, Any] | None = None) -> None:
+        """Record that a span begins on this thread."""
+        cls._add("B", name, cat, args)
+
+    @classmethod
+    def trace_end(cls, name: str, cat: str = "") -> None:
+        """Record that the span which began last on this thread ends."""
+        cls._add("E", name, cat, None)
+
+    @classmethod
+    @contextmanager
+    def trace_span(
+        cls, name: str, cat: str = "", args: dict[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Record a block as a span."""
+        if cls._sink is None:
+            yield
+            return
+        cls.trace_begin(name, cat, args)
+        try:
+            yield
+        finally:
+            cls.trace_end(name, cat)
+
+    @classmethod
+    def trace_func(cls, cat: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator that records every call of a function, plain or async, as a span."""
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            if inspect.iscoroutinefunction(function):
+
+                @wraps(function)
+                async def traced_async(*args: Any, **kwargs: Any) -> Any:
+                    with cls.trace_span(function.__qualname__, cat):
+                        return await function(*args, **kwargs)
+
+                return traced_async
+
+            @wraps(function)
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                with cls.trace_span(function.__qualname__, cat):
+                    return function(*args, **kwargs)
+
+            return traced
+
+        return decorate
+
+    @classmethod
+    def _add(cls, phase: str, name: str, cat: str, args: dict[str, Any] | None) -> None:
+        if cls._sink is None:
+            return
+        owner = current_worker_name()
+        place = {"pid": os.getpid(), "tid": threading.get_native_id()}
+        event: Event = {"ph": phase, "name": name, "ts": time.time_ns() / 1000, **place}
+        event["cat"] = cat or owner.partition(":")[0]
+        if args:
+            event["args"] = args
+        with cls._lock:
+            key = (place["pid"], place["tid"])
+            if key not in cls._named:
+                cls._named.add(key)
+                for kind in ("process_name", "thread_name"):
+                    cls._events.append(
+                        {"ph": "M", "name": kind, "ts": 0, **place, "args": {"name": owner}}
+                    )
+            cls._events.append(event)
+            full = len(cls._events) >= _FLUSH_EVENTS
+        if full:
+            cls.flush()

@@ -1,0 +1,145 @@
+"""Fit workers: ranks that are trained on what a source hands out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.supervised import Supervised
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError, in_section
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit, InputStream
+from rlinf.models.language import build_language_model
+from rlinf.models.policy import Policy
+from rlinf.models.registry import build_policy
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.sequences import policy_trainer, save_pretrained
+from rlinf.trainers.trainer import Trainer
+from rlinf.workers.actor import ActorWorker
+from rlinf.workers.context import WorkerContext
+from rlinf.workers.supervised_config import BehaviourCloningConfig, FineTuningConfig
+from rlinf.workers.training_ranks import TrainingWorker
+
+
+class FitStage(StageWorker):
+    """What fits: one global batch per step, and the loss on what validates."""
+
+    _trainer: Trainer
+    _algorithm: Supervised
+
+    def fit(
+        self, batches: InputStream, held_out: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: train on the global batch of a step; returns its metrics.
+
+        Args:
+            batches: One :class:`~rlinf.algorithms.batch.Batch`.
+            held_out: Batches that are not trained on, of which the loss is computed afterwards;
+                most steps have none.
+            step: Number of the step, from 0.
+        """
+        batch: Batch = next(batches).payload
+        metrics = self._trainer.train([batch.to(self.compute_device)], step)
+        policy = self._trainer.modules.modules[POLICY]
+        if isinstance(policy, Policy):
+            policy.update_normalizer(batch.to(self.compute_device).inputs)
+        errors, terms = list[float](), 0.0
+        for item in held_out:
+            seen: Batch = item.payload
+            errors += self._row_errors(seen.to(self.compute_device))
+            terms += float((seen.mask > 0).sum())
+        metrics["train/loss"] = metrics["actor/loss"]
+        metrics["train/terms"] = float((batch.mask > 0).sum())
+        if terms:
+            # The exact sum: in which batches the rows came changes nothing.
+            metrics["validation/loss"] = math.fsum(errors) / terms
+        yield from ()  # a stage is a generator, also one that yields nothing
+        return metrics
+
+    def _row_errors(self, batch: Batch) -> list[float]:
+        """Sum of the errors of each row under the present weights."""
+        policy = self._trainer.modules.modules[POLICY]
+
+        def score(part: Batch) -> list[Any]:
+            return [self._algorithm.errors(policy, part).sum(dim=1)]
+
+        found: list[float] = self._trainer.evaluate(batch, score)[0].tolist()
+        return found
+
+
+class CloningWorker(FitStage, ActorWorker):
+    """One rank that trains a policy on recorded episodes."""
+
+    def __init__(self, config: BehaviourCloningConfig, context: WorkerContext) -> None:
+        super().__init__(cast(Any, config), context)
+        self._cloning = config
+
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
+        """Build policy and trainer; returns the number of parameters.
+
+        Args:
+            env_spec: What was recorded.
+            rendezvous: Not needed: every rank holds the whole policy.
+
+        Raises:
+            ConfigError: The policy cannot deal with it, or has no mode to compare with.
+        """
+        config = self._cloning
+        self._algorithm = Supervised(config.objective)
+        policy = build_policy(config.model, env_spec, value_dim=0, seed=config.seed)
+        if config.objective == "squared_error" and not hasattr(policy, "mode"):
+            raise ConfigError(
+                f"a policy of type {config.model.type} has no mode in closed form; nearest: "
+                "likelihood",
+                key="objective",
+            )
+        self._trainer = Trainer(
+            {POLICY: policy},
+            self._algorithm,
+            config.actor,
+            ranks=self._replicas(),
+            total_steps=config.training_steps,
+            seed=config.seed,
+        )
+        return {"parameters": sum(parameter.numel() for parameter in policy.parameters())}
+
+
+class FineTuningWorker(FitStage, TrainingWorker):
+    """One rank that trains a language model on texts."""
+
+    def __init__(self, config: FineTuningConfig, context: WorkerContext) -> None:
+        super().__init__()
+        self._config, self._context = config, context
+
+    def start(self, rendezvous: str | None = None) -> dict[str, int]:
+        """Build the trainer; returns the number of parameters.
+
+        Args:
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
+        config = self._config
+        with in_section("model"):
+            source = self._context.model or config.model
+            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._algorithm = Supervised()
+        self._trainer = policy_trainer(
+            model,
+            self._algorithm,
+            cast(Any, config.actor),
+            ranks=cast(Any, self._meet(rendezvous)),
+            total_steps=config.training_steps,
+            seed=config.seed,
+            failure_directory=self._context.failures,
+        )
+        return {"parameters": parameters}
+
+    def save_model(self, directory: Path) -> None:
+        """Write model and tokenizer in the format of transformers."""
+        save_pretrained(self._trainer, directory)
+        if self._rank == 0:
+            self._tokenizer.save_pretrained(directory)

@@ -1,0 +1,192 @@
+"""The recipe of an off-policy run: a policy acts, a replay remembers, a learner draws from it.
+
+Batch vocabulary: *environments* × chunk steps of a rollout → *transitions* → *replay* → *global
+batch* (one optimizer step of each loss) → *micro batch* (one forward and backward pass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlinf.algorithms.config import SACConfig
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.flow.planning_traits import PlanningTraits
+from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
+from rlinf.workers.acting_config import LearningConfig
+from rlinf.workers.acting_traits import acting_traits
+
+COMPONENTS = ("env", "rollout", "replay", "actor")
+
+
+class ReplayConfig(StrictModel):
+    """What is remembered, and when learning from it begins."""
+
+    capacity: int = Field(default=1_000_000, ge=1)
+    """Transitions that are kept; the oldest make room."""
+    start_steps: int = Field(default=5_000, ge=0)
+    """Environment steps, over all environments, that are taken with uniformly random actions;
+    training begins after them."""
+
+
+class LearnerConfig(RowTrainerConfig):
+    """How policy, Q functions and temperature are trained on batches of transitions."""
+
+    global_batch_size: int = Field(default=256, ge=1)
+    """Transitions of one optimizer step, over all data-parallel ranks."""
+    optim: OptimizerConfig = OptimizerConfig(lr=3e-4, eps=1e-8, max_grad_norm=None)
+    """Optimizer of the policy."""
+    critic_optim: OptimizerConfig | None = None
+    """Optimizer of the Q functions; null: as `optim`."""
+    temperature_optim: OptimizerConfig | None = None
+    """Optimizer of the temperature; null: as `optim`."""
+
+    @model_validator(mode="after")
+    def _check_passes(self) -> Self:
+        if self.update_epoch != 1:
+            raise illegal(
+                "update_epoch",
+                "has no effect: batches are drawn from the replay, not passed over",
+                hint="nearest: 1; for more updates raise algorithm.update_to_data",
+            )
+        return self
+
+
+class OffPolicyConfig(LearningConfig):
+    """A run that learns from transitions of all its rollouts."""
+
+    task: Literal["off_policy"]
+    """Which runner executes the recipe."""
+    replay: ReplayConfig = ReplayConfig()
+    actor: LearnerConfig = LearnerConfig()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+        return COMPONENTS
+
+    @property
+    def value_dim(self) -> int:
+        """The policy has no values of its own."""
+        return 0
+
+    @property
+    def keeps_next_observations(self) -> bool:
+        """A transition holds what followed."""
+        return True
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        own = {"critic": self.actor.critic_optim, "temperature": self.actor.temperature_optim}
+        return {name: optim for name, optim in own.items() if optim is not None}
+
+    # -- derived sizes --------------------------------------------------------------------------
+
+    def acts_at_random(self, step: int) -> bool:
+        """Whether the rollout of a step is taken with uniformly random actions."""
+        return step * self.env_steps_per_rollout < self.replay.start_steps
+
+    def updates(self, step: int) -> int:
+        """Global batches of a step: what is due after its rollout, without what was due before.
+
+        None is due while actions are random.
+        """
+        if self.acts_at_random(step):
+            return 0
+        return self._due(step + 1) - self._due(step)
+
+    def _due(self, rollouts: int) -> int:
+        assert isinstance(self.algorithm, SACConfig)
+        return int(rollouts * self.samples * self.algorithm.update_to_data)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Transitions of one forward and backward pass."""
+        actor = self.actor
+        return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
+
+    def batch_table(self) -> list[tuple[str, str]]:
+        """Rows that show how environments become transitions, batches and updates."""
+        batch, micro, envs = self.actor.global_batch_size, self.micro_batch_size, self.env.num_envs
+        first = next(s for s in range(self.training_steps + 1) if not self.acts_at_random(s))
+        return [
+            ("environments", f"{envs}"),
+            ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
+            ("transitions per rollout", f"{envs} × {self.chunk_steps} = {self.samples}"),
+            ("random rollouts", f"{first}, {first * self.env_steps_per_rollout} env steps"),
+            ("replay", f"the newest {self.replay.capacity} transitions"),
+            ("updates per step", f"{self.updates(first)}, then as many on average"),
+            ("global batch", f"{batch} transitions"),
+            ("micro batch", f"{micro} transitions, {batch // micro} per global batch"),
+            ("training steps", f"{self.training_steps} ({self.runner.total_env_steps} env steps)"),
+        ]
+
+    @property
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe."""
+        # A rank's share of the global batch is trained on in whole micro batches.
+        pieces = self.actor.global_batch_size // (self.actor.micro_batch_size or 1)
+        ranks = [n for n in range(1, pieces + 1) if pieces % n == 0]
+        return acting_traits(self, ranks=ranks, micro_batch=self.micro_batch_size)
+
+    # -- rules between sections -----------------------------------------------------------------
+
+    @model_validator(mode="after")
+    def _rules(self) -> OffPolicyConfig:
+        self.check_cluster()
+        for problem in (*self.acting_problems(), *self._replay_problems(), *self._part_problems()):
+            raise problem
+        return self
+
+    def _part_problems(self) -> Iterator[PydanticCustomError]:
+        if not self.algorithm.needs_replay:
+            yield illegal(
+                "algorithm.type",
+                f"{self.algorithm.type} learns from the newest rollout, not from a replay",
+                hint="nearest: sac, or task: embodied",
+            )
+        if self.model.q_implementation is None:
+            yield illegal(
+                "model.type", f"{self.model.type} has no Q functions", hint="nearest: squashed_mlp"
+            )
+        if self.world_size("replay") > 1:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('replay')} replay workers, but there is one memory",
+                hint="nearest: replay on one device",
+            )
+        batch, ranks = self.actor.global_batch_size, self.world_size("actor")
+        if batch % ranks:
+            yield illegal(
+                "actor.global_batch_size",
+                f"does not divide over {ranks} actor ranks",
+                hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
+            )
+        micro = self.actor.micro_batch_size
+        if micro is not None and (batch // ranks) % micro:
+            yield illegal(
+                "actor.micro_batch_size",
+                f"does not divide the {batch // ranks} transitions of a rank",
+                hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
+            )
+
+    def _replay_problems(self) -> Iterator[PydanticCustomError]:
+        if self.replay.capacity < self.samples:
+            yield illegal(
+                "replay.capacity",
+                f"is less than the {self.samples} transitions of one rollout",
+                hint=f"nearest: {self.samples}",
+            )
+        total = self.training_steps * self.env_steps_per_rollout
+        if self.replay.start_steps >= total:
+            yield illegal(
+                "replay.start_steps",
+                f"leaves nothing of {total} environment steps for training",
+                hint=f"nearest: {total - self.env_steps_per_rollout}",
+            )

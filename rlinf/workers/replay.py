@@ -1,0 +1,58 @@
+"""Replay worker: keeps what the environments showed, and draws batches to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from rlinf.algorithms.batch import Batch
+from rlinf.data.replay import ReplayStore, draws
+from rlinf.data.trajectory import Trajectory, concatenate
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit, InputStream
+from rlinf.workers.context import WorkerContext
+from rlinf.workers.off_policy_config import OffPolicyConfig
+
+
+class ReplayWorker(StageWorker):
+    """The one memory of a run; which rows it draws depends on run seed and step alone."""
+
+    records = (Batch,)
+
+    def __init__(self, config: OffPolicyConfig, context: WorkerContext) -> None:
+        super().__init__()
+        del context
+        self._config = config
+        self._algorithm = config.algorithm.build()
+        self._store = ReplayStore(config.replay.capacity)
+
+    def start(self) -> None:
+        """Nothing is built before the first transitions say what they look like."""
+
+    def sample(
+        self, trajectories: InputStream, *, step: int
+    ) -> Generator[Emit, None, dict[str, float]]:
+        """Stage: take a rollout in, then yield the global batches of one training phase.
+
+        Args:
+            trajectories: Stream of :class:`Trajectory`, one per sub-batch of environments.
+            step: Number of the rollout.
+        """
+        config = self._config
+        parts: list[Trajectory] = [item.payload for item in trajectories]
+        rows, metrics = self._algorithm.prepare(concatenate(parts))
+        self._store.append(rows.tensors())
+        generator = draws(config.seed, step)
+        for number in range(config.updates(step)):
+            drawn = self._store.sample(config.actor.global_batch_size, generator)
+            batch = self._algorithm.with_noise(Batch.from_tensors(drawn), generator)
+            yield Emit("batches", number, batch)
+        return {"replay/transitions": float(len(self._store)), **metrics}
+
+    def state(self) -> dict[str, Any]:
+        """Every transition, oldest first."""
+        return self._store.state_dict()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        self._store.load_state_dict(state)

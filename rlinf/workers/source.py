@@ -1,0 +1,124 @@
+"""Source worker: hands out the global batches of supervised training."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf.algorithms.batch import Batch
+from rlinf.data.demonstrations import Demonstrations
+from rlinf.data.draws import Draws
+from rlinf.data.text_examples import TextExamples
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import in_section
+from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stream import Emit
+from rlinf.models.language import load_tokenizer
+from rlinf.models.policy import RAW_ACTIONS
+from rlinf.trainers.sequences import text_batch
+from rlinf.workers.context import WorkerContext
+from rlinf.workers.supervised_config import (
+    BehaviourCloningConfig,
+    FineTuningConfig,
+    SupervisedRunConfig,
+)
+
+Rows = Sequence[int] | np.ndarray
+
+
+class Texts:
+    """Prompts with answers as rows."""
+
+    def __init__(self, examples: TextExamples) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def batch(self, rows: Rows) -> Batch:
+        """Some rows; terms are the tokens of the answers."""
+        return text_batch(
+            [(prompt.tolist(), target.tolist()) for prompt, target in self._examples.rows(rows)]
+        )
+
+
+class Chunks:
+    """Observations with the action chunks that followed, as rows.
+
+    Args:
+        demonstrations: The recorded episodes.
+        size: C, primitive actions of a chunk.
+    """
+
+    def __init__(self, demonstrations: Demonstrations, size: int) -> None:
+        self._seen = {
+            name: torch.from_numpy(array) for name, array in demonstrations.observations.items()
+        }
+        actions, acted = demonstrations.chunks(size)
+        self._actions = torch.from_numpy(actions)
+        # Beyond the end of an episode nothing was done: nothing is learnt there.
+        self._mask = torch.from_numpy(acted).float()[:, :, None].expand_as(self._actions).flatten(1)
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def batch(self, rows: Rows) -> Batch:
+        """Some rows; terms are the dimensions of the actions."""
+        chosen = torch.as_tensor(rows)
+        inputs = {name: array[chosen] for name, array in self._seen.items()}
+        return Batch.of(
+            inputs={**inputs, RAW_ACTIONS: self._actions[chosen]}, mask=self._mask[chosen]
+        )
+
+
+class SourceWorker(StageWorker):
+    """Holds what is learnt; which rows a step gets is a function of seed and step alone."""
+
+    def __init__(self, config: SupervisedRunConfig, context: WorkerContext) -> None:
+        super().__init__()
+        self._config, self._context = config, context
+        self._train: Texts | Chunks
+        self._held_out: Texts | Chunks | None
+
+    def start(self) -> EnvSpec | None:
+        """Read the data; returns what recorded episodes say of observations and actions.
+
+        Raises:
+            ConfigError: The data cannot be used.
+        """
+        config, spec = self._config, None
+        with in_section("data"):
+            if isinstance(config, BehaviourCloningConfig):
+                recorded, kept_back = config.data.build()
+                spec = EnvSpec.from_json(recorded.source["spec"])
+                size = config.model.num_action_chunks
+                self._train = Chunks(recorded, size)
+                self._held_out = None if kept_back is None else Chunks(kept_back, size)
+            elif isinstance(config, FineTuningConfig):
+                sets = config.data.build(load_tokenizer(self._context.model or config.model))
+                self._train = Texts(sets.train)
+                self._held_out = None if sets.validation is None else Texts(sets.validation)
+        self._draws = Draws(len(self._train), seed=config.order_seed)
+        return spec
+
+    def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
+        """Stage: the global batch of a step, and what validates after it, where that is due.
+
+        Args:
+            step: Number of the step, from 0.
+            validate: Whether it is.
+
+        Returns:
+            How often the rows have been passed over.
+        """
+        size = self._config.actor.global_batch_size
+        yield Emit("batches", 0, self._train.batch(self._draws.batch(step, size)))
+        if validate and self._held_out is not None:
+            count = len(self._held_out)
+            for number, first in enumerate(range(0, count, size)):
+                rows = range(first, min(first + size, count))
+                yield Emit("held_out", number, self._held_out.batch(rows))
+        return {"train/epoch": (step + 1) * size / len(self._train)}

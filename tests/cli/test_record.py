@@ -1,0 +1,81 @@
+"""``rlinf record`` and ``rlinf check demonstrations``."""
+
+import numpy as np
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.cli.tasks import read_config
+from rlinf.data.demonstrations import Demonstrations
+from rlinf.runners.record import recorded_seeds
+
+SHORT = ["env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20"]
+
+
+def test_an_expert_is_recorded_and_its_set_checked(tmp_path, capsys):
+    out = tmp_path / "set"
+    words = ["record", "quickstart", *SHORT, "--out", str(out), "--episodes", "3"]
+    assert main([*words, "--num-envs", "2", "--noise", "0.1"]) == 0
+    found = Demonstrations.load(out)
+    assert len(found.episodes) == 3
+    assert found.source["actor"] == "expert"
+    assert found.source["env"] == {
+        "type": "metaworld", "options": {"task": "drawer-close-v3"}, "horizon": 20,
+    }  # fmt: skip
+    assert "3 episodes" in capsys.readouterr().out
+    main(["check", "demonstrations", str(out)])
+    assert "actions [4], observations {'states': (39,)}" in capsys.readouterr().out
+    assert main(words) == 2
+    assert "exists; give a new directory" in capsys.readouterr().err
+    again = tmp_path / "again"
+    words[words.index("--out") + 1] = str(again)
+    assert main([*words, "--noise", "0.1"]) == 0  # in ten envs instead of two
+    np.testing.assert_array_equal(Demonstrations.load(again).actions[:1], found.actions[:1])
+
+
+def test_recorded_episodes_are_none_that_are_evaluated():
+    _, _, config = read_config("quickstart", ["evaluation.episodes=3000"])
+    from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+
+    evaluator = EpisodeEvaluator(config)
+    evaluated = {
+        seed for purpose in ("periodic", "held_out")
+        for _, seed in evaluator.spec(purpose).episodes
+    }  # fmt: skip
+    seeds = recorded_seeds(config, 2000, seed=0)
+    assert len(set(seeds)) == 2000
+    assert not evaluated & set(seeds)
+    assert seeds[:100] == recorded_seeds(config, 100, seed=0) != recorded_seeds(config, 100, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reasoning/arithmetic_grpo"], "plays in no simulator"),
+        (["quickstart", "env.train.options.partially_observable=true"], "has no expert"),
+        (["quickstrat"], "did you mean"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said(words, told, tmp_path, capsys):
+    assert main(["record", *words, "--out", str(tmp_path / "set")]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):
+    from rlinf.data.demonstrations import Demonstration
+
+    broken = Demonstration(
+        observations={"states": np.full((2, 3), np.nan, np.float32)},
+        actions=np.zeros((2, 2), np.float32),
+        rewards=np.zeros(2, np.float32),
+        seed=0,
+        success=False,
+    )
+    spec = {"observation_shapes": {"states": [3]}, "action_dim": 4, "action_low": [-1, -1],
+            "action_high": [1, 1]}  # fmt: skip
+    Demonstrations.of([broken], {"spec": spec}).save(tmp_path / "set")
+    assert main(["check", "demonstrations", str(tmp_path / "set")]) == 1
+    printed = capsys.readouterr().out
+    for told in ("the spec has 4", "states hold what is no finite", "no episode succeeded"):
+        assert told in printed
+    assert main(["check", "demonstrations", str(tmp_path)]) == 2

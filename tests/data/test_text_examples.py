@@ -1,0 +1,123 @@
+"""Prompts with answers: what becomes of them as tokens, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from rlinf.config.validate import validate
+from rlinf.data.text_examples import TextExamplesConfig
+from rlinf.data.tokenizer import train_tokenizer
+from rlinf.errors import ConfigError
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-=<>/ "
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train_tokenizer([CHARACTERS], tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, *records):
+        path = tmp_path / name
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        return str(path)
+
+    return write
+
+
+def build(tokenizer, **section):
+    config = validate(TextExamplesConfig, section, "test")
+    config.check()
+    return config.build(tokenizer)
+
+
+def sums(n):
+    return [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(n)]
+
+
+def test_an_answer_follows_its_prompt_and_ends_the_text(tokenizer, write):
+    sets = build(tokenizer, files={"train": [write("a.jsonl", *sums(3))]})
+    assert sets.validation is None
+    first = sets.train.examples[0]
+    assert tokenizer.decode(first.prompt) == "0+1="
+    assert tokenizer.decode(first.target) == f"1{tokenizer.eos_token}"
+    assert first.target.dtype == np.int64
+    assert sets.train.longest == len(first) == 6
+    again = build(tokenizer, files={"train": [write("b.jsonl", *sums(3))]})
+    assert sets.train.sha256 == again.train.sha256 != sets.train[:2].sha256
+
+
+def test_a_chat_template_writes_prompt_and_answer(tokenizer, write):
+    """Together they are what the template makes of the whole conversation."""
+    talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "2+2"}]  # fmt: skip
+    last = {"role": "assistant", "content": "4"}
+    path = write("a.jsonl", {"prompt": talk, "answer": "4"})
+    (one,) = build(tokenizer, files={"train": [path]}, apply_chat_template=True).train.examples
+    whole = tokenizer.apply_chat_template([*talk, last], tokenize=False)
+    assert tokenizer.decode(np.concatenate([one.prompt, one.target])) == whole
+    assert tokenizer.decode(one.prompt).endswith("<assistant>")
+    path = write("b.jsonl", {"messages": [*talk, last]})
+    files = {"train": [path], "prompt_key": "messages", "answer_key": None}
+    (other,) = build(tokenizer, files=files, apply_chat_template=True).train.examples
+    np.testing.assert_array_equal(other.prompt, one.prompt)
+    np.testing.assert_array_equal(other.target, one.target)
+
+
+def test_validation_is_held_out_from_the_end_or_read_from_files(tokenizer, write):
+    path = write("a.jsonl", *sums(5))
+    held = build(tokenizer, files={"train": [path]}, held_out=2)
+    assert (len(held.train), len(held.validation)) == (3, 2)
+    assert tokenizer.decode(held.validation.examples[-1].prompt) == "4+1="
+    own = build(tokenizer, files={"train": [path], "validation": [write("b.jsonl", *sums(1))]})
+    assert (len(own.train), len(own.validation)) == (5, 1)
+    with pytest.raises(ConfigError, match="nearest: 4"):
+        build(tokenizer, files={"train": [path]}, held_out=5)
+
+
+def test_a_generated_task_brings_worked_targets_and_held_out_prompts(tmp_path):
+    task = {"type": "arithmetic", "levels": [2], "size": 20, "held_out": 5}
+    config = validate(TextExamplesConfig, {"task": task}, "test")
+    tokenizer = train_tokenizer(config.texts(), tmp_path / "tokenizer")
+    sets = config.build(tokenizer)
+    assert (len(sets.train), len(sets.validation)) == (20, 5)
+    written = tokenizer.decode(sets.train.examples[0].target)
+    assert re.search(r"<answer>\d+</answer>", written)
+
+
+def test_broken_and_long_records_are_named(tokenizer, write):
+    records = [{"prompt": "1", "reply": "2"}, {"prompt": "1", "answer": ["1", "2"]},
+               {"prompt": "1", "answer": "É"}, {"prompt": "1" * 9, "answer": "1"},
+               {"prompt": [{"role": "user", "content": "1"}], "answer": "2"}, *sums(2)]  # fmt: skip
+    path = write("a.jsonl", *records)
+    train = build(tokenizer, files={"train": [path]}, max_length=8).train
+    assert len(train) == 2
+    for told in ("2 prompts of 7 records, 4 broken, 1 too long", "has no key `answer`",
+                 "the answer is a text, not list", "does not know", "11 tokens, 8 are allowed",
+                 "messages need apply_chat_template"):  # fmt: skip
+        assert told in train.report
+    with pytest.raises(ConfigError, match=r"^max_length: 1 examples(.*\n)*.*a\.jsonl:4: 11"):
+        build(tokenizer, files={"train": [path]}, max_length=8, long_examples="refuse")
+    with pytest.raises(ConfigError, match="1 of 7 records are broken, and broken_records is ref"):
+        build(tokenizer, files={"train": [path], "broken_records": "refuse"})
+    with pytest.raises(ConfigError, match=r"^files\.train: no example is left"):
+        build(tokenizer, files={"train": [path]}, max_length=2)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({}, "no examples are named"),
+        ({"files": {"train": ["a.jsonl"]}, "task": {"type": "sorting"}}, "one of `files` and"),
+        ({"task": {"type": "sorting"}, "held_out": 3}, "the task says what validates already"),
+        ({"task": {"type": "arithmetic", "calls": "calculator"}}, "call calculator"),
+        ({"files": {"train": ["a.jsonl"], "anser_key": "b"}}, "did you mean"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(section, told):
+    with pytest.raises(ConfigError, match=told):
+        validate(TextExamplesConfig, section, "test")

@@ -1,0 +1,96 @@
+"""A package outside adds a task: one file, and it trains, runs ahead, resumes and is planned."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.cli.tasks import read_config, task_of_run
+from rlinf.monitor.decisions import read_decisions
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.run import Run
+
+from .conftest import PACKAGE
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+RECIPE = str(PACKAGE / "bandit.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _own_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def train(run: Path, *overrides: str) -> Path:
+    assert main(["train", RECIPE, *overrides, "--run-dir", str(run)]) == 0
+    return run
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time")} for line in lines]
+
+
+class StopAfter(threading.Event):
+    """Set once it was asked so many times."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self._left = questions
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def test_it_is_listed_explained_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "tasks"]) == 0
+    assert "Learns which arm of a bandit pays best" in capsys.readouterr().out
+    assert main(["explain", "payoffs"]) == 0
+    assert "Mean reward of each arm" in capsys.readouterr().out
+    assert main(["train", RECIPE, "puls=3", "--dry-run"]) == 2
+    assert "did you mean `pulls`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_it_learns_and_resumes_as_if_it_had_never_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], staleness: int
+) -> None:
+    ahead = f"max_staleness={staleness}"
+    whole = train(tmp_path / "whole", ahead)
+    assert "after 3072 pulls arm 1 is preferred" in capsys.readouterr().out
+    lines = untimed(whole)
+    assert len(lines) == 12
+    assert lines[-1]["bandit/reward"] > lines[0]["bandit/reward"] + 0.2
+    task, _, config = read_config(RECIPE, [ahead])
+    with RunDirectory.create(tmp_path, "cut", path=tmp_path / "cut") as directory:
+        directory.write_config((whole / "config.yaml").read_text())
+        Run(task, config, directory, StopAfter(5)).run()
+    assert 0 < len(untimed(tmp_path / "cut")) < 12
+    assert main(["resume", str(tmp_path / "cut")]) == 0
+    assert untimed(tmp_path / "cut") == lines
+    assert task_of_run(tmp_path / "cut") is task
+
+
+def test_it_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", RECIPE, "--measure"]) == 0
+    out = capsys.readouterr().out
+    assert "plan for 1 node" in out
+    assert {"player", "learner"} <= {word for line in out.splitlines() for word in line.split()}
+    run = train(tmp_path / "run", "cluster.plan=auto")
+    assert read_decisions(run)[0].what == "start"
+    assert untimed(run) == untimed(train(tmp_path / "plain"))
+
+
+def test_what_it_does_not_say_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "run", "runner.total_steps=1")
+    assert main(["eval", str(run)]) == 2
+    assert "runs of task 'bandit' are not evaluated" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""A child for the tests: does what it is told."""
+
+import os
+import time
+
+import numpy as np
+
+from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.shared_block import SharedBlock
+from rlinf.processes.supervised import serve
+
+FIELDS = {"count": ((1,), np.dtype(np.int64))}
+
+
+def main(lifeline, commands, memory=-1):
+    def answer(message):
+        operation = message["operation"]
+        if operation == "start" and "refuse" in message:
+            raise ConfigError("is wrong", key=message["refuse"])
+        if operation == "lacks":
+            raise MissingPackageError("simulator", "extra", "the env")
+        if operation == "value":
+            raise ValueError("is illegal")
+        if operation == "fail":
+            raise RuntimeError("cannot go on")
+        if operation == "die":
+            print("last words", flush=True)
+            os._exit(3)
+        if operation == "sleep":
+            time.sleep(message["seconds"])
+        if operation == "count":
+            block = SharedBlock(memory, FIELDS)
+            for _ in range(message["to"]):
+                time.sleep(0.05)
+                block["count"][0] += 1
+        return {"echo": message.get("content")}
+
+    serve(lifeline, commands, answer)

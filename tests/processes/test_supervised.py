@@ -1,0 +1,111 @@
+"""A child that answers messages, and what becomes of one that does not."""
+
+import os
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.shared_block import (
+    MemoryShortageError,
+    SharedBlock,
+    block_size,
+    open_memory,
+    reserve,
+)
+from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
+
+CHILD = "tests.processes.obedient_child"
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def started(settings=None, **options):
+        process = SupervisedProcess(CHILD, settings or {}, **options)
+        running.append(process)
+        return process
+
+    yield started
+    for process in running:
+        process.kill()
+
+
+def test_it_answers_in_order_and_ends_when_it_is_closed(start):
+    process = start()
+    assert process.receive(30.0)["pid"] == process.pid
+    for content in (1, "two", [3]):
+        assert process.ask("echo", seconds=10.0, content=content)["echo"] == content
+    child = psutil.Process(process.pid)
+    process.close()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    process.close()  # again
+
+
+def test_what_it_refuses_is_raised_as_what_it_was(start):
+    with pytest.raises(ConfigError, match="is wrong") as refused:
+        start({"refuse": "options.task"}).receive(30.0)
+    assert refused.value.key == "options.task"
+    process = start()
+    process.receive(30.0)
+    with pytest.raises(MissingPackageError, match="the env needs the package 'simulator'"):
+        process.ask("lacks", seconds=10.0)
+    with pytest.raises(RefusedValueError, match="is illegal") as illegal:
+        process.ask("value", seconds=10.0)
+    assert "obedient_child.py" in illegal.value.stack
+    with pytest.raises(ProcessLostError, match=r"(?s)^exception: .*cannot go on"):
+        process.ask("fail", seconds=10.0)
+    assert process.ask("echo", seconds=10.0, content=1)["echo"] == 1
+
+
+def test_its_end_is_told_with_its_last_words(start):
+    process = start()
+    process.receive(30.0)
+    with pytest.raises(ProcessLostError, match=r"(?s)^crash: .*exit code 3.*last words") as lost:
+        process.ask("die", seconds=10.0)
+    assert lost.value.reason == "crash"
+    with pytest.raises(ProcessLostError, match="crash"):
+        process.ask("echo", seconds=10.0)
+
+
+def test_a_hang_is_told_with_its_stacks(start):
+    process = start()
+    process.receive(30.0)
+    process.send("sleep", seconds=60)
+    with pytest.raises(ProcessLostError, match=r"(?s)^hang: no answer within 0.3 s.*in answer"):
+        process.receive(0.3)
+
+
+def test_one_that_gets_on_may_take_longer_than_the_deadline(start):
+    memory = open_memory("rlinf-test")
+    try:
+        fields = {"count": ((1,), np.dtype(np.int64))}
+        reserve(memory, block_size(fields))
+        block = SharedBlock(memory, fields)
+        process = start(descriptors=[memory])
+        process.receive(30.0)
+        process.send("count", to=40)
+        begin = time.monotonic()
+        process.receive(1.0, progress=lambda: int(block["count"][0]))
+        assert time.monotonic() - begin > 1.5
+        assert block["count"][0] == 40
+    finally:
+        os.close(memory)
+
+
+def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_user():
+    with pytest.raises(ConfigError, match="cannot start /no/python"):
+        SupervisedProcess(CHILD, {}, python="/no/python")
+
+
+def test_more_memory_than_there_is_is_refused():
+    memory = open_memory("rlinf-test")
+    try:
+        with pytest.raises(MemoryShortageError) as shortage:
+            reserve(memory, 2**50)
+        assert shortage.value.wanted == 2**50 > shortage.value.available
+    finally:
+        os.close(memory)

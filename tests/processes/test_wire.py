@@ -1,0 +1,65 @@
+"""Messages between a process and its child."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from rlinf.processes.wire import decode_tree, encode_tree, receive, send
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(plain, arrays.arrays(np.float32, arrays.array_shapes(min_dims=0)))
+def test_what_is_read_is_what_was_written(value, array):
+    found = decode_tree(encode_tree({"plain": value, "nested": [{"array": array}]}))
+    assert found["plain"] == value
+    assert found["nested"][0]["array"].dtype == np.float32
+    np.testing.assert_array_equal(found["nested"][0]["array"], array)
+
+
+def test_a_key_of_the_user_never_stands_for_an_array():
+    answer = {"__array__": ["<f8", [2]], "__array___": 1}
+    found = decode_tree(encode_tree({"answer": answer, "array": np.zeros(2)}))
+    assert found["answer"] == answer
+
+
+def test_arrays_of_records_come_back_and_are_writable():
+    table = np.zeros(3, np.dtype([("seed", "<i8"), ("valid", "?")]))
+    table["seed"] = [1, 2, 3]
+    found = decode_tree(encode_tree({"table": table}))["table"]
+    assert found.dtype == table.dtype
+    found["seed"][0] = 7
+    assert table["seed"][0] == 1
+
+
+def test_objects_are_refused():
+    with pytest.raises(TypeError, match="Python objects"):
+        encode_tree({"array": np.array([object()])})
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\x05\0\0\0\0\0\0\0\0\0\0\0{nope", b"\xff" * 40])
+def test_what_is_no_message_is_a_value_error(spoilt):
+    with pytest.raises(ValueError, match=r"no message|Expecting|codec|column|property name"):
+        decode_tree(spoilt)
+
+
+def test_a_long_message_arrives_whole():
+    ours, theirs = socket.socketpair()
+    content = np.arange(3_000_000, dtype=np.int64)
+    with ours, theirs:
+        sender = threading.Thread(target=send, args=(ours, {"content": content}))
+        sender.start()
+        np.testing.assert_array_equal(receive(theirs)["content"], content)
+        sender.join()
+        ours.close()
+        with pytest.raises(EOFError):
+            receive(theirs)

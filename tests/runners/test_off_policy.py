@@ -1,0 +1,172 @@
+"""Off-policy runs: one program for every placement, synchronous or running ahead, and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.workers.off_policy_config import OffPolicyConfig
+
+from . import off_policy_support as support
+from .killing import Task, kill_and_resume
+from .off_policy_support import resume, small_config, train
+from .support import assert_equal_runs, metrics
+from .test_equality import needs_two_cores
+from .test_reasoning import StopAfter
+
+TWO = "cluster.cpu_devices_per_node=2"
+PLACEMENTS = {
+    "disaggregated": "{env: '0', 'rollout,replay,actor': '1'}",
+    "hybrid": "{env: '0-1', rollout: '1', replay: '0', actor: '0-1'}",
+}
+AHEAD = "rollout.max_staleness=1"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("ahead"), AHEAD)
+
+
+def test_training_begins_after_the_random_steps_at_the_wanted_ratio(reference: Path) -> None:
+    lines = metrics(reference)
+    updates = [line.get("critic/optimizer_steps", 0) for line in lines]
+    # 128 transitions a step, 0.05 updates each; the first two rollouts are random.
+    assert updates == [0, 0, 7, 6, 7, 6, 6, 7]
+    assert [line["replay/transitions"] for line in lines] == [128, 256, 384, 512, *[600] * 4]
+    assert "actor/loss" not in lines[1]
+    assert lines[-1]["actor/temperature"] < lines[2]["actor/temperature"]
+    for name in ("critic", "actor", "temperature"):
+        assert lines[-1][f"{name}/optimizer_steps"] == 7
+        assert np.isfinite(lines[-1][f"{name}/loss"])
+
+
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    stages = 2 if placement == "hybrid" else 1
+    place = f"cluster.component_placement={PLACEMENTS[placement]}"
+    run = train(tmp_path, TWO, place, f"rollout.pipeline_stage_num={stages}")
+    assert_equal_runs(reference, run)
+
+
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ray_gives_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
+    place = f"cluster.component_placement={PLACEMENTS[placement]}"
+    assert_equal_runs(reference, train(tmp_path, TWO, place, "cluster.runtime=ray"))
+
+
+@needs_two_cores
+def test_running_ahead_is_the_same_program_anywhere(ahead: Path, tmp_path: Path) -> None:
+    place = "cluster.component_placement={'env,rollout': '0', 'replay,actor': '1'}"
+    assert_equal_runs(ahead, train(tmp_path, AHEAD, TWO, place))
+
+
+def test_running_ahead_acts_with_older_weights(reference: Path, ahead: Path) -> None:
+    now, before = metrics(reference), metrics(ahead)
+    assert [line["env/steps"] for line in now] == [line["env/steps"] for line in before]
+    # The first rollout with trained weights comes a step later, so until then all is equal.
+    same = [one == other for one, other in zip(now, before, strict=True)]
+    assert same[:3] == [True] * 3
+    assert not same[-1]
+
+
+@pytest.mark.parametrize("questions", [2, 5])
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    reference: Path, ahead: Path, tmp_path: Path, questions: int
+) -> None:
+    whole, overrides = (ahead, (AHEAD,)) if questions == 5 else (reference, ())
+    run = train(tmp_path, *overrides, stop=StopAfter(questions))
+    assert len(metrics(run)) < len(metrics(whole))
+    resume(tmp_path, *overrides)
+    assert_equal_runs(whole, run)
+
+
+KILLED = Task(
+    write_recipe=support.write_recipe,
+    overrides=lambda runtime, steps: [
+        f"cluster.runtime={runtime}",
+        f"runner.total_env_steps={steps * 128}",
+        "checkpoint.keep_last=3",
+        "checkpoint.keep_best=0",
+    ],
+    workers=("EnvW", "RolloutW", "ReplayW", "ActorW"),
+    pause=0.15,
+    compare=assert_equal_runs,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("runtime", "victim"), [("local", "driver"), ("ray", "worker")])
+def test_killed_at_random_moments(tmp_path: Path, runtime: str, victim: str) -> None:
+    kill_and_resume(KILLED, tmp_path, runtime, kills=3, steps=10, victim=victim)
+
+
+def test_a_run_is_evaluated_again(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(reference), "--episodes", "4"]) == 0
+    assert "n = 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["algorithm.type=ppo", "~algorithm.update_to_data"],
+            ["algorithm.type", "newest rollout", "nearest: sac"],
+        ),
+        (
+            ["model.type=mlp", "~model.q_hidden_sizes"],
+            ["model.type", "no Q functions", "nearest: squashed_mlp"],
+        ),
+        (["replay.capacity=100"], ["replay.capacity", "128 transitions", "nearest: 128"]),
+        (["replay.start_steps=1024"], ["replay.start_steps", "nearest: 896"]),
+        (["replay.capcity=9"], ["replay.capcity", "did you mean `capacity`?"]),
+        (["algorithm.update_to_data=0"], ["algorithm.update_to_data", "must be > 0"]),
+        (["actor.update_epoch=2"], ["actor.update_epoch", "nearest: 1", "update_to_data"]),
+        (["actor.micro_batch_size=10"], ["actor.micro_batch_size", "nearest: 8, 16"]),
+        (["algorithm.tau=2"], ["algorithm.tau", "must be <= 1", "nearest: 1"]),
+        (
+            [TWO, "cluster.component_placement={'env,rollout,replay,actor': '0-1'}"],
+            ["cluster.component_placement", "2 replay workers", "replay on one device"],
+        ),
+    ],
+)
+def test_bad_inputs_are_refused_with_the_way_out(
+    tmp_path: Path, overrides: list[str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        small_config(tmp_path, *overrides)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_recipe_is_accepted_and_says_how_transitions_become_updates() -> None:
+    recipe = load_recipe("embodied/drawer_close_sac", [])
+    config = validate(OffPolicyConfig, recipe.data, recipe)
+    table = dict(config.batch_table())
+    assert table["transitions per rollout"] == "16 × 16 = 256"
+    random = config.replay.start_steps // config.env_steps_per_rollout
+    assert [config.updates(step) for step in (0, random - 1)] == [0, 0]
+    ratio = config.updates(random) / config.samples
+    assert ratio == config.algorithm.model_dump()["update_to_data"]
+
+
+def test_sac_has_no_place_in_the_embodied_task() -> None:
+    ppo = ("gae_lambda", "value_clip", "normalize_rewards")
+    recipe = load_recipe("quickstart", ["algorithm.type=sac", *(f"~algorithm.{k}" for k in ppo)])
+    with pytest.raises(ConfigError, match="task: off_policy"):
+        validate(EmbodiedConfig, recipe.data, recipe)

@@ -1,0 +1,140 @@
+"""Directories that go to another node and back: two processes' parts, as if on two nodes."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf.scheduler import files
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.files import SharedDirectory, WrittenFiles, place_for
+from rlinf.scheduler.process import Process, set_process
+from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool
+from rlinf.scheduler.transport.payload import Codec
+from rlinf.scheduler.transport.session import OwnedSession, Session
+from rlinf.scheduler.transport.sockets import SocketEndpoint
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch) -> Iterator[list[Process]]:
+    """Two processes of one cluster that share nothing but a network."""
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 1000)
+    owned = OwnedSession()
+    processes = []
+    for rank in (0, 1):
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        session = Session(owned.session.token)
+        codec = Codec(BlockPool(session), AttachedBlocks())
+        endpoint = SocketEndpoint(session, codec, rank, "127.0.0.1")
+        endpoint.directory = tmp_path / f"private-{rank}"
+        endpoint.directory.mkdir()
+        processes.append(
+            Process(
+                runtime="ray",
+                endpoint=endpoint,
+                codec=codec,
+                driver=processes[0].endpoint.address if rank else endpoint.address,
+                node_rank=rank,
+                deadline_seconds=20,
+            )
+        )
+    yield processes
+    set_process(None)
+    for process in processes:
+        process.endpoint.close()
+    owned.close()
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    directory = tmp_path / "home" / "model"
+    (directory / "inner").mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "empty").touch()
+    (directory / "inner" / "weights").write_bytes(bytes(range(256)) * 20)
+    (directory / "link").symlink_to(directory / "config.json")
+    return directory
+
+
+def send(value: object, sender: Process, receiver: Process) -> object:
+    set_process(sender)
+    frames = pickle.dumps(value)
+    set_process(receiver)
+    return pickle.loads(frames)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+
+
+def test_another_node_gets_a_copy_of_every_file(nodes, model):
+    copy = send(SharedDirectory(model), *nodes)
+    assert type(copy) is type(Path())
+    assert copy != model
+    assert copy.name == "model"
+    assert contents(copy) == contents(model)
+    assert copy.parent.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_node_copies_once(nodes, model):
+    first = send(SharedDirectory(model), *nodes)
+    before = contents(model)
+    (model / "config.json").write_text("other")
+    assert send(SharedDirectory(model), *nodes) == first
+    assert contents(first) == before
+
+
+def test_the_same_node_gets_the_directory_itself(nodes, model):
+    there = send(SharedDirectory(model), nodes[0], nodes[0])
+    assert there == model
+    # ... and may pass it on to another node.
+    assert contents(send(there, *nodes)) == contents(model)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(nodes, model, monkeypatch):
+    listed = files._files
+
+    def changing(directory: Path):
+        found = list(listed(directory))
+        (model / "inner" / "weights").write_bytes(bytes(5120))
+        return found
+
+    monkeypatch.setattr(files, "_files", changing)
+    with pytest.raises(SchedulerError, match="inner/weights changed while it was copied to node 1"):
+        send(SharedDirectory(model), *nodes)
+    assert not list(nodes[1].endpoint.directory.glob("files/*/"))
+
+
+def test_nothing_but_what_was_shared_can_be_read(nodes, model):
+    send(SharedDirectory(model), *nodes)
+    ask = nodes[1].endpoint.request
+    origin = nodes[0].endpoint.address
+    for kind, arguments in (
+        ("files.list", [str(model.parent)]),
+        ("files.read", [str(model), "../secret", 0]),
+    ):
+        with pytest.raises(SchedulerError, match="not offered"):
+            ask(origin, kind, *arguments).result(10)
+
+
+def test_what_a_worker_wrote_is_brought_where_it_is_wanted(nodes, tmp_path):
+    wanted = tmp_path / "run" / "model"
+    set_process(nodes[1])
+    place = place_for(wanted)  # no directory `run` on its machine
+    assert place.is_relative_to(nodes[1].endpoint.directory)
+    place.mkdir(parents=True)
+    (place / "weights").write_bytes(b"w" * 3000)
+    written = send(WrittenFiles.at(place), nodes[1], nodes[0])
+    wanted.parent.mkdir()
+    written.bring(wanted)
+    assert contents(wanted) == {"weights": b"w" * 3000}
+
+
+def test_where_files_are_shared_nothing_is_copied(nodes, tmp_path):
+    wanted = tmp_path / "model"
+    set_process(nodes[1])
+    assert place_for(wanted) == wanted
+    send(WrittenFiles.at(wanted), nodes[1], nodes[0]).bring(wanted)
+    assert not wanted.exists()  # nobody asked for a file

@@ -51,8 +51,10 @@ class Supervised(Algorithm):
             policy: Called with a batch; with ``squared_error`` its ``mode`` is, with the inputs.
             batch: N rows.
         """
-        learnt = batch.mask > 0
+        errors: Tensor
         if self._objective == "likelihood":
-            return -batch.fold(policy(batch).log_probs) * learnt
-        error = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
-        return error.square().flatten(1) * learnt
+            errors = -batch.fold(policy(batch).log_probs)
+        else:
+            distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
+            errors = distance.square().flatten(1)
+        return errors * (batch.mask > 0)

@@ -136,7 +136,7 @@ class FineTuningWorker(FitStage, TrainingWorker):
         self._trainer = policy_trainer(
             model,
             self._algorithm,
-            config.actor,
+            cast(Any, config.actor),
             ranks=cast(Any, self._meet(rendezvous)),
             total_steps=config.training_steps,
             seed=config.seed,

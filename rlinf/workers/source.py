@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlinf.algorithms.batch import Batch
-from rlinf.data.demonstrations import Demonstrations, DemonstrationsConfig
+from rlinf.data.demonstrations import Demonstrations
 from rlinf.data.draws import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
@@ -20,7 +20,11 @@ from rlinf.models.language import load_tokenizer
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.trainers.sequences import text_batch
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.supervised_config import SupervisedRunConfig
+from rlinf.workers.supervised_config import (
+    BehaviourCloningConfig,
+    FineTuningConfig,
+    SupervisedRunConfig,
+)
 
 Rows = Sequence[int] | np.ndarray
 
@@ -36,7 +40,9 @@ class Texts:
 
     def batch(self, rows: Rows) -> Batch:
         """Some rows; terms are the tokens of the answers."""
-        return text_batch(self._examples.rows(rows))
+        return text_batch(
+            [(prompt.tolist(), target.tolist()) for prompt, target in self._examples.rows(rows)]
+        )
 
 
 class Chunks:
@@ -74,6 +80,8 @@ class SourceWorker(StageWorker):
     def __init__(self, config: SupervisedRunConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
+        self._train: Texts | Chunks
+        self._held_out: Texts | Chunks | None
 
     def start(self) -> EnvSpec | None:
         """Read the data; returns what recorded episodes say of observations and actions.
@@ -81,19 +89,18 @@ class SourceWorker(StageWorker):
         Raises:
             ConfigError: The data cannot be used.
         """
-        config, data = self._config, self._config.data
-        spec = None
+        config, spec = self._config, None
         with in_section("data"):
-            if isinstance(data, DemonstrationsConfig):
-                train, held_out = data.build()
-                spec = EnvSpec.from_json(train.source["spec"])
+            if isinstance(config, BehaviourCloningConfig):
+                recorded, kept_back = config.data.build()
+                spec = EnvSpec.from_json(recorded.source["spec"])
                 size = config.model.num_action_chunks
-                self._train: Texts | Chunks = Chunks(train, size)
-                self._held_out: Texts | Chunks | None = held_out and Chunks(held_out, size)
-            else:
-                sets = data.build(load_tokenizer(self._context.model or config.model))
+                self._train = Chunks(recorded, size)
+                self._held_out = None if kept_back is None else Chunks(kept_back, size)
+            elif isinstance(config, FineTuningConfig):
+                sets = config.data.build(load_tokenizer(self._context.model or config.model))
                 self._train = Texts(sets.train)
-                self._held_out = sets.validation and Texts(sets.validation)
+                self._held_out = None if sets.validation is None else Texts(sets.validation)
         self._draws = Draws(len(self._train), seed=config.order_seed)
         return spec
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -223,6 +223,13 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run: simulators and who acts in them for the evaluation."""
         return ("source", "actor", "env", "rollout")
+
+    def placement(self) -> dict[str, Any]:
+        """As given; who only evaluates is at the first device where nothing else is said."""
+        given = super().placement()
+        placed = {name.strip() for key in given for name in str(key).split(",")}
+        rest = [name for name in ("env", "rollout") if name not in placed]
+        return {**given, ",".join(rest): "0"} if rest else given
 
     @property
     def value_dim(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from . import reasoning_support, support
+from . import reasoning_support, supervised_support, support
 from .killing import Task, ended, kill_and_resume, start, wait_for_lines
 from .reasoning_support import CALLING
 from .support import metrics, write_recipe
@@ -46,6 +46,22 @@ REASONING = Task(
 )
 
 
+FINE_TUNING = Task(
+    write_recipe=supervised_support.write_fine_tuning,
+    overrides=reasoning_overrides,
+    workers=("SourceW", "FineTuningW"),
+    pause=0.1,
+    compare=supervised_support.assert_equal_runs,
+)
+CLONING = Task(
+    write_recipe=supervised_support.write_cloning,
+    overrides=reasoning_overrides,
+    workers=("SourceW", "CloningW"),
+    pause=0.02,
+    compare=supervised_support.assert_equal_runs,
+)
+
+
 def test_killed_driver_local(tmp_path: Path) -> None:
     kill_and_resume(EMBODIED, tmp_path, "local", kills=1, steps=6, victim="driver")
 
@@ -53,6 +69,20 @@ def test_killed_driver_local(tmp_path: Path) -> None:
 def test_killed_driver_of_a_reasoning_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     kill_and_resume(REASONING, tmp_path, "local", kills=1, steps=4, victim="driver")
+
+
+@pytest.mark.parametrize("task", [FINE_TUNING, CLONING], ids=["sft", "behaviour_cloning"])
+def test_killed_driver_of_a_supervised_run(tmp_path: Path, task: Task) -> None:
+    pytest.importorskip("transformers")
+    kill_and_resume(task, tmp_path, "local", kills=1, steps=12, victim="driver")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["driver", "worker"])
+@pytest.mark.parametrize("task", [FINE_TUNING, CLONING], ids=["sft", "behaviour_cloning"])
+def test_killed_supervised_run_on_ray(tmp_path: Path, task: Task, victim: str) -> None:
+    pytest.importorskip("transformers")
+    kill_and_resume(task, tmp_path, "ray", kills=2, steps=24, victim=victim)
 
 
 @pytest.mark.slow

@@ -1,0 +1,161 @@
+"""Supervised runs: they learn, validate, stop, leave something to begin with, and refuse."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf.cli.main import main
+
+from . import reasoning_support, support
+from .supervised_support import (
+    assert_equal_runs,
+    metrics,
+    run_recipe,
+    weights,
+    write_cloning,
+    write_fine_tuning,
+)
+
+WRITERS = {"sft": write_fine_tuning, "cloning": write_cloning}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_loss_falls_and_so_does_that_of_validation(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = run_recipe(WRITERS[kind](tmp_path), tmp_path / "run", "runner.total_steps=30")
+    lines = metrics(run.directory.path)
+    assert lines[-1]["train/loss"] < 0.9 * lines[0]["train/loss"]
+    validated = [line["validation/loss"] for line in lines if "validation/loss" in line]
+    assert len(validated) == 15
+    assert validated[-1] < 0.9 * validated[0]
+    assert lines[-1]["train/rows"] == 30 * (16 if kind == "sft" else 32)
+    assert (run.directory.path / "learning_curve.png").exists()
+
+
+def test_a_language_model_is_left_behind_that_a_reasoning_run_begins_with(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run_recipe(write_fine_tuning(tmp_path), tmp_path / "run")
+    model = tmp_path / "run" / "model"
+    recipe = reasoning_support.write_recipe(tmp_path)
+    words = ["train", str(recipe), "--run-dir", str(tmp_path / "reasoning")]
+    taken = [f"model.path={model}", "model.architecture=null", "warm_start=null"]
+    assert main([*words, *taken, "runner.total_steps=1"]) == 0
+    assert not (tmp_path / "reasoning" / "initial_model").exists()
+
+
+def test_a_policy_is_left_behind_that_an_embodied_run_begins_with(tmp_path: Path) -> None:
+    run_recipe(write_cloning(tmp_path), tmp_path / "run")
+    policy = tmp_path / "run" / "policy.safetensors"
+    recipe = support.write_recipe(tmp_path)
+    words = ["train", str(recipe), "model.hidden_sizes=[16]", f"model.path={policy}"]
+    rest = ["actor.optim.lr=1.0e-30", "runner.total_env_steps=128"]
+    assert main([*words, *rest, "--run-dir", str(tmp_path / "ppo")]) == 0
+    begun, cloned = weights(tmp_path / "ppo"), weights(tmp_path / "run")
+    for name, value in cloned.items():
+        if name.startswith("actor"):  # the statistics of observations go on
+            np.testing.assert_allclose(begun[name], value, atol=1e-6)
+    assert any(name.startswith("critic") for name in begun)
+    # Of other shapes: said before anything is trained.
+    assert main([*words, *rest, "model.hidden_sizes=[8]"]) == 2
+
+
+def test_a_run_ends_where_the_validation_loss_falls_no_more(tmp_path: Path) -> None:
+    recipe = write_cloning(tmp_path)
+    ended = ["runner.total_steps=60", "validation.patience=2", "validation.min_improvement=10"]
+    run = run_recipe(recipe, tmp_path / "run", *ended)
+    # The first is better than none; then two are waited for.
+    assert run.state.step == 6
+    best = [line["validation/loss"] for line in metrics(tmp_path / "run")[1::2]]
+    # What is left behind is what was best, though not by enough to go on.
+    assert run.state.best_score == -min(best)
+
+
+def test_the_best_weights_are_left_behind(tmp_path: Path) -> None:
+    """With a rate so large that the loss rises in the end."""
+    recipe = write_cloning(tmp_path)
+    options = ["actor.optim.lr=0.3", "actor.optim.max_grad_norm=null", "validation.interval=1"]
+    run = run_recipe(recipe, tmp_path / "run", "runner.total_steps=8", *options)
+    losses = [line["validation/loss"] for line in metrics(tmp_path / "run")]
+    best = int(np.argmin(losses)) + 1
+    assert best < 8, "the loss was to rise"
+    shorter = run_recipe(recipe, tmp_path / "other", f"runner.total_steps={best}", *options)
+    assert shorter.state.step == best
+    for name, value in weights(tmp_path / "run").items():
+        np.testing.assert_array_equal(value, weights(tmp_path / "other")[name])
+    assert run.state.best_score == -losses[best - 1]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_and_sources_elsewhere_change_nothing(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    recipe = write_cloning(tmp_path)
+    run_recipe(recipe, tmp_path / "one")
+    place = f"{{source: '1', actor: '0-{ranks - 1}', 'env,rollout': '0'}}"
+    placed = [f"cluster.component_placement={place}", f"cluster.cpu_devices_per_node={ranks}"]
+    run_recipe(recipe, tmp_path / "several", *placed)
+    assert_equal_runs(tmp_path / "one", tmp_path / "several")
+
+
+def test_only_adapters_are_trained_with_lora(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    recipe = write_fine_tuning(tmp_path)
+    run_recipe(recipe, tmp_path / "run", "actor.lora={rank: 4}", "runner.total_steps=4")
+    assert (tmp_path / "run" / "model" / "adapter" / "adapter_model.safetensors").exists()
+    from safetensors.numpy import load_file
+
+    before = load_file(tmp_path / "run" / "initial_model" / "model.safetensors")
+    after = weights(tmp_path / "run")
+    changed = {name for name in after if not np.array_equal(before[name], after[name])}
+    assert changed
+    assert all("proj" in name for name in changed)  # merged into the layers that have adapters
+    lines = metrics(tmp_path / "run")
+    assert lines[-1]["validation/loss"] < lines[1]["validation/loss"]
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
+def test_objectives_of_behaviour_cloning(objective: str, tmp_path: Path) -> None:
+    recipe = write_cloning(tmp_path)
+    run_recipe(recipe, tmp_path / "run", f"objective={objective}", "runner.total_steps=2")
+    first = metrics(tmp_path / "run")[0]["train/loss"]
+    # Fresh weights give about the mode 0 with the standard deviation 1.
+    recorded = first if objective == "squared_error" else 2 * (first - 0.5 * math.log(2 * math.pi))
+    assert 0.5 < recorded < 2
+    std = weights(tmp_path / "run")["log_std"]
+    assert (std == 0).all() == (objective == "squared_error")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "told"),
+    [
+        ("sft", ["actor.update_epoch=2"], "nearest: 1, and more runner.total_steps"),
+        ("sft", ["model.lora={rank: 2}"], "write it as actor.lora"),
+        (
+            "sft",
+            ["data.task=null", "data.files={train: [a.jsonl]}", "data.held_out=1"],
+            "model.path",
+        ),
+        ("sft", ["data.max_length=2"], "no example is left"),
+        ("cloning", ["data.held_out=0"], "nothing validates"),
+        ("cloning", ["data.held_out=6"], "6 of 6 episodes cannot be held out"),
+        ("cloning", ["data.path=nowhere"], "rlinf record"),
+        ("cloning", ["actor.micro_batch_size=5"], "does not divide the 32 rows of a rank"),
+        ("cloning", ["model.num_action_chunks=0"], "num_action_chunks"),
+        ("cloning", ["env.train.options.id=MountainCarContinuous-v0"], "observation_shapes"),
+        ("cloning", ["cluster.component_placement={source: '0'}"], "does not place actor"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    kind: str, words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    recipe = WRITERS[kind](tmp_path)
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), *words, "--run-dir", str(run)]) == 2
+    assert told in capsys.readouterr().err
+    assert not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text()

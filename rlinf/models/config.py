@@ -123,7 +123,7 @@ class MLPConfig(NormalizingPolicyConfig):
     """Which policy this section configures."""
 
 
-class SquashedMLPConfig(GaussianPolicyConfig):
+class SquashedMLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states`` whose actions are squashed into their box by tanh, and Q
     functions: perceptrons all."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.config import MLPConfig
+from rlinf.models.config import NormalizingPolicyConfig
 from rlinf.models.gaussian import GaussianPolicy
 from rlinf.models.policy import ObservationNormalizer
 
@@ -21,7 +21,12 @@ class MLPPolicy(GaussianPolicy):
     """Normalised states into separate actor and critic trunks."""
 
     def __init__(
-        self, config: MLPConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+        self,
+        config: NormalizingPolicyConfig,
+        env_spec: EnvSpec,
+        *,
+        value_dim: int = 1,
+        seed: int = 0,
     ) -> None:
         state_dim = states_dim(env_spec, needed_by=config.type)
         super().__init__(
@@ -31,11 +36,7 @@ class MLPPolicy(GaussianPolicy):
             value_dim=value_dim,
             generator=torch.Generator().manual_seed(seed),
         )
-        self.normalizer = (
-            ObservationNormalizer(state_dim, clip=config.observation_clip)
-            if config.normalize_observations
-            else None
-        )
+        self.normalizer = normalizer_of(config, state_dim)
 
     def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """[B, D] states, normalised, for both trunks."""
@@ -48,6 +49,13 @@ class MLPPolicy(GaussianPolicy):
         """Take states [N, D] into the running statistics."""
         if self.normalizer is not None:
             self.normalizer.update(forward_inputs["states"])
+
+
+def normalizer_of(config: NormalizingPolicyConfig, state_dim: int) -> ObservationNormalizer | None:
+    """The normaliser of states [B, D] that a policy's section asks for."""
+    if not config.normalize_observations:
+        return None
+    return ObservationNormalizer(state_dim, clip=config.observation_clip)
 
 
 def states_dim(env_spec: EnvSpec, *, needed_by: str) -> int:

@@ -14,8 +14,8 @@ from torch.nn import functional
 from rlinf.errors import ConfigError
 from rlinf.models.activations import ACTIVATIONS
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
-from rlinf.models.gaussian import GaussianPolicy, gaussian_log_prob
-from rlinf.models.mlp import states_dim
+from rlinf.models.gaussian import gaussian_log_prob
+from rlinf.models.mlp import MLPPolicy, normalizer_of, states_dim
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _NEAR_BOUND = 1.0 - 1e-6
 """How near to a bound of the box the density is evaluated: atanh of the bound is infinite."""
 
 
-class SquashedMLPPolicy(GaussianPolicy):
+class SquashedMLPPolicy(MLPPolicy):
     """a = centre + radius · tanh(u), u Gaussian (Haarnoja et al. 2018, appendix C).
 
     Log-probs are densities over the box scaled to [−1, 1], whatever the units of the actions:
@@ -40,21 +40,8 @@ class SquashedMLPPolicy(GaussianPolicy):
     def __init__(
         self, config: SquashedMLPConfig, env_spec: EnvSpec, *, value_dim: int = 0, seed: int = 0
     ) -> None:
-        super().__init__(
-            config,
-            env_spec,
-            feature_dim=states_dim(env_spec, needed_by=config.type),
-            value_dim=value_dim,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         register_box(self, config, env_spec)
-
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """[B, D] states as they are: statistics that move would change what was learnt of them."""
-        return observations["states"], observations["states"]
-
-    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
-        """Nothing is normalised."""
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-std [B, C, A] of u; the second bounded smoothly, so that it never sticks."""
@@ -156,6 +143,7 @@ class QFunctions(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         state_dim = states_dim(env_spec, needed_by=config.type)
         register_box(self, config, env_spec)
+        self.normalizer = normalizer_of(config, state_dim)
         self._activation = ACTIVATIONS[config.activation]
         inputs = state_dim + config.num_action_chunks * env_spec.action_dim
         widths = [inputs, *config.q_hidden_sizes, 1]
@@ -174,9 +162,11 @@ class QFunctions(nn.Module):
             observations: Each [N, ...].
             actions: [N, C, A] in the units of the environment.
         """
-        features = torch.cat(
-            [observations["states"], ((actions - self.centre) / self.radius).flatten(1)], dim=1
-        )
+        states = observations["states"]
+        if self.normalizer is not None:
+            states = self.normalizer(states)
+        scaled = (actions - self.centre) / self.radius
+        features = torch.cat([states, scaled.flatten(1)], dim=1)
         layers = len(self.weights)
         outputs = features.expand(len(self.weights[0]), *features.shape)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -184,6 +174,11 @@ class QFunctions(nn.Module):
             if number < layers - 1:
                 outputs = self._activation(outputs)
         return outputs.squeeze(-1)
+
+    def update_normalizer(self, observations: Mapping[str, Tensor]) -> None:
+        """Take states [N, D] into the running statistics."""
+        if self.normalizer is not None:
+            self.normalizer.update(observations["states"])
 
 
 class Temperature(nn.Module):

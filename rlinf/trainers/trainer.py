@@ -16,7 +16,7 @@ from rlinf.algorithms.metrics import staleness_metrics
 from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
-from rlinf.models.policy import ActionEvaluation, Policy
+from rlinf.models.policy import ActionEvaluation
 from rlinf.trainers.checkpoint import as_text, from_text
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
@@ -171,10 +171,16 @@ class Trainer:
         """
         batch, metrics = self.prepare(rollout)
         metrics.update(self.train(batch, step))
-        policy = self.modules.modules[POLICY]
-        if isinstance(policy, Policy):
-            policy.update_normalizer(batch.inputs)
+        self.observe(batch.inputs)
         return metrics
+
+    def observe(self, inputs: Mapping[str, Tensor]) -> None:
+        """Let modules that have running statistics of observations take these [N, ...] in."""
+        for module in self.modules.modules.values():
+            take: Callable[[Mapping[str, Tensor]], None] | None
+            take = getattr(module, "update_normalizer", None)
+            if take is not None:
+                take({name: column.to(self.ranks.device) for name, column in inputs.items()})
 
     def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """A rollout as a batch with everything that the losses read; metrics about it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
 
+from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
@@ -80,12 +81,27 @@ class ActorWorker(TrainingWorker):
     ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on global batches that come one by one; returns the phase's metrics.
 
+        Statistics of observations are taken afterwards, so that those who act and the trainer
+        compute with equal ones.
+
         Args:
             batches: Stream of :class:`Batch`, each an optimizer step of every loss.
             step: Number of the training phase.
         """
         yield from ()
-        return self._trainer.train((item.payload for item in batches), step)
+        trained: list[Batch] = []
+
+        def arriving() -> Iterator[Batch]:
+            for item in batches:
+                trained.append(item.payload)
+                yield item.payload
+
+        metrics = self._trainer.train(arriving(), step)
+        if trained:
+            names = trained[0].inputs
+            seen = {name: torch.cat([each.inputs[name] for each in trained]) for name in names}
+            self._trainer.observe(seen)
+        return metrics
 
     def send_weights(self) -> int:
         """Send the weights from rank 0 to every rollout worker; returns their version."""

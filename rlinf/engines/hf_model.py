@@ -27,7 +27,7 @@ def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, boo
         if source.path is None or source.lora is not None:
             wanted = "a module with its adapter" if source.lora else "a module or a directory"
             raise ConfigError(f"the engine `hf` needs {wanted}")
-        model, shared = _load(config, source).to(_own_device()), False
+        model, shared = _load(config, source).to(own_device()), False
     else:
         module = source.module
         wanted = module.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
@@ -36,7 +36,7 @@ def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, boo
         if shared:
             model = _second_layers(module)
         elif not source.shared:
-            model = model.to(_own_device())
+            model = model.to(own_device())
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
@@ -86,11 +86,6 @@ def _load(config: HFEngineConfig, source: ModelSource) -> Any:
         use_safetensors=True,
     )
     return model
-
-
-def _own_device() -> str:
-    """Where a model computes that nobody else uses."""
-    return own_device()
 
 
 def tokenizer_of(path: Path | None) -> Any:

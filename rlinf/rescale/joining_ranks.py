@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlinf.errors import RLinfError
 from rlinf.rescale.movable_trainer import MovableTrainer, Prepared
-from rlinf.scheduler.accelerators import collective_backend
+from rlinf.scheduler.accelerators import collective_backend, set_current_device
 from rlinf.trainers.ranks import Grid
 
 Kind = Literal["go", "move", "end"]
@@ -102,8 +102,7 @@ class JoiningRanks:
         self.device = torch.device(device)
         self.size = 1
         self._timeout = timedelta(seconds=timeout_s)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        set_current_device(str(self.device))
         self._store = store
         dist.init_process_group(
             collective_backend(str(self.device)),

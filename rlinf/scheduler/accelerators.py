@@ -224,6 +224,13 @@ def collective_backend(device: str) -> str:
     return next((backend for backend in found if backend), "gloo")
 
 
+def set_current_device(device: str) -> None:
+    """Let this process compute on a device where none is named; collective libraries ask for it."""
+    import torch
+
+    torch.get_device_module(device).set_device(device)
+
+
 def accelerator_model(accelerator_type: AcceleratorType) -> str:
     """Model name of the node's first device.
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from rlinf.scheduler.accelerators import collective_backend
+from rlinf.scheduler.accelerators import collective_backend, set_current_device
 
 
 class Ranks:
@@ -52,8 +52,7 @@ class Ranks:
             self._meet(store, timeout_s)
 
     def _meet(self, store: Store | None, timeout_s: float) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        set_current_device(str(self.device))
         if not dist.is_initialized():
             dist.init_process_group(
                 collective_backend(str(self.device)),
@@ -193,5 +192,6 @@ def tree_sum(first: int, last: int, leaf: Callable[[int], torch.Tensor]) -> torc
 
 
 def sum_ranks(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum the ranks' partial sums by the upper part of the same tree."""
-    return tree_sum(0, len(parts), lambda rank: parts[rank].clone())
+    """Sum the ranks' partial sums by the upper part of the same tree, where the first one lies."""
+    device = parts[0].device
+    return tree_sum(0, len(parts), lambda rank: parts[rank].to(device, copy=True))

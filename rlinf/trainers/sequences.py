@@ -14,6 +14,7 @@ from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm
 from rlinf.algorithms.supervised import Supervised
 from rlinf.models.adapters import inject_adapters
+from rlinf.scheduler.process import own_device
 from rlinf.trainers.config import (
     CriticTrainerConfig,
     FSDPTrainerConfig,
@@ -164,7 +165,8 @@ def fine_tune(
     """Teach a causal language model texts on this process alone, and give the metrics of each step.
 
     The texts are passed over again and again, each time in another order; a remainder smaller than
-    a batch is left out of a pass. At the end the model has float32 weights in memory of their own.
+    a batch is left out of a pass. At the end the model has float32 weights in memory of their own,
+    on the device of this process.
 
     Args:
         model: Of transformers, trained in place.
@@ -183,7 +185,7 @@ def fine_tune(
         model,
         Supervised(),
         (compute or FSDPTrainerConfig()).model_copy(update=changed),
-        ranks=Ranks(),
+        ranks=Ranks(device=own_device()),
         total_steps=config.steps,
         seed=seed,
         section="warm_start",

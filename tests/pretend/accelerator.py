@@ -64,7 +64,12 @@ class _Module(_DummyBackendModule):
     def current_stream(self, *_: Any) -> Any:
         return _Nothing()
 
-    def set_device(self, *_: Any) -> None: ...
+    current: torch.device | None = None
+    """What the process was told to compute on."""
+
+    def set_device(self, device: Any) -> None:
+        self.current = torch.device(device)
+
     def synchronize(self, *_: Any) -> None: ...
     def empty_cache(self) -> None: ...
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
@@ -339,14 +344,16 @@ torch.Generator = _Generator
 
 
 class ComputesOnHost(RuntimeError):
-    """A module is called whose weights lie on the host."""
+    """The weights of a module, or the numbers that ranks add up, lie on the host."""
 
 
-def refuse_modules_of_the_host() -> None:
-    """Let the forward pass of a module raise unless its own parameters and buffers lie here.
+def refuse_work_of_the_host() -> None:
+    """Let a forward pass raise unless the module's parameters and buffers lie here, and a sum over
+    processes unless its tensor does, which a library such as NCCL would not take.
 
     Where everything was left on the host nothing mixes, and no operator would complain.
     """
+    import torch.distributed
 
     def check(module: torch.nn.Module, _: Any) -> None:
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -354,6 +361,14 @@ def refuse_modules_of_the_host() -> None:
                 raise ComputesOnHost(f"{type(module).__name__} computes on the host")
 
     torch.nn.modules.module.register_module_forward_pre_hook(check)
+    of_any = torch.distributed.all_reduce
+
+    def all_reduce(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "cpu":
+            raise ComputesOnHost(f"a host tensor {tuple(tensor.shape)} is summed over processes")
+        return of_any(tensor, *args, **kwargs)
+
+    torch.distributed.all_reduce = all_reduce
 
 
 def serve_collectives() -> None:

@@ -14,7 +14,7 @@ if sys.argv[1] == "pretend":
     from tests.pretend import accelerator  # before anything else has torch
 
     os.environ["RLINF_DEVICE"] = accelerator.NAME
-    accelerator.refuse_modules_of_the_host()
+    accelerator.refuse_work_of_the_host()
 
 
 def embodied(directory: Path, *overrides: str) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.utils.backend_registration
 
+from tests.pretend import two_ranks
 from tests.runners import reasoning_support, supervised_support, support
+from tests.trainers.processes import results_of
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -95,6 +99,35 @@ def test_a_language_model_is_trained_as_on_the_cpu(
 ) -> None:
     cpu, pretend = run_on_both("reasoning", tmp_path, "runner.total_steps=2", *overrides)
     assert_close(reasoning_support.untimed(cpu), reasoning_support.untimed(pretend))
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What each of two processes found, on each device."""
+
+    def found(device: str) -> list[dict[str, Any]]:
+        directory = tmp_path_factory.mktemp(device)
+        return results_of(two_ranks.__name__, lambda rank: (device, rank, directory), seconds=500)
+
+    return {device: found(device) for device in ("cpu", "pretend")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", two_ranks.CASES)
+def test_two_processes_divide_a_language_model_as_on_the_cpu(
+    case: str, of_two_ranks: dict[str, list[dict[str, Any]]]
+) -> None:
+    for cpu, pretend in zip(of_two_ranks["cpu"], of_two_ranks["pretend"], strict=True):
+        one, other = cpu[case], pretend[case]
+        assert one["gradients"].keys() == other["gradients"].keys()
+        if "bfloat16" in case:  # of 8 bits: one update is compared, not what follows from it
+            for name, gradient in one["gradients"].items():
+                distance = (gradient - other["gradients"][name]).norm()
+                assert distance < 0.03 * gradient.norm() + 1e-4, name
+            continue
+        assert_close(one["metrics"], other["metrics"])
+        for name in one.keys() - {"metrics"}:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
 
 
 def test_a_tensor_that_is_left_behind_ends_the_run(tmp_path: Path) -> None:

@@ -136,7 +136,11 @@ def _accelerators() -> Finding:
         return Finding("accelerators", "failed", "torch is not installed", "pip install torch")
     import torch
 
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    from rlinf.scheduler.accelerators import VENDORS, detect_accelerators
+
+    kind, count = detect_accelerators()
+    platform = VENDORS[kind].torch_platform()
+    names = [] if platform is None else [platform.get_device_name(i) for i in range(count)]
     if names:
         return Finding("accelerators", "ok", ", ".join(names))
     if shutil.which("nvidia-smi"):

@@ -15,10 +15,16 @@ import torch
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.weights import AdapterFile, has_latent_attention, head_size_of, sizes_of
 from rlinf.errors import ConfigError
+from rlinf.scheduler.accelerators import detect_accelerators
 
 _WORKER = "rlinf.engines.vllm.worker.WorkerMethods"
 _PASS = 4096  # tokens of a forward pass on a CPU
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+
+
+def on_cpu() -> bool:
+    """Whether this process sees no accelerator, so that vLLM computes on the host."""
+    return detect_accelerators()[1] == 0
 
 
 def engine_arguments(
@@ -45,7 +51,7 @@ def engine_arguments(
         "load_format": "safetensors" if config.load_format == "auto" else config.load_format,
         "logprobs_mode": f"{config.log_probs}_logprobs",
         "worker_extension_cls": _WORKER,
-        "enable_sleep_mode": torch.cuda.is_available(),
+        "enable_sleep_mode": not on_cpu(),
         # Within the calls of the caller a step must have ended when it returns: its tokens carry
         # the version of that moment. The background computes the same way.
         "async_scheduling": False,
@@ -55,7 +61,7 @@ def engine_arguments(
     }
     if config.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = config.max_num_batched_tokens
-    if not torch.cuda.is_available():
+    if on_cpu():
         # A part of a prompt gives no token, and vLLM then turns back the sequence's generator,
         # which generators on a CPU cannot do. Without parts a whole text must fit into a pass.
         longest = config.max_model_len or sizes_of(path)[1] or _PASS
@@ -100,7 +106,7 @@ def check_heads(path: Path) -> None:
     Raises:
         ConfigError: It is such a model.
     """
-    if torch.cuda.is_available():
+    if not on_cpu():
         return
     if has_latent_attention(path):
         raise ConfigError(

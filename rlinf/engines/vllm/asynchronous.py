@@ -17,7 +17,7 @@ import torch
 from rlinf.data.sequences import StopReason
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.protocol import FinishedCompletion, ModelSource, Weights
-from rlinf.engines.vllm.arguments import random_state_kept
+from rlinf.engines.vllm.arguments import on_cpu, random_state_kept
 from rlinf.engines.vllm.background import EventLoop, News
 from rlinf.engines.vllm.base import VLLMBase
 from rlinf.engines.vllm.requests import Growing
@@ -153,12 +153,12 @@ class AsyncVLLMEngine(VLLMBase):
         """Give weights and caches back; on CPU vLLM keeps both, and only forgets its prefixes."""
         self._running.require_none()
         self._call(self._engine.reset_prefix_cache())
-        if torch.cuda.is_available():
+        if not on_cpu():
             self._call(self._engine.sleep(level=2))
 
     def restore_memory(self) -> None:
         """Take the memory again; on CUDA :meth:`update_weights` must follow."""
-        if torch.cuda.is_available():
+        if not on_cpu():
             self._call(self._engine.wake_up())
 
     def close(self) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer
@@ -20,26 +17,28 @@ from rlinf.cli.train import execute
 from rlinf.config.explain import explain
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.run import Run
 from rlinf.runners.task import REGISTRY
 
 
 def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _, config = read_config("quickstart", [])
+    task, _, config = read_config("quickstart", [])
 
-    def train(given: Any, directory: RunDirectory, stop: threading.Event) -> None:
-        assert given is config
+    def train(run: Run, *, resume: bool) -> None:
+        assert run.task.config is config
+        assert not resume
         logging.getLogger("rlinf.test").info("step done")
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(10)
+        assert run._stop.wait(10)
 
-    runner: Any = SimpleNamespace(train=train)
+    monkeypatch.setattr(Run, "run", train)
     with (
         RunDirectory.create(tmp_path, "quickstart") as directory,
         pytest.raises(typer.Exit) as end,
     ):
-        execute(lambda: runner, "train", config, directory)
+        execute(task, config, directory, resume=False)
     assert end.value.exit_code == 130
     assert f"rlinf resume {directory.path}" in capsys.readouterr().out
     assert "step done" in directory.log.read_text(encoding="utf-8")

@@ -155,7 +155,7 @@ def test_bad_inputs_are_refused_with_the_way_out(
 
 
 def test_the_recipe_is_accepted_and_says_how_transitions_become_updates() -> None:
-    recipe = load_recipe("embodied/window_open_sac", [])
+    recipe = load_recipe("embodied/drawer_close_sac", [])
     config = validate(OffPolicyConfig, recipe.data, recipe)
     table = dict(config.batch_table())
     assert table["transitions per rollout"] == "16 × 16 = 256"

@@ -54,8 +54,8 @@ from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.runners.groups import Groups
 from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.language.config import FSDPTrainerConfig
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.ranks import Ranks
 
 
 def _trainer(hidden: int, layers: int) -> Any:

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rlinf.errors import RLinfError
 from rlinf.rescale.movable_trainer import MovableTrainer, Prepared
 from rlinf.scheduler.accelerators import collective_backend
-from rlinf.trainers.language.parallel import Grid
+from rlinf.trainers.ranks import Grid
 
 Kind = Literal["go", "move", "end"]
 

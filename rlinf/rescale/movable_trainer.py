@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from rlinf.rescale.transfer import Transfer
-from rlinf.trainers.language.config import ComputeConfig
-from rlinf.trainers.language.core import repeated_layers
-from rlinf.trainers.language.fsdp import FSDPTrainer
-from rlinf.trainers.language.hollow import replace_parameters
-from rlinf.trainers.language.parallel import Grid
-from rlinf.trainers.language.trained import PlainModule, Source, TrainedModule
+from rlinf.trainers.modules import POLICY, TrainedModules
+from rlinf.trainers.ranks import Grid
+from rlinf.trainers.sharded import replace_parameters
+from rlinf.trainers.trained import Source, TrainedModule
+from rlinf.trainers.trainer import Trainer
 
 
 class Skeleton:
@@ -39,15 +38,17 @@ class Skeleton:
         }
         self._module = copy.deepcopy(module, cast(dict[int, Any], empty))
 
-    def build(self, config: ComputeConfig, ranks: Grid) -> TrainedModule:
-        """A module with memory for this rank's part of the weights, whose contents are not set."""
+    def build(self, modules: TrainedModules, ranks: Grid) -> TrainedModule:
+        """The policy with memory for this rank's part of the weights, whose contents are not set.
+
+        Args:
+            modules: Among which it is to be.
+            ranks: That divide it.
+        """
         module: Any = copy.deepcopy(self._module)
         if ranks.world_size == 1:
             _give_placeholders(module, ranks.device)
-            return PlainModule(module, config, blank=True)
-        from rlinf.trainers.language.sharded import ShardedModule
-
-        return ShardedModule(module, repeated_layers(module.model), config, ranks)
+        return modules.hold(POLICY, module, ranks, blank=True)
 
 
 def _give_placeholders(module: nn.Module, device: torch.device) -> None:
@@ -83,9 +84,7 @@ class MovableTrainer:
         keep: Go on with the weights; otherwise this rank has no part until it joins.
     """
 
-    def __init__(self, trainer: FSDPTrainer, *, keep: bool) -> None:
-        import rlinf.trainers.language.sharded  # noqa: F401 - half a second less for the first move
-
+    def __init__(self, trainer: Trainer, *, keep: bool) -> None:
         trained, reference = trainer.parts
         if trained is None:
             raise ValueError("the trainer has no part of the model")
@@ -117,7 +116,7 @@ class MovableTrainer:
         new: TrainedModule | None = None
         reference: Source | None = [] if keeps else None
         if ranks is not None:
-            new = self._skeleton.build(self.trainer.config, ranks)
+            new = self._skeleton.build(self.trainer.modules, ranks)
             if keeps:
                 reference = [torch.empty_like(t, device="cpu") for t in new.used()]
         transfer = Transfer(old, new, (present, reference), sizes=(before, after), rank=rank)

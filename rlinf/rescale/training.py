@@ -20,7 +20,7 @@ from rlinf.rescale.measured import TrainerTimes
 from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.scheduler import Channel
 from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.trainers.language.fsdp import FSDPTrainer
+from rlinf.trainers.trainer import Trainer
 from rlinf.workers.global_batches import GlobalBatches
 
 _PATIENCE = 0.1
@@ -90,7 +90,7 @@ class RescaledTraining:
         Raises:
             TypeError: The ranks of such a trainer cannot change.
         """
-        if not isinstance(trainer, FSDPTrainer):
+        if not isinstance(trainer, Trainer):
             raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
         self._trainer = MovableTrainer(trainer, keep=self._ranks.rank == 0)
 
@@ -158,7 +158,7 @@ class Phase:
             self._settle()
             first, early = self.ranks.size, self.groups.known() < self.count
             begin = time.perf_counter()
-            metrics: dict[str, Any] = self.trainer.train_stream(self._batches(), self.step)
+            metrics: dict[str, Any] = self.trainer.train(self._batches(), self.step)
             metrics["time/update"] = time.perf_counter() - begin - self._waited
             if early and first < self.ranks.size:
                 # The next step is likely to begin so too, when the other ranks' devices are busy.
@@ -280,7 +280,7 @@ class Phase:
         while not self._over:
             command = self._next_command()
             if command.kind == "go":
-                self.trainer.train_stream(self._given(command), self.step)
+                self.trainer.train(self._given(command), self.step)
             else:
                 self._carry_out(command)
         if self.shared.offload and self.movable.has_part:

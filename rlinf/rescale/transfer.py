@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlinf.trainers.language.trained import PlainModule, Source, TrainedModule, local_part
+from rlinf.trainers.trained import PlainModule, Source, TrainedModule, local_part
 
 _WIRE = torch.float32
 """What travels; lossless for weights in bfloat16, which several ranks keep float32 copies of."""

@@ -23,7 +23,7 @@ from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.rewards.correctness import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
-from rlinf.trainers.language.config import SupervisedConfig
+from rlinf.trainers.config import SupervisedConfig
 from rlinf.workers.answering_config import AnsweringConfig
 
 COMPONENTS = ("rollout", "reward", "actor")

@@ -19,7 +19,7 @@ from rlinf.models.language import load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.initial_model import write_initial_model
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.language.supervised import SupervisedTrainer, target_batch
+from rlinf.trainers.sequences import fine_tune, text_batch
 
 
 def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConfig:
@@ -76,14 +76,11 @@ def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
         targets, masks = zip(*shown, strict=True)
         learnt = [[*mask, True] for mask in masks]
     ended = [[*target, tokenizer.eos_token_id] for target in targets]
-    texts = target_batch(list(zip(prompts, ended, strict=True)), learnt)
-    trainer = SupervisedTrainer.of_model(
-        network, config.warm_start, seed=config.seed, compute=config.actor
-    )
+    texts = text_batch(list(zip(prompts, ended, strict=True)), learnt)
     print(f"warm start: {config.warm_start.steps} supervised steps", flush=True)
     begin = time.perf_counter()
-    losses = [metrics["supervised/loss"] for metrics in trainer.fit(texts)]
-    trainer.finish()
+    steps = fine_tune(network, texts, config.warm_start, seed=config.seed, compute=config.actor)
+    losses = [metrics["warm_start/loss"] for metrics in steps]
     print(
         f"warm start took {time.perf_counter() - begin:.1f} s, "
         f"loss {losses[0]:.3f} to {losses[-1]:.3f}",

@@ -18,7 +18,7 @@ from rlinf.flow.planning_traits import (
 
 if TYPE_CHECKING:
     from rlinf.runners.reasoning_config import ReasoningConfig
-    from rlinf.trainers.language.config import PhaseConfig
+    from rlinf.trainers.config import PhaseConfig
 
 _TIMED = (
     "algorithm", "actor", "critic", "data", "reward", "rollout", "warm_start", "weight_sync",

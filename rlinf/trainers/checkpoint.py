@@ -6,9 +6,14 @@ pickled index only the classes of that format are built.
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rlinf.errors import CheckpointError
 from rlinf.trainers.ranks import Grid, Replicas
@@ -86,3 +91,23 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
             f"{directory} is of another model: {reason[-1] if reason else error}"
         ) from error
     return state
+
+
+def as_text(numbers: Mapping[str, Any]) -> str:
+    """Small state, in which tensors may have other shapes at another time."""
+    file = io.BytesIO()
+    torch.save(dict(numbers), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """The inverse of :func:`as_text`.
+
+    Raises:
+        CheckpointError: It holds something else than tensors and plain data.
+    """
+    try:
+        found: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except (pickle.UnpicklingError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the numbers of a checkpoint cannot be read: {error}") from error
+    return found

@@ -22,7 +22,7 @@ _CLASSES = {
     },
     f"{_FORMAT}.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", "float32", "bfloat16"},
+    "torch": {"Size", "float32", "float64", "bfloat16", "int64"},
     "pathlib": {"Path", "PosixPath", "WindowsPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip

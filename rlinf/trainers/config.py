@@ -138,28 +138,12 @@ class FirstUpdateBounds:
     any_ratio: float | None = None
 
 
-class PolicyTrainerConfig(TrainerConfig):
-    """How a policy is trained, as its weights or as an adapter."""
-
-    lora: LoraConfig | None = None
-    """Train an adapter instead of the weights; null: train all weights."""
-
-
-class ActorConfig(PolicyTrainerConfig):
-    """How a policy for actions is trained on one rollout."""
+class RowTrainerConfig(TrainerConfig):
+    """How modules are trained on rows of one size: chunk steps, or transitions."""
 
     type: Literal["plain", "fsdp"] = "plain"
-    """How ranks hold the policy: whole on each, with gradients summed in an order that does not
-    depend on their number; or divided over them by FSDP2, which needs the runtime `ray`."""
-    global_batch_size: int = Field(ge=1)
-    """Samples of one optimizer step, over all data-parallel ranks."""
-    target_kl: float | None = Field(default=None, gt=0)
-    """The phase ends early once the approximate KL of a global batch passes this; null: never."""
-    first_update_kl_bound: float = Field(default=1e-6, gt=0)
-    """Largest KL between rollout and trainer policy in the first update after a weight
-    synchronisation, where both hold the same weights; a larger one stops the run."""
-    first_update_ratio_bound: float = Field(default=1e-3, gt=0)
-    """Largest distance of a probability ratio from 1 there."""
+    """How ranks hold the modules: whole on each, with gradients summed in an order that does not
+    depend on their number; or divided over them by FSDP2, which needs processes of their own."""
 
     @model_validator(mode="after")
     def _check_use(self) -> Self:
@@ -172,6 +156,20 @@ class ActorConfig(PolicyTrainerConfig):
         if self.type == "plain" and self.reshard != "auto":
             raise illegal("reshard", "every rank holds the whole policy", hint="nearest: auto")
         return self
+
+
+class ActorConfig(RowTrainerConfig):
+    """How a policy for actions is trained on one rollout."""
+
+    global_batch_size: int = Field(ge=1)
+    """Samples of one optimizer step, over all data-parallel ranks."""
+    target_kl: float | None = Field(default=None, gt=0)
+    """The phase ends early once the approximate KL of a global batch passes this; null: never."""
+    first_update_kl_bound: float = Field(default=1e-6, gt=0)
+    """Largest KL between rollout and trainer policy in the first update after a weight
+    synchronisation, where both hold the same weights; a larger one stops the run."""
+    first_update_ratio_bound: float = Field(default=1e-3, gt=0)
+    """Largest distance of a probability ratio from 1 there."""
 
     def partition(self, rows: int) -> tuple[int, bool]:
         """Samples of one optimizer step, and whether their order is drawn anew."""
@@ -240,6 +238,23 @@ class SequenceConfig(TrainerConfig):
                 f"nearest: {nearest}",
                 key="tensor_parallel_size",
             )
+
+
+class PolicyTrainerConfig(SequenceConfig):
+    """How a language model is trained, as its weights or as an adapter."""
+
+    lora: LoraConfig | None = None
+    """Train an adapter instead of the weights; null: train all weights."""
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is not None and self.ranks_per_replica > 1:
+            raise illegal(
+                "tensor_parallel_size",
+                "adapters are not divided over ranks",
+                hint="nearest: 1",
+            )
+        return self
 
 
 class PhaseConfig(SequenceConfig):
@@ -314,16 +329,6 @@ class LanguageTrainerConfig(PhaseConfig, PolicyTrainerConfig):
         return FirstUpdateBounds(
             self.first_update_kl_bound or kl, mean_ratio=self.first_update_ratio_bound or ratio
         )
-
-    @model_validator(mode="after")
-    def _check_lora(self) -> Self:
-        if self.lora is not None and self.tensor_parallel_size > 1:
-            raise illegal(
-                "tensor_parallel_size",
-                "adapters are not divided over ranks",
-                hint="nearest: 1",
-            )
-        return self
 
     def build(self, model: Any, algorithm: Algorithm, **options: Any) -> Trainer:
         """The trainer of a causal language model of transformers.

@@ -18,6 +18,8 @@ from rlinf.trainers.trained import PlainModule, TrainedModule
 
 POLICY = "policy"
 """Name of the module that acts, and of the loss that trains it."""
+CRITIC = "critic"
+"""Name of the module that gives values, and of the loss that trains it."""
 
 PartT = TypeVar("PartT")
 Share = Callable[[PartT], tuple[Tensor, dict[str, Tensor]]]
@@ -52,18 +54,29 @@ class TrainedModules:
         self.ranks = ranks if isinstance(ranks, Replicas) else Grid(ranks, config.ranks_per_replica)
         for name in modules.keys() - optim.keys():
             modules[name].requires_grad_(False)
+        self._optim = dict(optim)
         self.held: dict[str, TrainedModule] = {
-            name: self._hold(module, optim.get(name)) for name, module in modules.items()
+            name: self.hold(name, module, self.ranks) for name, module in modules.items()
         }
 
-    def _hold(self, module: nn.Module, optim: OptimizerConfig | None) -> TrainedModule:
-        if not isinstance(self.ranks, Grid) or self.ranks.mesh is None:
-            return PlainModule(module.to(self.ranks.device), self.config, optim)
+    def hold(
+        self, name: str, module: nn.Module, ranks: Grid | Replicas, *, blank: bool = False
+    ) -> TrainedModule:
+        """A module as ranks hold it.
+
+        Args:
+            name: Of the module.
+            module: On the host; divided modules may also be without weights, on ``meta``.
+            ranks: The ranks.
+            blank: Weights and moments are going to be set.
+        """
+        optim = self._optim.get(name)
+        if not isinstance(ranks, Grid) or ranks.mesh is None:
+            return PlainModule(module.to(ranks.device), self.config, optim, blank=blank)
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.sharded import ShardedModule
 
-        layers = repeated_layers(module)
-        return ShardedModule(module, layers, self.config, optim, self.ranks)
+        return ShardedModule(module, repeated_layers(module), self.config, optim, ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -54,11 +54,10 @@ class Packing(ABC):
 def _select(batch: Batch, indices: list[int]) -> Batch:
     """Consecutive rows stay views."""
     if indices:
-        first, last = indices[0], indices[-1] + 1
-        if last - first == len(batch):
-            return batch
-        together = indices == list(range(first, last))
-        return batch.select(slice(first, last) if together else torch.tensor(indices))
+        first, last = indices[0], indices[0] + len(indices)
+        if indices != list(range(first, last)):
+            return batch.select(torch.tensor(indices))
+        return batch if len(indices) == len(batch) else batch.select(slice(first, last))
     filler = batch.select(slice(0, 1))
     weights = None if filler.weights is None else torch.zeros_like(filler.weights)
     return replace(filler, mask=torch.zeros_like(filler.mask), weights=weights)

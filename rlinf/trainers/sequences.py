@@ -18,33 +18,33 @@ from rlinf.trainers.config import (
     CriticTrainerConfig,
     FSDPTrainerConfig,
     LanguageTrainerConfig,
+    PolicyTrainerConfig,
     SequenceConfig,
     SupervisedConfig,
 )
 from rlinf.trainers.export import save_adapter, save_model
-from rlinf.trainers.modules import POLICY
+from rlinf.trainers.modules import CRITIC, POLICY
 from rlinf.trainers.packing import Sequences
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.scoring import Scorer, TokenScorer, ValueScorer
 from rlinf.trainers.trained import PlainModule
 from rlinf.trainers.trainer import Trainer, row_order
 
-CRITIC = "critic"
-"""Name of the module that gives values, and of the loss that trains it."""
-
-Example = tuple[Sequence[int], Sequence[int]]
+Tokens = Sequence[int] | np.ndarray
+Example = tuple[Tokens, Tokens]
 """Tokens of a prompt and of its target."""
 
 
 def policy_trainer(
     model: Any,
     algorithm: Algorithm,
-    config: LanguageTrainerConfig,
+    config: PolicyTrainerConfig,
     *,
     ranks: Ranks,
     total_steps: int,
     seed: int,
     temperature: float = 1.0,
+    section: str = "actor",
     failure_directory: Path | None = None,
 ) -> Trainer:
     """The trainer of a causal language model of transformers.
@@ -57,6 +57,7 @@ def policy_trainer(
         total_steps: Training phases of the run, for the schedule.
         seed: Of the order of the sequences, and of a fresh adapter.
         temperature: At which sequences are sampled and scored.
+        section: Of the config; in metrics and messages.
         failure_directory: Where a batch is written that stopped the run; None: nowhere.
     """
     adapter = None
@@ -78,6 +79,7 @@ def policy_trainer(
         packing=Sequences(config),
         total_steps=total_steps,
         seed=seed,
+        section=section,
         failure_directory=failure_directory,
     )
 
@@ -184,6 +186,7 @@ def fine_tune(
         ranks=Ranks(),
         total_steps=config.steps,
         seed=seed,
+        section="warm_start",
     )
     size = min(config.batch_size, len(texts))
     per_pass = len(texts) // size

@@ -17,12 +17,14 @@ from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.policy import ActionEvaluation
+from rlinf.trainers.checkpoint import as_text, from_text
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
-from rlinf.trainers.modules import POLICY, TrainedModules, finite
+from rlinf.trainers.modules import CRITIC, POLICY, TrainedModules, finite
 from rlinf.trainers.packing import Packing, Rows
-from rlinf.trainers.ranks import Ranks, Replicas
+from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.reference import Reference
+from rlinf.trainers.trained import Source, TrainedModule
 from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
 
 Score = Callable[[Batch], Sequence[Tensor]]
@@ -145,6 +147,11 @@ class Trainer:
         policy = self.modules.modules[POLICY]
         return self.evaluate(batch, lambda part: [part.fold(policy(part, **options).log_probs)])[0]
 
+    def values(self, batch: Batch) -> Tensor:
+        """Values [N, V] of the critic before each term that counts; 0 where ``mask`` is 0."""
+        critic = self.modules.modules[CRITIC]
+        return self.evaluate(batch, lambda part: [critic(part)])[0]
+
     def reference_log_probs(self, batch: Batch) -> Tensor:
         """Log-probs [N, K] under the weights that the run began with.
 
@@ -170,9 +177,10 @@ class Trainer:
     def observe(self, inputs: Mapping[str, Tensor]) -> None:
         """Let modules that have running statistics of observations take these [N, ...] in."""
         for module in self.modules.modules.values():
-            if hasattr(module, "update_normalizer"):
-                placed = {name: column.to(self.ranks.device) for name, column in inputs.items()}
-                module.update_normalizer(placed)
+            take: Callable[[Mapping[str, Tensor]], None] | None
+            take = getattr(module, "update_normalizer", None)
+            if take is not None:
+                take({name: column.to(self.ranks.device) for name, column in inputs.items()})
 
     def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """A rollout as a batch with everything that the losses read; metrics about it."""
@@ -235,7 +243,9 @@ class Trainer:
                 weights, or too many updates had a loss or gradient that is not finite.
         """
         if isinstance(batches, Batch):
-            batches = self._global_batches(batches, step)
+            batches = global_batches(
+                batches, self._config, seed=self._seed, step=step, rows=self._rows
+            )
         factor = self._config.lr_sched.factor(step, self._total_steps)
         losses = [
             loss
@@ -253,24 +263,6 @@ class Trainer:
                 break
         self.version += 1
         return self._metrics(updates, factor)
-
-    def _global_batches(self, batch: Batch, step: int) -> Iterator[Batch]:
-        """Passes over the rows of a rollout, each in its own order.
-
-        Raises:
-            RunFailure: They are too few.
-        """
-        rows = len(batch) if self._rows is None else self._rows
-        if len(batch) < rows:
-            raise RunFailure(f"the rollout gave {len(batch)} valid samples, {rows} are trained on")
-        size, shuffle = self._config.partition(rows)
-        for epoch in range(self._config.update_epoch):
-            order = torch.arange(rows)
-            if shuffle:
-                order = row_order(len(batch), seed=self._seed, step=step, epoch=epoch)[:rows]
-            for chosen in torch.split(order, size):
-                whole = not shuffle and len(chosen) == len(batch)
-                yield batch if whole else batch.select(chosen)
 
     def _update(self, loss: Loss, batch: Batch, *, step: int, factor: float) -> Update:
         """One optimizer step of a loss on one global batch."""
@@ -406,11 +398,58 @@ class Trainer:
             found = self.modules.load_sharded(directory, self._more())
             if self.reference is not None:
                 self.reference.load_parts(found["reference"])
-        self.load_numbers(found["numbers"])
+        self.load_numbers(from_text(found["numbers"]))
 
     def _more(self) -> dict[str, Any]:
         reference = {} if self.reference is None else self.reference.parts()
-        return {"reference": reference, "numbers": self.numbers()}
+        return {"reference": reference, "numbers": as_text(self.numbers())}
+
+    # -- what lets the number of ranks change ---------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[TrainedModule | None, Source | None]:
+        """This rank's policy, and its copies of the reference policy's weights."""
+        reference = None if self.reference is None else self.reference.weights
+        return self.modules.held.get(POLICY), reference
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether weights of a reference policy are kept beside those that are trained."""
+        return self.reference is not None and self.reference.keeps
+
+    def numbers_to_join(self) -> dict[str, Any]:
+        """Small state that a rank goes on from which joins; see :meth:`adopt`."""
+        return {**self.numbers(), "steps": self.modules.held[POLICY].optimizer.steps}
+
+    def adopt(
+        self,
+        trained: TrainedModule | None,
+        reference: Source | None,
+        ranks: Grid | None,
+        numbers: Mapping[str, Any] | None,
+    ) -> None:
+        """Go on with another division of the policy, or with none.
+
+        Args:
+            trained: It; None: this rank computes nothing until the next call.
+            reference: Copies of the reference policy's weights.
+            ranks: That divide them; None likewise.
+            numbers: From :meth:`numbers_to_join` of another rank, where this one had no weights.
+        """
+        former = self.modules.held.pop(POLICY, None)
+        if self.reference is not None:
+            self.reference.weights = reference or []
+        if trained is None or ranks is None:
+            return
+        self.modules.held[POLICY], self.modules.ranks = trained, ranks
+        steps = 0 if former is None else former.optimizer.steps
+        if numbers is not None:
+            self.load_numbers(numbers)
+            steps = int(numbers["steps"])
+        trained.optimizer.steps = steps
+        trained.changed()
+
+    # -- memory ---------------------------------------------------------------------------------
 
     def offload(self) -> None:
         """Take from the device what ``offload`` in the config names; nothing else works until
@@ -439,6 +478,34 @@ def _outputs_of(module: nn.Module | None) -> Iterator[list[Any]]:
         yield seen
     finally:
         handle.remove()
+
+
+def global_batches(
+    batch: Batch, config: TrainerConfig, *, seed: int, step: int, rows: int | None = None
+) -> Iterator[Batch]:
+    """Passes over the rows of a rollout, each in its own order.
+
+    Args:
+        batch: The rollout.
+        config: How many passes, and rows of each global batch.
+        seed: Of the orders.
+        step: Number of the phase, from 0.
+        rows: That are trained on; None: all.
+
+    Raises:
+        RunFailure: They are too few.
+    """
+    rows = len(batch) if rows is None else rows
+    if len(batch) < rows:
+        raise RunFailure(f"the rollout gave {len(batch)} valid samples, {rows} are trained on")
+    size, shuffle = config.partition(rows)
+    for epoch in range(config.update_epoch):
+        order = torch.arange(rows)
+        if shuffle:
+            order = row_order(len(batch), seed=seed, step=step, epoch=epoch)[:rows]
+        for chosen in torch.split(order, size):
+            whole = not shuffle and len(chosen) == len(batch)
+            yield batch if whole else batch.select(chosen)
 
 
 def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:

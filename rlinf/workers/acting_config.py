@@ -17,7 +17,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
-from rlinf.trainers.config import ActorConfig, OptimizerConfig, TrainerConfig
+from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.weight_sync.registry import WeightSyncSection
 
@@ -138,12 +138,23 @@ class EvaluatedConfig(PlacedConfig):
                 hint=f"at most {workers * stages} rollout processes, or a larger "
                 "rollout.pipeline_stage_num",
             )
-        if self.checkpoint.layout == "sharded":
+        if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(
                 "checkpoint.layout",
                 "is sharded, but no rank has a part of a robot's policy",
-                hint="nearest: whole",
+                hint="nearest: whole, or actor.type: fsdp",
             )
+        if self.divides_policy and self.cluster.runtime == "local":
+            yield illegal(
+                "actor.type",
+                "divides the policy over ranks, which takes a process for each",
+                hint="nearest: plain, or cluster.runtime: ray",
+            )
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return False
 
 
 class ActingConfig(EvaluatedConfig):
@@ -212,12 +223,17 @@ class LearningConfig(ActingConfig):
 
     runner: ActingRunnerConfig
     algorithm: ActionAlgorithm
-    actor: TrainerConfig
+    actor: RowTrainerConfig
 
     @property
     def optimizers(self) -> dict[str, OptimizerConfig]:
         """Settings of modules that are not trained by ``actor.optim``."""
         return {}
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
     @property
     def training_steps(self) -> int:

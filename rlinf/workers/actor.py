@@ -10,26 +10,30 @@ import torch
 from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
-from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.context import WorkerContext
+from rlinf.workers.training_ranks import TrainingWorker
 
 
-class ActorWorker(StageWorker):
+class ActorWorker(TrainingWorker):
     """One data-parallel rank of the trainer."""
 
     def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
-        self._trainer: Trainer
         self._weights: WeightSender[Any] | None = None
 
-    def start(self, env_spec: EnvSpec) -> dict[str, int]:
-        """Build what is trained, and the trainer; returns the number of parameters."""
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
+        """Build policy and trainer; returns the number of parameters.
+
+        Args:
+            env_spec: What the policy sees and does.
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
+        """
         config = self._config
         algorithm = config.algorithm.build(group_size=config.group_size)
         modules = algorithm.modules(config.model, env_spec, seed=config.seed)
@@ -37,12 +41,7 @@ class ActorWorker(StageWorker):
             modules,
             algorithm,
             config.actor,
-            ranks=Replicas(
-                self._rank,
-                self._world_size,
-                device=self.compute_device,
-                all_reduce=self._all_reduce if self._world_size > 1 else None,
-            ),
+            ranks=self._meet(rendezvous) if config.actor.type == "fsdp" else self._replicas(),
             optim=config.optimizers,
             rows=config.samples,
             total_steps=config.training_steps,
@@ -55,6 +54,14 @@ class ActorWorker(StageWorker):
             self._weights = config.weight_sync.build_sender(self, parties)
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
         return {"parameters": sum(parameter.numel() for parameter in trained)}
+
+    def _replicas(self) -> Replicas:
+        return Replicas(
+            self._rank,
+            self._world_size,
+            device=self.compute_device,
+            all_reduce=self._all_reduce if self._world_size > 1 else None,
+        )
 
     def train(
         self, trajectories: InputStream, *, step: int
@@ -115,16 +122,8 @@ class ActorWorker(StageWorker):
         self.broadcast(total, groups=everyone)
         return total
 
-    def state(self) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it."""
-        state = self._trainer.state_dict()
-        return {"trainer": state} if self._rank == 0 else None
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        self._trainer.load_state_dict(state["trainer"])
-
     def close(self) -> None:
-        """Give back what weights are sent from."""
+        """Give back what weights are sent from, and leave the other ranks."""
         if self._weights is not None:
             self._weights.close()
+        super().close()

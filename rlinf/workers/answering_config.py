@@ -16,14 +16,13 @@ from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
-from rlinf.trainers.language import registry as trainers
-from rlinf.trainers.language.config import CriticTrainerConfig, LanguageTrainerConfig
+from rlinf.trainers.config import REGISTRY, CriticTrainerConfig, LanguageTrainerConfig
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.weight_sync.registry import WeightSyncSection
 from rlinf.workers.partial_config import PartialRolloutConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
-TrainerSection = Annotated[LanguageTrainerConfig, Component(trainers.REGISTRY)]
+TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
 
 
 class ReasoningRolloutConfig(StrictModel):

@@ -21,7 +21,7 @@ class WorkerContext:
         trains: Whether there is a trainer; False: the workers evaluate alone.
         training_hook: What lets the number of ranks of an actor change inside a step: makes a
             :class:`~rlinf.workers.global_batches.TrainingHook` from the arguments of
-            :class:`~rlinf.trainers.language.parallel.Ranks`. None: nothing does.
+            :class:`~rlinf.trainers.ranks.Ranks`. None: nothing does.
     """
 
     directory: Path

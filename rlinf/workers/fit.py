@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised
-from rlinf.checkpoint.manifest import FileRecord
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, in_section
 from rlinf.flow.stage_worker import StageWorker
@@ -18,13 +17,12 @@ from rlinf.models.language import build_language_model
 from rlinf.models.policy import Policy
 from rlinf.models.registry import build_policy
 from rlinf.trainers.modules import POLICY
-from rlinf.trainers.ranks import Replicas
 from rlinf.trainers.sequences import policy_trainer, save_pretrained
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.supervised_config import BehaviourCloningConfig, FineTuningConfig
-from rlinf.workers.training_ranks import TrainingWorker, write_parts
+from rlinf.workers.training_ranks import TrainingWorker
 
 
 class FitStage(StageWorker):
@@ -45,14 +43,14 @@ class FitStage(StageWorker):
             step: Number of the step, from 0.
         """
         batch: Batch = next(batches).payload
-        metrics = self._trainer.train([batch.to(self.compute_device)], step)
+        metrics = self._trainer.train([batch], step)
         policy = self._trainer.modules.modules[POLICY]
         if isinstance(policy, Policy):
             policy.update_normalizer(batch.to(self.compute_device).inputs)
         errors, terms = list[float](), 0.0
         for item in held_out:
             seen: Batch = item.payload
-            errors += self._row_errors(seen.to(self.compute_device))
+            errors += self._row_errors(seen)
             terms += float((seen.mask > 0).sum())
         metrics["train/loss"] = metrics["actor/loss"]
         metrics["train/terms"] = float((batch.mask > 0).sum())
@@ -80,11 +78,12 @@ class CloningWorker(FitStage, ActorWorker):
         super().__init__(cast(Any, config), context)
         self._cloning = config
 
-    def start(self, env_spec: EnvSpec) -> dict[str, int]:
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
         """Build policy and trainer; returns the number of parameters.
 
         Args:
             env_spec: What was recorded.
+            rendezvous: Not needed: every rank holds the whole policy.
 
         Raises:
             ConfigError: The policy cannot deal with it, or has no mode to compare with.
@@ -102,12 +101,7 @@ class CloningWorker(FitStage, ActorWorker):
             {POLICY: policy},
             self._algorithm,
             config.actor,
-            ranks=Replicas(
-                self._rank,
-                self._world_size,
-                device=self.compute_device,
-                all_reduce=self._all_reduce if self._world_size > 1 else None,
-            ),
+            ranks=self._replicas(),
             total_steps=config.training_steps,
             seed=config.seed,
         )
@@ -149,43 +143,3 @@ class FineTuningWorker(FitStage, TrainingWorker):
         save_pretrained(self._trainer, directory)
         if self._rank == 0:
             self._tokenizer.save_pretrained(directory)
-
-    def onload(self) -> None:
-        """Bring to the device what :meth:`offload` took from it."""
-        self._trainer.onload()
-
-    def offload(self) -> None:
-        """Free the device until the next step."""
-        self._trainer.offload()
-
-    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it.
-
-        Args:
-            whole: The trainer's state, gathered; otherwise :meth:`save_parts` writes it.
-        """
-        trainer = self._trainer.state_dict() if whole else None
-        return {"trainer": trainer} if self._rank == 0 else None
-
-    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Write this rank's part of the trainer's state into the directory of a checkpoint."""
-        return write_parts(self._trainer.save_sharded, checkpoint, "actor")
-
-    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Where :meth:`save_parts` wrote, if it did.
-        """
-        if state["trainer"] is not None:
-            self._trainer.load_state_dict(state["trainer"])
-        else:
-            assert checkpoint is not None
-            self._trainer.load_sharded(checkpoint / "actor")
-
-    def close(self) -> None:
-        """Give the memory back, and leave the other ranks."""
-        if hasattr(self, "_trainer"):
-            self._trainer.close()
-        self._leave()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
-from rlinf.checkpoint.manifest import FileRecord
 from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
 from rlinf.scheduler.files import WrittenFiles, place_for
-from rlinf.trainers.language.parallel import Ranks
-from rlinf.trainers.language.protocol import LanguageTrainer
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.answering_config import AnsweringConfig
 from rlinf.workers.context import WorkerContext
@@ -27,7 +25,6 @@ from rlinf.workers.training_ranks import (
     read_batch,
     token_batch,
     without_old_tokens,
-    write_parts,
 )
 
 
@@ -38,7 +35,6 @@ class LanguageActorWorker(TrainingWorker):
         super().__init__()
         self._config, self._context = config, context
         self._algorithm = config.algorithm.build()
-        self._trainer: LanguageTrainer
         self._weights: WeightSender[Any] | None = None
         self._hook: TrainingHook | None = None
 
@@ -80,7 +76,7 @@ class LanguageActorWorker(TrainingWorker):
             groups: Stream of :class:`~rlinf.data.sequences.PromptGroup`; the source of an item is
                 the slot of its group.
         """
-        batch = self._with_log_probs(self._read(groups))
+        batch = self._trainer.with_log_probs(self._read(groups))
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
 
@@ -99,7 +95,7 @@ class LanguageActorWorker(TrainingWorker):
             return self._train_parts(groups, step, shared)
         batch = self._read(groups)
         begin = time.perf_counter()
-        batch, metrics = self._prepare(self._with_log_probs(batch))
+        batch, metrics = self._prepare(self._trainer.with_log_probs(batch))
         prepared = time.perf_counter()
         metrics.update(self._trainer.train(batch, step))
         metrics["time/prepare"] = prepared - begin
@@ -128,11 +124,11 @@ class LanguageActorWorker(TrainingWorker):
         def prepare(found: list[PromptGroup]) -> Batch:
             # The version that this rank began with is old where it has only joined.
             batch = token_batch(found, pad_id, self._trainer.version)
-            return self._prepare(self._with_log_probs(batch))[0]
+            return self._prepare(self._trainer.with_log_probs(batch))[0]
 
         if self._hook is None:
             begin = time.perf_counter()
-            metrics: dict[str, Any] = self._trainer.train_stream(map(prepare, batches), step)
+            metrics: dict[str, Any] = dict(self._trainer.train(map(prepare, batches), step))
             metrics["time/update"] = time.perf_counter() - begin - stream.seconds_waiting
         else:
             trained = self._hook.train(batches, prepare, step=step, shared=shared)
@@ -160,15 +156,6 @@ class LanguageActorWorker(TrainingWorker):
             groups, pad_id=padding_token(self._tokenizer), version=self._trainer.version
         )
 
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """The batch with the log-probs that the algorithm needs and that it does not have yet."""
-        algorithm, trainer = self._algorithm, self._trainer
-        if algorithm.needs_proximal and batch.proximal_log_probs is None:
-            batch = replace(batch, proximal_log_probs=trainer.log_probs(batch))
-        if algorithm.needs_reference and batch.reference_log_probs is None:
-            batch = replace(batch, reference_log_probs=trainer.reference_log_probs(batch))
-        return batch
-
     def send_weights(self) -> int:
         """Send the weights from rank 0 to every generation worker; returns their version."""
         if not self._has_model:
@@ -186,71 +173,20 @@ class LanguageActorWorker(TrainingWorker):
         if not self._has_model:
             return None
         place = place_for(directory)
-        self._trainer.save_pretrained(place)
+        save_pretrained(self._trainer, place)
         if self._rank > 0:
             return None
         self._tokenizer.save_pretrained(place)
         return WrittenFiles.at(place)
 
-    def onload(self) -> None:
-        """Bring to the device what :meth:`offload` took from it."""
-        if self._has_model:
-            self._trainer.onload()
-
-    def offload(self) -> None:
-        """Free the device until the next training phase."""
-        if self._has_model:
-            self._trainer.offload()
-
     @property
     def _has_model(self) -> bool:
-        """False on a rank without a part of the model, in a run whose ranks change."""
         return self._hook is None or self._hook.has_part
-
-    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it.
-
-        Args:
-            whole: The trainer's state too, gathered; otherwise :meth:`save_parts` writes it.
-        """
-        trainer = self._trainer.state_dict() if whole and self._has_model else None
-        if self._rank > 0:
-            return None
-        return {"trainer": trainer, "algorithm": self._algorithm.state_dict()}
-
-    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Write this rank's part of the trainer's state into the directory of a checkpoint.
-
-        Returns:
-            What it wrote.
-
-        Raises:
-            OSError: A rank could not write; on all ranks.
-        """
-        if not self._has_model:
-            return {}
-        return write_parts(self._trainer.save_sharded, checkpoint, "actor")
-
-    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Where :meth:`save_parts` wrote, if it did.
-        """
-        if self._has_model and state["trainer"] is not None:
-            self._trainer.load_state_dict(state["trainer"])
-        elif self._has_model:
-            assert checkpoint is not None
-            self._trainer.load_sharded(checkpoint / "actor")
-        self._algorithm.load_state_dict(state["algorithm"])
 
     def close(self) -> None:
         """Give the memory back, and leave the other ranks."""
         if self._weights is not None:
             self._weights.close()
-        if hasattr(self, "_trainer") and self._has_model:
-            self._trainer.close()
+        super().close()
         if self._hook is not None:
             self._hook.close()
-        self._leave()

@@ -17,7 +17,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.flow.planning_traits import PlanningTraits
-from rlinf.trainers.config import OptimizerConfig, TrainerConfig
+from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
 from rlinf.workers.acting_config import LearningConfig
 from rlinf.workers.acting_traits import acting_traits
 
@@ -34,7 +34,7 @@ class ReplayConfig(StrictModel):
     training begins after them."""
 
 
-class LearnerConfig(TrainerConfig):
+class LearnerConfig(RowTrainerConfig):
     """How policy, Q functions and temperature are trained on batches of transitions."""
 
     global_batch_size: int = Field(default=256, ge=1)

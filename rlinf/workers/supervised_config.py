@@ -34,7 +34,6 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import (
     OptimizerConfig,
     PolicyTrainerConfig,
-    SequenceConfig,
     TrainerConfig,
 )
 from rlinf.workers.acting_config import EvaluatedConfig, ModelSection
@@ -58,7 +57,7 @@ class ValidationLossConfig(StrictModel):
     """By how much a loss must be smaller than the smallest so far to count as such."""
 
 
-class FineTuningActorConfig(SequenceConfig, PolicyTrainerConfig):
+class FineTuningActorConfig(PolicyTrainerConfig):
     """How a language model is trained on texts."""
 
     global_batch_size: int = Field(default=64, ge=1)

@@ -1,4 +1,4 @@
-"""What the workers share that train a language model: ranks that meet, and the batch they get."""
+"""What the workers share that train: ranks that meet, their state, and batches of answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -18,13 +18,18 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.rendezvous import meet, open_place
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.trainer import Trainer
 
 Made = TypeVar("Made")
 
 
 class TrainingWorker(StageWorker):
-    """One rank of a trainer of a language model."""
+    """One rank of a trainer."""
+
+    section: ClassVar[str] = "actor"
+    """Of the config; name of its directory in a checkpoint."""
+    _trainer: Trainer
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,27 +70,63 @@ class TrainingWorker(StageWorker):
             return device
         return f"{device}:{os.environ.get('LOCAL_RANK', '0')}"
 
-    def _leave(self) -> None:
-        """End the process group."""
+    @property
+    def _has_model(self) -> bool:
+        """False on a rank without a part of the model, in a run whose ranks change."""
+        return True
+
+    def onload(self) -> None:
+        """Bring to the device what :meth:`offload` took from it."""
+        if self._has_model:
+            self._trainer.onload()
+
+    def offload(self) -> None:
+        """Free the device until the next training phase."""
+        if self._has_model:
+            self._trainer.offload()
+
+    def state(self, *, whole: bool = True) -> dict[str, Any] | None:
+        """Everything that training needs to continue; rank 0 gives it.
+
+        Args:
+            whole: The trainer's state, gathered; otherwise :meth:`save_parts` writes it.
+        """
+        state = self._trainer.state_dict() if whole and self._has_model else None
+        return {"trainer": state} if self._rank == 0 else None
+
+    def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
+        """Write this rank's part of the trainer's state into the directory of a checkpoint.
+
+        Returns:
+            Records of the files that it wrote, by their names in the checkpoint.
+
+        Raises:
+            OSError: A rank could not write; on all ranks.
+        """
+        if not self._has_model:
+            return {}
+        written = self._trainer.save_sharded(checkpoint / self.section)
+        return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
+
+    def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
+        """Continue from :meth:`state`.
+
+        Args:
+            state: What it gave.
+            checkpoint: Where :meth:`save_parts` wrote, if it did.
+        """
+        if self._has_model and state["trainer"] is not None:
+            self._trainer.load_state_dict(state["trainer"])
+        elif self._has_model:
+            assert checkpoint is not None
+            self._trainer.load_sharded(checkpoint / self.section)
+
+    def close(self) -> None:
+        """Give the memory back, and leave the other ranks."""
+        if hasattr(self, "_trainer") and self._has_model:
+            self._trainer.close()
         if self._ranks is not None:
             self._ranks.close()
-
-
-def write_parts(
-    save: Callable[[Path], Sequence[Path]], checkpoint: Path, name: str
-) -> dict[str, FileRecord]:
-    """Let a rank write its part of a checkpoint.
-
-    Args:
-        save: Writes into a directory, and gives the files that it wrote there.
-        checkpoint: Directory of the checkpoint.
-        name: Directory in it.
-
-    Returns:
-        Records of these files, by their names in the checkpoint.
-    """
-    written = save(checkpoint / name)
-    return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:

@@ -52,7 +52,8 @@ def test_list(capsys: pytest.CaptureFixture[str], kind: str, expected: Sequence[
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "explain", "algorithm.gae_lambda")
     assert code == 0
-    assert "algorithm.gae_lambda  (ppo, task embodied)" in out
+    assert "algorithm.gae_lambda  (ppo)" in out
+    assert "0.95 for actions, 1.0 for tokens" in out
     assert "default" in out
     code, out, _ = run(capsys, "explain", "rollout")
     assert code == 0

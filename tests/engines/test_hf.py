@@ -53,7 +53,7 @@ def test_latent_attention_scores_what_the_model_does(
 ) -> None:
     """DeepSeek-V3: values are narrower than keys, and routers have buffers of their own."""
     pytest.importorskip("transformers")
-    from tests.trainers.language.models import model
+    from tests.trainers.language_models import model
 
     of = model("deepseek_v3", tied=False, vocab_size=LETTERS, max_position_embeddings=512)
     of.eval().save_pretrained(tmp_path)

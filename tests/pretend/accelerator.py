@@ -140,19 +140,26 @@ def _check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 @functools.cache
-def _traits(op: Any) -> tuple[bool, tuple[int, ...]]:
-    """Whether an operator only gives a view, and which arguments it writes."""
+def _traits(op: Any) -> tuple[bool, tuple[int, ...], frozenset[int]]:
+    """Whether an operator only gives a view, which arguments it writes, and which are tensors."""
     infos = [result.alias_info for result in op._schema.returns]
-    writes = (number for number, a in enumerate(op._schema.arguments) if a.is_write)
-    return any(i is not None and not i.is_write for i in infos), tuple(writes)
+    arguments = list(enumerate(op._schema.arguments))
+    writes = (number for number, argument in arguments if argument.is_write)
+    tensors = (number for number, argument in arguments if str(argument.type) == "Tensor")
+    is_view = any(info is not None and not info.is_write for info in infos)
+    return is_view, tuple(writes), frozenset(tensors)
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator, by that of the host."""
-    is_view, written = _traits(op)
+    is_view, written, tensors = _traits(op)
     if is_view:  # of sizes and strides alone
         return op.redispatch(_as_host, *args, **kwargs)
     _check(op, args, kwargs)
+    args = tuple(  # a number in place of a tensor comes here as it is
+        torch.tensor(value) if isinstance(value, int | float) and number in tensors else value
+        for number, value in enumerate(args)
+    )
     pairs: dict[int, tuple[Tensor, Tensor]] = {}  # device and host, by id of the device's
 
     def down(value: Any) -> Any:
@@ -329,6 +336,24 @@ torch.Tensor.data = property(lambda self: _data.__get__(self), _set_data)  # noq
 torch.Tensor.pin_memory = lambda self, device=None: self
 torch.empty = lambda *args, pin_memory=False, **kwargs: _empty(*args, **kwargs)  # noqa: PLW0108 - without pin_memory
 torch.Generator = _Generator
+
+
+class ComputesOnHost(RuntimeError):
+    """A module is called whose weights lie on the host."""
+
+
+def refuse_modules_of_the_host() -> None:
+    """Let the forward pass of a module raise unless its own parameters and buffers lie here.
+
+    Where everything was left on the host nothing mixes, and no operator would complain.
+    """
+
+    def check(module: torch.nn.Module, _: Any) -> None:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None and tensor.device.type == "cpu":
+                raise ComputesOnHost(f"{type(module).__name__} computes on the host")
+
+    torch.nn.modules.module.register_module_forward_pre_hook(check)
 
 
 def serve_collectives() -> None:

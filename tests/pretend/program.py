@@ -14,6 +14,7 @@ if sys.argv[1] == "pretend":
     from tests.pretend import accelerator  # before anything else has torch
 
     os.environ["RLINF_DEVICE"] = accelerator.NAME
+    accelerator.refuse_modules_of_the_host()
 
 
 def embodied(directory: Path, *overrides: str) -> None:
@@ -48,6 +49,20 @@ def forgetful(directory: Path, *overrides: str) -> None:
     embodied(directory, *overrides)
 
 
+def fine_tuning(directory: Path, *overrides: str) -> None:
+    """Supervised training of a language model of transformers."""
+    from tests.runners import supervised_support as support
+
+    support.run_recipe(support.write_fine_tuning(directory), directory / "run", *overrides)
+
+
+def cloning(directory: Path, *overrides: str) -> None:
+    """Behaviour cloning, and an evaluation of the policy that it gives."""
+    from tests.runners import supervised_support as support
+
+    support.run_recipe(support.write_cloning(directory), directory / "run", *overrides)
+
+
 def reasoning(directory: Path, *overrides: str) -> None:
     """GRPO on a language model of transformers."""
     from tests.runners.reasoning_support import train
@@ -60,6 +75,8 @@ if __name__ == "__main__":
         "embodied": embodied,
         "off_policy": off_policy,
         "forgetful": forgetful,
+        "fine_tuning": fine_tuning,
+        "cloning": cloning,
         "reasoning": reasoning,
     }
     kinds[sys.argv[2]](Path(sys.argv[3]), *sys.argv[4:])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.utils.backend_registration
 
-from tests.runners import reasoning_support, support
+from tests.runners import reasoning_support, supervised_support, support
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -67,6 +67,25 @@ def test_a_policy_is_trained_as_on_the_cpu(overrides: tuple[str, ...], tmp_path:
 def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(tmp_path: Path) -> None:
     cpu, pretend = run_on_both("off_policy", tmp_path, "runner.total_env_steps=512")
     assert_close(support.metrics(cpu), support.metrics(pretend))
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("cloning", ()),
+        ("cloning", ("objective=squared_error",)),
+        pytest.param("fine_tuning", (), marks=pytest.mark.slow),
+        pytest.param(
+            "fine_tuning", ("actor.lora.rank=4", "actor.packing=false"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["policy, likelihood", "policy, squared error", "language model", "lora, padded"],
+)
+def test_what_was_recorded_is_fitted_as_on_the_cpu(
+    kind: str, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    cpu, pretend = run_on_both(kind, tmp_path, "runner.total_steps=2", *overrides)
+    assert_close(supervised_support.metrics(cpu), supervised_support.metrics(pretend))
 
 
 @pytest.mark.slow

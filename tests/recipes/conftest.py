@@ -35,7 +35,7 @@ def _write(architecture: str, path: Path) -> Path:
     import transformers
 
     from rlinf.data.tokenizer import train_tokenizer
-    from tests.trainers.language.models import EXPERTS, LATENT
+    from tests.trainers.language_models import EXPERTS, LATENT
 
     tokenizer = train_tokenizer([CHARACTERS], path)
     sizes: dict[str, Any] = {

@@ -15,8 +15,8 @@ import torch
 from rlinf.rescale import movable_trainer, transfer
 from rlinf.rescale.joining_ranks import JoiningRanks, MoveFailed, _keys_of
 from rlinf.rescale.movable_trainer import MovableTrainer
-from tests.trainers.language.models import algorithm, model, random_batch, trainer
-from tests.trainers.language.processes import results_of
+from tests.trainers.language_models import algorithm, model, random_batch, trainer
+from tests.trainers.processes import results_of
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -52,14 +52,14 @@ def build(case: str) -> Any:
 def fixed(case: str, count: int) -> dict[str, Any]:
     """What one process computes without any move."""
     one = build(case)
-    return outcome(one, [one.train_stream(batches(count), 3)])
+    return outcome(one, [one.train(batches(count), 3)])
 
 
 def outcome(one: Any, metrics: list[dict[str, float]]) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "state": one.state_dict(),
-        "trained": one._core.trained.state_dict(keep=True, copy=True),
+        "trained": one.modules.held["policy"].state_dict(keep=True, copy=True),
     }
 
 
@@ -85,7 +85,7 @@ def moving(ranks: JoiningRanks, case: str, sizes: tuple[int, ...]) -> dict[str, 
     while at < len(sizes):
         assert movable.has_part == (ranks.rank < sizes[at])
         if movable.has_part:
-            metrics.append(one.train_stream(stream(), 3))
+            metrics.append(one.train(stream(), 3))
         else:
             goes_on()
     if ranks.rank > 0:
@@ -114,16 +114,16 @@ def again(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     one, found = build("tied, reference"), batches(2)
     movable = MovableTrainer(one, keep=ranks.rank == 0)
     ranks.move(movable, 1, 2)
-    one.train_stream(found[:1], 3)
+    one.train(found[:1], 3)
     weights = [dict(one.weights())]
     ranks.move(movable, 2, 1)
     ranks.move(movable, 1, 2)
     weights.append(dict(one.weights()))
-    one.train_stream(found[1:], 4)
+    one.train(found[1:], 4)
     state = one.state_dict()
     if ranks.rank == 0:
         torch.save(state, folder / "state.pt")
-    one._ranks.barrier()
+    one.ranks.barrier()
     one.load_state_dict(torch.load(folder / "state.pt"))
     weights.append(dict(one.weights()))
     return {"weights": weights, "state": state}
@@ -179,17 +179,17 @@ def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
                 setattr(owner, method, kept)
 
     if ranks.rank == 0:
-        one.train_stream(found[:1], 3)
+        one.train(found[:1], 3)
     for phase in ("preparing", "moving"):
         for rank in range(2):
             attempt(1, 2, phase, rank)
     if ranks.rank == 0:
-        one.train_stream(found[1:2], 4)
+        one.train(found[1:2], 4)
     attempt(1, 2, "moving", -1)
-    one.train_stream(found[2:3], 5)
+    one.train(found[2:3], 5)
     for rank in range(2):
         attempt(2, 1, "moving", rank)
-    one.train_stream(found[3:4], 6)
+    one.train(found[3:4], 6)
     attempt(2, 1, "moving", -1)
     assert transfer.Transfer.run is one_run
     kept = [n for n in range(8) for k in _keys_of(n, 2) if ranks._store.check([k])]

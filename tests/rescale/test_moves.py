@@ -51,9 +51,9 @@ def test_rows_are_those_of_torch(rows: int, size: int) -> None:
 def test_bytes_are_counted_as_they_travel() -> None:
     """In float32, whatever the trainer keeps."""
     one = joining_scenarios.build("bfloat16, reference")
-    trained = one._core.trained
+    trained = one.modules.held["policy"]
     assert trained.used()[0].dtype == torch.bfloat16
-    sent = Transfer(trained, None, (one._reference, None), sizes=(1, 2), rank=0).bytes_sent
+    sent = Transfer(trained, None, (one.parts[1], None), sizes=(1, 2), rank=0).bytes_sent
     # Weights, two moments and the reference.
     numbers = sum(p[-(-len(p) // 2) :].numel() for p in trained.named.values())
     assert sent == 4 * 4 * numbers
@@ -66,7 +66,7 @@ def test_both_sides_of_a_way_find_the_same_messages(
     """From two to three ranks: the first gives a sixth to the second, which gives a third on."""
     monkeypatch.setattr(transfer, "_TOGETHER", most)
     one = joining_scenarios.build("tied, reference")
-    trained, references = one._core.trained, (one._reference, one._reference)
+    trained, references = one.modules.held["policy"], (one.parts[1], one.parts[1])
     first, second, third = (
         # What travels depends on shapes alone, so that each may have the whole here.
         Transfer(trained, trained, references, sizes=(2, 3), rank=rank)._messages()
@@ -189,9 +189,9 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
     first, second = joining_scenarios.run("again", tmp_path)
     one = joining_scenarios.build("tied, reference")
     found = joining_scenarios.batches(2)
-    one.train_stream(found[:1], 3)
+    one.train(found[:1], 3)
     after_one = {name: tensor.clone() for name, tensor in one.weights()}
-    one.train_stream(found[1:], 4)
+    one.train(found[1:], 4)
     after_two = dict(one.weights())
     for rank in (first, second):
         expected = (after_one, after_one, after_two)
@@ -202,7 +202,7 @@ def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path
                     torch.testing.assert_close(
                         there[name], tensor, atol=ABSOLUTE, rtol=RELATIVE, msg=name
                     )
-    assert first["state"]["model"]["steps"] == 2
+    assert first["state"]["modules"]["policy"]["steps"] == 2
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_ranks_that_have_parts_save_them_without_the_others(tmp_path: Path) -> N
     assert first["written"] == ["__0_0.distcp", ".metadata"]
     assert second["written"] == ["__1_0.distcp"]
     assert third["written"] == []
-    before, after = first["before"]["model"], first["after"]["model"]
+    before, after = first["before"]["modules"]["policy"], first["after"]["modules"]["policy"]
     assert before["steps"] == after["steps"] == 1
     for kind in KINDS:
         for name, tensor in before[kind].items():
@@ -232,10 +232,13 @@ def test_a_move_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
         assert message.count("OSError") == 1
     one = joining_scenarios.build("tied, reference")
     for step, batch in enumerate(joining_scenarios.batches(4), start=3):
-        one.train_stream([batch], step)
+        one.train([batch], step)
     for kind in KINDS:
-        for name, tensor in one.state_dict()["model"][kind].items():
+        for name, tensor in one.state_dict()["modules"]["policy"][kind].items():
             if "k_proj.bias" not in name:
                 torch.testing.assert_close(
-                    first["state"]["model"][kind][name], tensor, atol=ABSOLUTE, rtol=RELATIVE
+                    first["state"]["modules"]["policy"][kind][name],
+                    tensor,
+                    atol=ABSOLUTE,
+                    rtol=RELATIVE,
                 )

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from rlinf.trainers.language.parallel import Grid
+from rlinf.trainers.ranks import Grid
 from rlinf.workers.training_ranks import TrainingWorker
 from tests.scheduler.test_rendezvous import listening
 

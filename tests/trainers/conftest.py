@@ -41,37 +41,38 @@ def make_algorithm():
     return make
 
 
+def collect(policy, *, seed: int = 0) -> Trajectory:
+    """What a policy does on random observations."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(STEPS, ENVS, STATE_DIM, generator=generator)
+    noise = torch.randn(STEPS, ENVS, 1, ACTION_DIM, generator=generator)
+    samples = [policy.sample({"states": s}, n) for s, n in zip(states, noise, strict=True)]
+    ends = torch.zeros(STEPS, ENVS, 1, dtype=torch.bool)
+    whole = torch.zeros(STEPS, ENVS, dtype=torch.int64)
+    return Trajectory(
+        forward_inputs={
+            "states": states,
+            **{
+                key: torch.stack([sample.forward_inputs[key] for sample in samples])
+                for key in samples[0].forward_inputs
+            },
+        },
+        log_probs=torch.stack([sample.log_probs for sample in samples]),
+        values=torch.stack([policy.value({"states": s}) for s in states]),
+        rewards=torch.randn(STEPS, ENVS, 1, generator=generator),
+        terminations=ends,
+        truncations=ends,
+        final_values=torch.zeros(STEPS, ENVS, 1),
+        bootstrap_values=torch.zeros(ENVS, 1),
+        valid=torch.ones(STEPS, ENVS, dtype=torch.bool),
+        versions=whole,
+        env_ids=torch.arange(ENVS),
+        episode_ids=whole,
+        reset_seeds=whole,
+    )
+
+
 @pytest.fixture
 def rollout():
     """A function that lets a policy act on random observations and gives the trajectory."""
-
-    def collect(policy, *, seed: int = 0) -> Trajectory:
-        generator = torch.Generator().manual_seed(seed)
-        states = torch.randn(STEPS, ENVS, STATE_DIM, generator=generator)
-        noise = torch.randn(STEPS, ENVS, 1, ACTION_DIM, generator=generator)
-        samples = [policy.sample({"states": s}, n) for s, n in zip(states, noise, strict=True)]
-        ends = torch.zeros(STEPS, ENVS, 1, dtype=torch.bool)
-        whole = torch.zeros(STEPS, ENVS, dtype=torch.int64)
-        return Trajectory(
-            forward_inputs={
-                "states": states,
-                **{
-                    key: torch.stack([sample.forward_inputs[key] for sample in samples])
-                    for key in samples[0].forward_inputs
-                },
-            },
-            log_probs=torch.stack([sample.log_probs for sample in samples]),
-            values=torch.stack([policy.value({"states": s}) for s in states]),
-            rewards=torch.randn(STEPS, ENVS, 1, generator=generator),
-            terminations=ends,
-            truncations=ends,
-            final_values=torch.zeros(STEPS, ENVS, 1),
-            bootstrap_values=torch.zeros(ENVS, 1),
-            valid=torch.ones(STEPS, ENVS, dtype=torch.bool),
-            versions=whole,
-            env_ids=torch.arange(ENVS),
-            episode_ids=whole,
-            reset_seeds=whole,
-        )
-
     return collect

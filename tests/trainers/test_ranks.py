@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainers.language import two_ranks
-from tests.trainers.language.models import model, naive_log_probs, random_batch, trainer
+from tests.trainers import two_ranks
+from tests.trainers.language_models import model, naive_log_probs, random_batch, trainer
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
+NONE: dict[str, Any] = {"weights": {}}
 KEYS = [
     (case, family, tied)
     for case in two_ranks.CASES
@@ -42,11 +43,11 @@ def alone(case: str, family: str = "qwen2", tied: bool = True, seed: int = 0) ->
 
 
 def assert_same_state(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one["model"]["steps"] == other["model"]["steps"]
+    assert one["modules"]["policy"]["steps"] == other["modules"]["policy"]["steps"]
     assert one["version"] == other["version"]
     for columns in [
-        *((one["model"][kind], other["model"][kind]) for kind in KINDS),
-        (one["reference"] or {}, other["reference"] or {}),
+        *((one["modules"]["policy"][kind], other["modules"]["policy"][kind]) for kind in KINDS),
+        ((one["reference"] or NONE)["weights"], (other["reference"] or NONE)["weights"]),
     ]:
         assert columns[0].keys() == columns[1].keys()
         for name, tensor in columns[0].items():
@@ -138,7 +139,7 @@ def assert_one_rank_goes_on(results, folder, key):
     state = results[0][label(*key)]["state"]
     assert all(result[label(*key)]["state"] == {} for result in results[1:])
     whole, sharded = alone(*key, seed=0), alone(*key, seed=0)
-    for parameter in sharded._core.trained.named.values():
+    for parameter in sharded.modules.held["policy"].named.values():
         parameter.data.mul_(0.5)
     whole.load_state_dict(state)
     sharded.load_sharded(folder / f"sharded-{label(*key)}")

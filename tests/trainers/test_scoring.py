@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rlinf.errors import ConfigError
-from rlinf.trainers.language import layout as layouts
-from rlinf.trainers.language.layout import layout_of
-from rlinf.trainers.language.scoring import TokenScorer, token_log_probs
-from rlinf.trainers.language.supervised import target_batch
-from tests.trainers.language.models import (
+from rlinf.trainers import layout as layouts
+from rlinf.trainers.layout import layout_of
+from rlinf.trainers.scoring import TokenScorer, token_log_probs
+from rlinf.trainers.sequences import text_batch
+from tests.trainers.language_models import (
     LENGTH,
     PROMPT,
     VOCABULARY,
@@ -26,9 +26,7 @@ CPU = torch.device("cpu")
 
 def scores(of, batch, *, packing, temperature=1.0, logits_per_chunk=1 << 20):
     scorer = TokenScorer(of, packing=packing, logits_per_chunk=logits_per_chunk).eval()
-    layout = layout_of(batch, packing=packing, device=CPU)
-    log_probs, _ = scorer(layout, temperature=temperature)
-    return layout.scatter(log_probs)
+    return scorer(batch, temperature=temperature).log_probs
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -85,7 +83,7 @@ def test_tokens_in_the_middle_of_a_response_may_not_count():
 
 
 def test_only_what_is_looked_at_is_computed():
-    batch = target_batch([([5, 6, 7], [8, 9]), ([5], [6, 7, 8])])
+    batch = text_batch([([5, 6, 7], [8, 9]), ([5], [6, 7, 8])])
     layout = layout_of(batch, packing=True, device=CPU)
     assert layout.tokens == 4 + 3
     assert sorted(layout.targets.tolist()) == [6, 7, 8, 8, 9]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.trainers.language.batching import MicroBatchRule, balanced_parts, plan_micro_batches
+from rlinf.trainers.packing import MicroBatchRule, balanced_parts, plan_micro_batches
 
 lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 

@@ -8,8 +8,9 @@ from peft import PeftModel
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
-from rlinf.trainers.language.config import FSDPTrainerConfig
-from tests.trainers.language.models import algorithm, model, naive_log_probs, random_batch, trainer
+from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.sequences import save_pretrained
+from tests.trainers.language_models import algorithm, model, naive_log_probs, random_batch, trainer
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
@@ -33,11 +34,11 @@ def test_a_fresh_adapter_changes_nothing():
 def test_only_the_adapter_is_trained_and_the_reference_is_the_rest():
     batch, base = random_batch(), model()
     one = trained()
-    assert {"lora_" in name for name in one._core.trained.named} == {True}
+    assert {"lora_" in name for name in one.modules.held["policy"].named} == {True}
     expected = naive_log_probs(base, batch)
     assert (one.log_probs(batch) - expected).abs().max() > 1e-2
     torch.testing.assert_close(one.reference_log_probs(batch), expected, atol=1e-5, rtol=0)
-    for name, parameter in one._model.named_parameters():
+    for name, parameter in one.modules.modules["policy"].model.named_parameters():
         if "lora_" not in name:
             plain = name.replace(".base_layer.", ".")
             assert torch.equal(parameter, base.get_parameter(plain)), name
@@ -60,7 +61,7 @@ def test_merged_weights_are_those_of_a_plain_model(target):
 def test_saved_merged_and_alone(tmp_path):
     batch = random_batch()
     one = trained()
-    one.save_pretrained(tmp_path)
+    save_pretrained(one, tmp_path)
     expected = one.log_probs(batch)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(naive_log_probs(merged, batch), expected, atol=1e-5, rtol=0)
@@ -79,7 +80,7 @@ def test_state_holds_the_adapter_and_continues():
     other.load_state_dict(one.state_dict())
     batch = random_batch()
     assert torch.equal(one.log_probs(batch), other.log_probs(batch))
-    assert all("lora_" in name for name in one.state_dict()["model"]["master"])
+    assert all("lora_" in name for name in one.state_dict()["modules"]["policy"]["master"])
 
 
 def test_a_plain_model_has_no_adapter_to_send():

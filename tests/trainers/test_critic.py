@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rlinf.errors import RunFailure
-from rlinf.trainers.language.config import CriticTrainerConfig
-from rlinf.trainers.language.parallel import Ranks
-from tests.trainers.language.models import algorithm, model, random_batch
+from rlinf.trainers.config import CriticTrainerConfig
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import critic_trainer
+from tests.trainers.language_models import algorithm, model, random_batch
 
 PPO = {"value_clip": None}
 
 
 def critic(of=None, **config):
     config = {"optim": {"lr": 3e-3}} | config
-    return CriticTrainerConfig.model_validate(config).build(
-        of or model(), algorithm("ppo", **PPO), ranks=Ranks(), total_steps=10, seed=0
+    return critic_trainer(
+        of or model(),
+        algorithm("ppo", **PPO),
+        CriticTrainerConfig.model_validate(config),
+        ranks=Ranks(),
+        total_steps=10,
+        seed=0,
     )
 
 
@@ -39,7 +46,7 @@ def test_learns_a_constant():
 
 def test_a_value_depends_on_what_stands_before_the_token():
     one = critic()
-    torch.nn.init.normal_(one._core.trained.named["head.weight"].data)
+    torch.nn.init.normal_(one.modules.held["critic"].named["head.weight"].data)
     batch = random_batch()
     ids = batch.inputs["input_ids"].clone()
     ids[:, 5 + 2] = (ids[:, 5 + 2] + 4) % 19
@@ -77,7 +84,7 @@ def test_state_and_shards_continue(tmp_path):
     one, batch = critic(), prepared()
     one.train(batch, 0)
     one.save_sharded(tmp_path)
-    state = {k: v.copy() if isinstance(v, dict) else v for k, v in one.state_dict().items()}
+    state = deepcopy(one.state_dict())
     other, third = critic(model(seed=3)), critic(model(seed=4))
     other.load_state_dict(state)
     third.load_sharded(tmp_path)
@@ -94,8 +101,8 @@ def test_state_is_saved_while_offloaded():
     with pytest.raises(RuntimeError, match="call onload first"):
         one.values(batch)
     for kind in ("master", "exp_avg", "exp_avg_sq"):
-        for name, tensor in one.state_dict()[kind].items():
-            assert torch.equal(tensor, other.state_dict()[kind][name])
+        for name, tensor in one.state_dict()["modules"]["critic"][kind].items():
+            assert torch.equal(tensor, other.state_dict()["modules"]["critic"][kind][name])
     one.onload()
     assert torch.equal(one.values(batch), other.values(batch))
 

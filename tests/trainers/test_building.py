@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainers.language import building_of_two
+from tests.trainers import building_of_two
 
 
 @pytest.mark.slow

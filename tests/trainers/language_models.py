@@ -21,9 +21,9 @@ from transformers import (
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm
 from rlinf.algorithms.registry import REGISTRY
-from rlinf.trainers.language.config import FSDPTrainerConfig
-from rlinf.trainers.language.fsdp import FSDPTrainer
-from rlinf.trainers.language.parallel import Ranks
+from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.trainer import Trainer
 
 VOCABULARY, PROMPT, LENGTH = 19, 5, 7
 
@@ -132,18 +132,28 @@ def trainer(
     keys: dict[str, Any] | None = None,
     ranks: Ranks | None = None,
     **config: Any,
-) -> FSDPTrainer:
+) -> Trainer:
     """A trainer of a tiny model at a learning rate that shows."""
     config = {"optim": {"lr": 1e-2}} | config
-    built = FSDPTrainerConfig.model_validate(config).build(
+    return FSDPTrainerConfig.model_validate(config).build(
         model() if of is None else of,
         algorithm(name, **(keys or {})),
         ranks=ranks or Ranks(),
         total_steps=10,
         seed=3,
     )
-    assert isinstance(built, FSDPTrainer)
-    return built
+
+
+def log_probs_and_entropy(one: Trainer, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the tokens that count, each [N, L]."""
+    policy = one.modules.modules["policy"]
+
+    def score(part: Batch) -> list[torch.Tensor]:
+        found = policy(part, entropy=True)
+        return [found.log_probs, found.entropy]
+
+    log_probs, entropy = one.evaluate(batch, score)
+    return log_probs, entropy
 
 
 def naive_log_probs(of: Any, batch: Batch, temperature: float = 1.0) -> torch.Tensor:

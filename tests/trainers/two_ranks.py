@@ -12,9 +12,16 @@ from typing import Any
 
 import torch
 
-from rlinf.trainers.language.parallel import Ranks
-from tests.trainers.language.models import algorithm, model, random_batch, trainer
-from tests.trainers.language.processes import results_of
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
+from tests.trainers.language_models import (
+    algorithm,
+    log_probs_and_entropy,
+    model,
+    random_batch,
+    trainer,
+)
+from tests.trainers.processes import results_of
 
 STEPS = 2
 
@@ -40,7 +47,7 @@ def rollout(name: str = "grpo", *, on_policy: Any = None) -> Any:
 def observe(one: Any) -> dict[str, Any]:
     """Log-probs, two training phases, and the weights after them."""
     batch = random_batch(13, group_size=4)
-    log_probs, entropy = one.log_probs_and_entropy(batch)
+    log_probs, entropy = log_probs_and_entropy(one, batch)
     prepared = rollout(on_policy=one)
     gradients = record_gradients(one)
     metrics = [one.train(prepared, step) for step in range(STEPS)]
@@ -59,7 +66,7 @@ def observe(one: Any) -> dict[str, Any]:
 
 def record_gradients(one: Any) -> list[dict[str, torch.Tensor]]:
     """A list that gets the whole gradients of each update, before they are clipped."""
-    trained, found = one._core.trained, []
+    trained, found = one.modules.held["policy"], []
     apply = trained.apply_step
 
     def recording(**options: Any) -> None:
@@ -120,7 +127,7 @@ def compare(ranks: Ranks, directory: Path) -> dict[str, Any]:
             results[key] = observe(one)
             results[key]["state"] = one.state_dict()
             one.save_sharded(directory / f"sharded-{key}")
-            one.save_pretrained(directory / f"model-{key}")
+            save_pretrained(one, directory / f"model-{key}")
             one.offload()
             one.onload()
     return results

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from rlinf.trainers.language.parallel import Ranks
-from rlinf.trainers.language.trained import TrainedModule, local_part
-from tests.trainers.language.models import model, trainer
-from tests.trainers.language.processes import results_of
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.trained import TrainedModule, local_part
+from tests.trainers.language_models import model, trainer
+from tests.trainers.processes import results_of
 
 SIZES = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
 
@@ -48,7 +48,7 @@ def measure(ranks: Ranks) -> dict[str, Any]:
     numbers = sum(parameter.numel() for parameter in large.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM is VmRSS from here on
     one = trainer(large, **config)
-    parts = [local_part(parameter) for parameter in one._core.trained.module.parameters()]
+    parts = [local_part(parameter) for parameter in one.modules.held["policy"].module.parameters()]
     return {
         "numbers": numbers,
         "peak": peaks[0] - before,

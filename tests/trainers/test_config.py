@@ -10,17 +10,19 @@ from pydantic import ValidationError
 
 from rlinf.errors import ConfigError
 from rlinf.models.language_config import LoraConfig
-from rlinf.trainers.language.config import (
+from rlinf.trainers.config import (
+    REGISTRY,
+    ActorConfig,
     CriticTrainerConfig,
+    FirstUpdateBounds,
     FSDPTrainerConfig,
     SupervisedConfig,
 )
-from rlinf.trainers.language.registry import REGISTRY
 
 
 def test_importing_a_config_does_not_import_torch():
     code = (
-        "import sys; import rlinf.trainers.language.config, rlinf.trainers.language.registry;"
+        "import sys; import rlinf.trainers.config;"
         "print([m for m in ('torch', 'transformers', 'peft', 'numpy') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -65,10 +67,12 @@ def test_tensor_ranks_must_divide():
 
 
 def test_bounds_follow_the_number_format():
-    assert FSDPTrainerConfig().first_update_bounds == (1e-4, 0.01)
+    assert FSDPTrainerConfig().first_update_bounds == FirstUpdateBounds(1e-4, 0.01)
     half = FSDPTrainerConfig.model_validate({"precision": {"param": "bfloat16"}})
-    assert half.first_update_bounds == (0.05, 0.2)
-    assert FSDPTrainerConfig(first_update_kl_bound=1.0).first_update_bounds == (1.0, 0.01)
+    assert half.first_update_bounds == FirstUpdateBounds(0.05, 0.2)
+    assert FSDPTrainerConfig(first_update_kl_bound=1.0).first_update_bounds == FirstUpdateBounds(
+        1.0, 0.01
+    )
 
 
 def test_lora_scale_and_missing_adapter(tmp_path):
@@ -79,6 +83,12 @@ def test_lora_scale_and_missing_adapter(tmp_path):
 
 
 def test_every_key_is_described():
-    for config in (FSDPTrainerConfig, CriticTrainerConfig, SupervisedConfig, LoraConfig):
+    for config in (
+        ActorConfig,
+        FSDPTrainerConfig,
+        CriticTrainerConfig,
+        SupervisedConfig,
+        LoraConfig,
+    ):
         for name, field in config.model_fields.items():
             assert field.description, f"{config.__name__}.{name}"

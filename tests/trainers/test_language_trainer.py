@@ -15,10 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from rlinf.algorithms.protocol import Scores
 from rlinf.errors import CheckpointError, RunFailure
-from rlinf.trainers.language.config import FSDPTrainerConfig
-from rlinf.trainers.language.core import _select, global_batches
-from rlinf.trainers.language.parallel import Ranks
-from tests.trainers.language.models import algorithm, model, naive_log_probs, random_batch, trainer
+from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.packing import _select
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
+from rlinf.trainers.trainer import global_batches
+from tests.trainers.language_models import algorithm, model, naive_log_probs, random_batch, trainer
 
 ALGORITHMS = {
     "grpo": {"kl_beta": 0.1, "entropy_bonus": 0.01},
@@ -44,8 +46,8 @@ def assert_equal(one, other):
 
 def assert_same_state(one, other):
     for kind in ("master", "exp_avg", "exp_avg_sq"):
-        assert_equal(one["model"][kind], other["model"][kind])
-    assert one["model"]["steps"] == other["model"]["steps"]
+        assert_equal(one["modules"]["policy"][kind], other["modules"]["policy"][kind])
+    assert one["modules"]["policy"]["steps"] == other["modules"]["policy"]["steps"]
     assert one["version"] == other["version"]
 
 
@@ -54,7 +56,7 @@ def gradient_of(name, keys, **config):
     one = trainer(name=name, keys=keys, **config)
     metrics = one.train(prepared(name, keys), 0)
     assert metrics["actor/optimizer_steps"] == 1
-    return one._core.trained.gradients()[0].clone(), metrics
+    return one.modules.held["policy"].gradients()[0].clone(), metrics
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -106,12 +108,10 @@ def test_a_phase_passes_over_every_sequence_in_each_epoch():
     metrics = one.train(prepared(), 0)
     assert metrics["actor/optimizer_steps"] == 6
     assert one.version == 1
-    assert one._core.trained.optimizer.steps == 6
+    assert one.modules.held["policy"].optimizer.steps == 6
 
 
 def test_order_depends_on_seed_step_and_epoch_alone():
-    from rlinf.trainers.language.core import global_batches
-
     config = FSDPTrainerConfig(n_minibatches=3, update_epoch=2)
 
     def order(config, **keys):
@@ -202,7 +202,7 @@ def test_engine_and_trainer_must_agree_before_the_first_update():
     other = trainer()
     before = weights_of(other)
     shifted = replace(same, log_probs=same.log_probs - 0.2)
-    with pytest.raises(RunFailure, match=r"engine and trainer .*ratios are 2\.2\de-01 away"):
+    with pytest.raises(RunFailure, match=r"rollout and trainer .*ratios are 2\.2\de-01 away"):
         other.train(algorithm().prepare(shifted)[0], 0)
     assert_equal(before, weights_of(other))
 
@@ -240,16 +240,16 @@ def test_bfloat16_follows_float32():
     difference = (single.log_probs(batch) - half.log_probs(batch)).abs()
     moved = (single.log_probs(batch) - start).abs()
     assert difference.mean() < 0.1 * moved.mean()
-    master = half.state_dict()["model"]["master"]
+    master = half.state_dict()["modules"]["policy"]["master"]
     assert {tensor.dtype for tensor in master.values()} == {torch.float32}
 
 
 def test_small_steps_are_not_lost_to_bfloat16():
     batch = prepared()
     one = trainer(precision={"param": "bfloat16"}, optim={"lr": 1e-5, "max_grad_norm": None})
-    before = {n: t.clone() for n, t in one.state_dict()["model"]["master"].items()}
+    before = {n: t.clone() for n, t in one.state_dict()["modules"]["policy"]["master"].items()}
     one.train(batch, 0)
-    after = one.state_dict()["model"]["master"]
+    after = one.state_dict()["modules"]["policy"]["master"]
     changed = sum((after[name] != tensor).sum().item() for name, tensor in before.items())
     assert changed > 0.9 * sum(tensor.numel() for tensor in before.values())
 
@@ -285,7 +285,9 @@ def test_offloaded_memory_comes_back_bit_for_bit(param):
         one.train(batch, step)
         other.train(batch, step)
         one.offload()
-        storages = {p.untyped_storage().nbytes() for p in one._model.parameters()}
+        storages = {
+            p.untyped_storage().nbytes() for p in one.modules.modules["policy"].model.parameters()
+        }
         assert storages == {0}
         with pytest.raises(RuntimeError, match="call onload first"):
             one.log_probs(batch)
@@ -299,7 +301,7 @@ def test_saved_model_is_loaded_by_transformers(tied, tmp_path):
     batch = prepared()
     one = trainer(model(tied=tied))
     one.train(batch, 0)
-    one.save_pretrained(tmp_path)
+    save_pretrained(one, tmp_path)
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -309,9 +311,9 @@ def test_saved_model_is_loaded_by_transformers(tied, tmp_path):
 
 
 def test_weights_of_a_large_model_are_written_in_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlinf.trainers.language.export._FILE_BYTES", 10_000)
+    monkeypatch.setattr("rlinf.trainers.export._FILE_BYTES", 10_000)
     one = trainer(model(tied=False))
-    one.save_pretrained(tmp_path)
+    save_pretrained(one, tmp_path)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert_equal(weights_of(one), {n: p.detach() for n, p in loaded.named_parameters()})
@@ -323,7 +325,7 @@ def test_experts_are_saved_as_their_files_have_them(family, tmp_path):
     of.save_pretrained(tmp_path / "by transformers")
     expected = load_file(tmp_path / "by transformers" / "model.safetensors")
     assert any("mlp.experts.3.up_proj" in name for name in expected)
-    trainer(of).save_pretrained(tmp_path / "ours")
+    save_pretrained(trainer(of), tmp_path / "ours")
     assert_equal(load_file(tmp_path / "ours" / "model.safetensors"), expected)
 
 
@@ -392,7 +394,7 @@ def test_reading_a_sharded_state_runs_no_code_of_it(tmp_path, monkeypatch, place
     harmful = Harmful()
     harmful.trace = str(tmp_path / "harm")
     if place == "value":
-        monkeypatch.setattr(one, "_numbers", lambda: {"version": harmful})
+        monkeypatch.setattr(one, "numbers", lambda: {"version": harmful})
     one.save_sharded(tmp_path / "here")
     monkeypatch.undo()
     if place == "index":
@@ -410,7 +412,7 @@ def test_a_sharded_state_that_does_not_fit_on_the_disk_says_so(tmp_path):
     program = f"""
 import errno, resource
 from pathlib import Path
-from tests.trainers.language.models import trainer
+from tests.trainers.language_models import trainer
 one = trainer()
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:

@@ -1,1 +1,0 @@
-"""Trainers of language models: policies, critics and supervised fine-tuning over token batches."""

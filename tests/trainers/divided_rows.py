@@ -1,0 +1,83 @@
+"""Robot modules in two processes that divide them: a policy, and twin critics with followers."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf.algorithms.config import PPOConfig
+from rlinf.envs.spec import EnvSpec
+from rlinf.models.mlp import MLPConfig
+from rlinf.trainers.config import ActorConfig
+from rlinf.trainers.ranks import Ranks, Replicas
+from rlinf.trainers.trainer import Trainer
+from tests.trainers import test_losses
+from tests.trainers.conftest import ACTION_DIM, ENVS, STATE_DIM, STEPS, collect
+from tests.trainers.processes import results_of
+
+SPEC = EnvSpec(
+    observation_shapes={"states": (STATE_DIM,)},
+    observation_dtypes={"states": "float32"},
+    action_kind="continuous",
+    action_dim=ACTION_DIM,
+    action_low=(-1.0,) * ACTION_DIM,
+    action_high=(1.0,) * ACTION_DIM,
+    task_descriptions=(),
+    max_episode_steps=100,
+)
+WIDE = {"first_update_kl_bound": 1e-4, "first_update_ratio_bound": 0.1}
+
+
+def run(directory: Path) -> list[dict[str, Any]]:
+    """What :func:`observe` gives in each of two processes."""
+    return results_of(__name__, lambda rank: (rank, directory), seconds=240)
+
+
+def ppo(ranks: Ranks | Replicas, *, seed: int = 3) -> Trainer:
+    """Of a policy whose values have a learning rate of their own, with a reference."""
+    policy = MLPConfig(hidden_sizes=(15, 16)).build(SPEC, seed=seed)
+    config = ActorConfig.model_validate(
+        {
+            "type": "plain" if isinstance(ranks, Replicas) else "fsdp",
+            "global_batch_size": 32,
+            "micro_batch_size": 8,
+            "update_epoch": 2,
+            "optim": {"lr": 1e-3, "value_lr": 3e-3},
+            **WIDE,
+        }
+    )
+    algorithm = PPOConfig(kl_beta=0.1).build(family="actions")
+    rows = STEPS * ENVS
+    return Trainer(
+        {"policy": policy}, algorithm, config, ranks=ranks, rows=rows, total_steps=10, seed=5
+    )
+
+
+def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
+    """Two phases of each; the state that another process goes on from."""
+    one = ppo(ranks)
+    actor = MLPConfig(hidden_sizes=(15, 16)).build(SPEC, seed=3)
+    metrics = [one.learn(collect(actor), 0)]
+    one.offload()
+    one.onload()
+    weights = {name: tensor.clone() for name, tensor in one.weights()}
+    state = one.state_dict()
+    if isinstance(ranks, Ranks):
+        one.save_sharded(directory / "policy")
+    twins = test_losses.trainer_of(test_losses.modules(), ranks=ranks)
+    metrics += [twins.train(test_losses.batches(), step) for step in range(2)]
+    found = {name: dict(held.gather(held.master(), keep=True)) for name, held in
+             twins.modules.held.items()}  # fmt: skip
+    return {"metrics": metrics, "weights": weights, "state": state, "twins": found}
+
+
+if __name__ == "__main__":
+    rank, folder = sys.argv[1:]
+    world = Ranks(int(rank), 2, store=torch.distributed.FileStore(f"{folder}/meet", 2))
+    outcome = observe(world, Path(folder))
+    world.close()
+    sys.stdout.buffer.write(pickle.dumps(outcome))

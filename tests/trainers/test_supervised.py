@@ -1,0 +1,95 @@
+"""Supervised fine-tuning: texts that a language model learns, and actions that a policy copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf.algorithms.supervised import Supervised
+from rlinf.errors import RunFailure
+from rlinf.trainers.config import ActorConfig, FSDPTrainerConfig, SupervisedConfig
+from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import fine_tune, policy_trainer, text_batch
+from rlinf.trainers.trainer import Trainer
+from tests.trainers.language_models import model
+
+EXAMPLES = [([3 + a, 3 + b, 12], [3 + (a + b) % 8, 2]) for a in range(8) for b in range(8)]
+CONFIG = SupervisedConfig.model_validate(
+    {"steps": 60, "batch_size": 32, "optim": {"lr": 5e-3}, "lr_sched": {"type": "cosine"}}
+)
+
+
+def test_examples_are_padded_on_both_sides():
+    batch = text_batch([([5, 6, 7], [8]), ([5], [6, 7])])
+    assert batch.inputs["input_ids"].tolist() == [[5, 6, 7, 8, 0], [0, 0, 5, 6, 7]]
+    assert batch.inputs["attention_mask"].int().tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert batch.mask.tolist() == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("param", ["float32", "bfloat16"])
+def test_loss_falls_and_the_model_answers(param):
+    of = model(hidden_size=64)
+    compute = FSDPTrainerConfig.model_validate({"precision": {"param": param}})
+    steps = fine_tune(of, text_batch(EXAMPLES), CONFIG, seed=0, compute=compute)
+    losses = [metrics["warm_start/loss"] for metrics in steps]
+    assert len(losses) == 60
+    assert losses[-1] < 0.1 * losses[0]
+    assert {p.dtype for p in of.parameters()} == {torch.float32}
+    of.set_attn_implementation("sdpa")
+    prompts = torch.tensor([prompt for prompt, _ in EXAMPLES])
+    answers = of(prompts).logits[:, -1].argmax(-1)
+    right = (answers == torch.tensor([target[0] for _, target in EXAMPLES])).float().mean()
+    assert right > 0.9
+
+
+def test_one_step_is_the_mean_cross_entropy():
+    batch = text_batch(EXAMPLES[:10])
+    plain = model()
+    ids = batch.inputs["input_ids"]
+    logits = plain(ids).logits[:, 2:4]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 3:].flatten())
+    config = FSDPTrainerConfig(max_tokens_per_micro_batch=9)
+    one = policy_trainer(model(), Supervised(), config, ranks=Ranks(), total_steps=1, seed=0)
+    metrics = one.train([batch], 0)
+    assert metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm(p.grad for p in plain.parameters())
+    assert metrics["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_same_seed_same_losses():
+    def losses(seed):
+        fit = fine_tune(model(), text_batch(EXAMPLES), CONFIG, seed=seed)
+        return [next(fit)["warm_start/loss"] for _ in range(3)]
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def test_skipped_steps_are_bounded():
+    of = model()
+    of.model.norm.weight.data[0] = torch.nan
+    config = SupervisedConfig(steps=5, max_skipped_updates=1)
+    with pytest.raises(RunFailure, match=r"2 updates in a row.*lower warm_start\.optim\.lr"):
+        list(fine_tune(of, text_batch(EXAMPLES), config, seed=0))
+
+
+def test_a_policy_copies_actions(make_policy, make_algorithm, rollout):
+    """Behaviour cloning: the likelihood of demonstrated actions rises, of the others' not."""
+    teacher, pupil = make_policy(), make_policy()
+    with torch.no_grad():
+        next(teacher.parameters()).mul_(3.0)
+    batch = make_algorithm().prepare(rollout(teacher))[0]
+    half = batch.mask.clone()
+    half[::2] = 0
+    batch = replace(batch, mask=half)
+    config = ActorConfig(global_batch_size=64, optim={"lr": 0.01})
+    one = Trainer({"policy": pupil}, Supervised(), config, total_steps=50, seed=0)
+    before = one.log_probs(batch)
+    losses = [one.train([batch], step)["actor/loss"] for step in range(50)]
+    gain = one.log_probs(batch) - before
+    assert losses[-1] < losses[0] - 0.1
+    assert gain[1::2].mean() == pytest.approx(losses[0] - losses[-1], rel=0.1)
+    assert gain[1::2].mean() > gain[::2].mean()

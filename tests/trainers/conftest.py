@@ -6,7 +6,7 @@ import torch
 from rlinf.algorithms.config import PPOConfig
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.spec import EnvSpec
-from rlinf.models.mlp import MLPConfig
+from rlinf.models.config import MLPConfig
 
 STEPS, ENVS, STATE_DIM, ACTION_DIM = 16, 4, 5, 2
 

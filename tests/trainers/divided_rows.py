@@ -11,7 +11,7 @@ import torch
 
 from rlinf.algorithms.config import PPOConfig
 from rlinf.envs.spec import EnvSpec
-from rlinf.models.mlp import MLPConfig
+from rlinf.models.config import MLPConfig
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import Trainer

@@ -159,3 +159,22 @@ def test_what_cannot_be_is_said(
     assert main(["train", str(recipe), *words, "--run-dir", str(run)]) == 2
     assert told in capsys.readouterr().err
     assert not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_ranks_of_a_language_model_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes divide the model and each batch; sums of several ranks round otherwise."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    recipe = write_fine_tuning(tmp_path)
+    run_recipe(recipe, tmp_path / "one")
+    place = "{source: '0', actor: '0-1'}"
+    placed = [f"cluster.component_placement={place}", "cluster.cpu_devices_per_node=2"]
+    run_recipe(recipe, tmp_path / "two", *placed, "cluster.runtime=ray")
+    for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert ("validation/loss" in one) == ("validation/loss" in two)
+        for name in {"train/loss", "validation/loss"} & one.keys():
+            assert one[name] == pytest.approx(two[name], rel=1e-3), name
+    before, after = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, value in before.items():
+        np.testing.assert_allclose(value, after[name], atol=2e-3, err_msg=name)

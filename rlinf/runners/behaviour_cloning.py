@@ -9,7 +9,7 @@ from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.runners.embodied import POLICY_FILE
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights, playing_step
-from rlinf.runners.sft import Supervised
+from rlinf.runners.sft import SupervisedTask
 from rlinf.workers.supervised_config import BehaviourCloningConfig
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf.workers.context import WorkerContext
 
 
-class BehaviourCloning(Supervised[BehaviourCloningConfig]):
+class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
     """Trains a policy to do what was recorded, and plays held-out episodes with it."""
 
     config_class = BehaviourCloningConfig

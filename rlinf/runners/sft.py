@@ -35,7 +35,7 @@ class FitCounts:
     """Validations since then."""
 
 
-class Supervised(Task[ConfigT]):
+class SupervisedTask(Task[ConfigT]):
     """Fits one global batch per step, and ends once the loss on held-out rows falls no more."""
 
     weights = None
@@ -130,7 +130,7 @@ class Supervised(Task[ConfigT]):
         self.counts = FitCounts(**state)
 
 
-class FineTuning(Supervised[FineTuningConfig]):
+class FineTuning(SupervisedTask[FineTuningConfig]):
     """Trains a language model on prompts and answers."""
 
     config_class = FineTuningConfig

@@ -90,3 +90,24 @@ def test_values_go_on_at_a_time_limit_and_not_after_an_end(ends: bool) -> None:
     expected = 1 / (1 - GAMMA / 2) if ends else 1 / (1 - GAMMA)
     assert low == pytest.approx(0.0, abs=0.15)
     assert high == pytest.approx(expected, abs=0.25)
+
+
+def test_all_networks_normalise_by_the_same_statistics() -> None:
+    algorithm = SAC(SACConfig())
+    spec = env_spec(
+        observation_shapes={"states": (1,)},
+        action_dim=1,
+        action_low=(-1.0,),
+        action_high=(1.0,),
+    )
+    model = SquashedMLPConfig(hidden_sizes=(4,), q_hidden_sizes=(4,))
+    trainer = Trainer(
+        algorithm.modules(model, spec, seed=0), algorithm, LearnerConfig(), total_steps=1, seed=0
+    )
+    states = torch.randn(500, 1, generator=torch.Generator().manual_seed(1)) * 3 + 2
+    for part in states.split(250):
+        trainer.observe({"states": part})
+    for name in ("policy", "critic", "target_critic"):
+        normalizer = trainer.modules.modules[name].normalizer
+        torch.testing.assert_close(normalizer.mean, states.mean(0))
+        torch.testing.assert_close(normalizer.scale, 1 / states.std(0, correction=0))

@@ -60,7 +60,7 @@ def test_past_the_bound_the_run_ends_and_keeps_the_batch(
     assert np.abs(tensors["rewards"]).max() > 1e38
     about = json.loads(batch.with_suffix(".json").read_text(encoding="utf-8"))
     assert about["step"] == 0
-    assert about["sequences"] == 8
+    assert about["rows"] == 8
 
 
 def test_weights_that_explode_end_the_run(

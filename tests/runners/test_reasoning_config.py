@@ -102,11 +102,6 @@ def test_refused(tmp_path: Path, overrides: list[str], key: str, hint: str) -> N
     [
         (["model={path: /nowhere/model}", "warm_start=null"], "model.path"),
         (
-            ["data={task: null, files: {train: [/nowhere/prompts.jsonl]}}", "warm_start=null",
-             "model={path: /nowhere/model}"],
-            "data.files.train",
-        ),
-        (
             ["reward.functions={a: {type: function, function: 'nomodule:f'}}",
              "validation.correct_by=a"],
             "nomodule",
@@ -118,6 +113,21 @@ def test_refused_on_this_machine(tmp_path: Path, overrides: list[str], key: str)
     with pytest.raises(UserError) as refused:
         check(config, load_recipe(str(write_recipe(tmp_path)), overrides))
     assert key in str(refused.value)
+
+
+def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (model / name).touch()
+    overrides = [
+        "data={task: null, files: {train: [/nowhere/prompts.jsonl]}}",
+        "warm_start=null",
+        f"model={{path: {model}}}",
+    ]
+    config = small_config(tmp_path, *overrides)
+    with pytest.raises(UserError, match=r"data\.files\.train"):
+        check(config, load_recipe(str(write_recipe(tmp_path)), overrides))
 
 
 def test_a_recipe_is_checked_without_torch(tmp_path: Path) -> None:

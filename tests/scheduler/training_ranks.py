@@ -24,5 +24,5 @@ class Rank(TrainingWorker):
         before = getattr(self, "before", None) or listening()
         total = Grid(self._meet(place), 1).sum_all(torch.tensor(self._rank + 1.0))
         found = listening() - before
-        self._leave()
+        self.close()
         return float(total), found, os.environ.get("GLOO_SOCKET_IFNAME")

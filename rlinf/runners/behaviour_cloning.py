@@ -10,7 +10,7 @@ from rlinf.flow.graph import Flow
 from rlinf.runners.embodied import POLICY_FILE
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights, playing_step
 from rlinf.runners.sft import SupervisedTask
-from rlinf.workers.supervised_config import BehaviourCloningConfig
+from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.reading import Checkpoint

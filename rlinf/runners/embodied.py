@@ -17,7 +17,7 @@ from rlinf.runners.embodied_evaluation import (
     playing_step,
 )
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
-from rlinf.workers.acting_config import LearningConfig
+from rlinf.workers.config.acting import LearningConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.reading import Checkpoint

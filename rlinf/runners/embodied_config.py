@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.flow.planning_traits import PlanningTraits
-from rlinf.workers.acting_config import OnPolicyConfig
-from rlinf.workers.acting_traits import acting_traits
+from rlinf.workers.config.acting import OnPolicyConfig
+from rlinf.workers.config.acting_traits import acting_traits
 
 COMPONENTS = ("env", "rollout", "actor")
 

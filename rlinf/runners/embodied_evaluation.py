@@ -21,7 +21,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import tile, write_video
 from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.task import Purpose
-from rlinf.workers.acting_config import EvaluatedConfig
+from rlinf.workers.config.acting import EvaluatedConfig
 
 if TYPE_CHECKING:
     from rlinf.runners.groups import Groups

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied import Acting
-from rlinf.workers.off_policy_config import OffPolicyConfig
+from rlinf.workers.config.off_policy import OffPolicyConfig
 
 
 class OffPolicy(Acting[OffPolicyConfig]):

@@ -24,7 +24,7 @@ from rlinf.rewards.correctness import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
-from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.config.answering import AnsweringConfig
 
 COMPONENTS = ("rollout", "reward", "actor")
 

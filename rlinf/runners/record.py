@@ -17,7 +17,7 @@ from rlinf.models.registry import build_policy
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
 from rlinf.runners.evaluation import load_run
 from rlinf.runners.task import Purpose, Task
-from rlinf.workers.acting_config import EvaluatedConfig
+from rlinf.workers.config.acting import EvaluatedConfig
 
 _PURPOSE = 2
 """Number of recordings among the purposes of episodes; evaluations have 0 and 1."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.task import Evaluated, Purpose, Task
-from rlinf.workers.supervised_config import FineTuningConfig, SupervisedRunConfig
+from rlinf.workers.config.supervised import FineTuningConfig, SupervisedRunConfig
 
 if TYPE_CHECKING:
     from rlinf.flow.running_step import Arguments, StepReport

@@ -14,7 +14,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.acting_config import LearningConfig
+from rlinf.workers.config.acting import LearningConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker
 

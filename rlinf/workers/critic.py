@@ -10,7 +10,7 @@ from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_network, check_tokenizer, load_tokenizer, padding_token
 from rlinf.trainers.sequences import critic_trainer
-from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker, read_batch
 

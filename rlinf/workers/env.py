@@ -21,7 +21,7 @@ from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure, in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 
 

@@ -20,8 +20,8 @@ from rlinf.trainers.modules import POLICY
 from rlinf.trainers.sequences import policy_trainer, save_pretrained
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.actor import ActorWorker
+from rlinf.workers.config.supervised import BehaviourCloningConfig, FineTuningConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.supervised_config import BehaviourCloningConfig, FineTuningConfig
 from rlinf.workers.training_ranks import TrainingWorker
 
 

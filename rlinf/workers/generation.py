@@ -17,8 +17,8 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, load_tokenizer
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
-from rlinf.workers.answering_config import AnsweringConfig
 from rlinf.workers.carried_groups import CarryBook
+from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.filling import DeviceSharing, Filling, RolloutHook
 from rlinf.workers.group_book import (

@@ -17,7 +17,7 @@ from rlinf.scheduler.files import WrittenFiles, place_for
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (

@@ -10,8 +10,8 @@ from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.workers.config.off_policy import OffPolicyConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.off_policy_config import OffPolicyConfig
 
 
 class ReplayWorker(StageWorker):

@@ -13,7 +13,7 @@ from rlinf.flow.stream import Emit, InputStream, Item
 from rlinf.models.language import load_tokenizer
 from rlinf.rewards.pool import RewardPool
 from rlinf.rewards.protocol import RewardInput, RewardOutput
-from rlinf.workers.answering_config import AnsweringConfig
+from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 
 

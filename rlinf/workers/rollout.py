@@ -18,7 +18,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.policy import RAW_ACTIONS, Policy
 from rlinf.models.registry import build_policy
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
-from rlinf.workers.acting_config import ActingConfig
+from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 
 _NOISE = "noise"

@@ -19,12 +19,12 @@ from rlinf.flow.stream import Emit
 from rlinf.models.language import load_tokenizer
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.trainers.sequences import text_batch
-from rlinf.workers.context import WorkerContext
-from rlinf.workers.supervised_config import (
+from rlinf.workers.config.supervised import (
     BehaviourCloningConfig,
     FineTuningConfig,
     SupervisedRunConfig,
 )
+from rlinf.workers.context import WorkerContext
 
 Rows = Sequence[int] | np.ndarray
 

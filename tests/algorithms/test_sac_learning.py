@@ -17,7 +17,7 @@ from rlinf.envs.results import VectorStep
 from rlinf.models.config import SquashedMLPConfig
 from rlinf.trainers.config import OptimizerConfig
 from rlinf.trainers.trainer import Trainer
-from rlinf.workers.off_policy_config import LearnerConfig
+from rlinf.workers.config.off_policy import LearnerConfig
 from tests.models.test_policies import env_spec
 
 GAMMA, LIMIT, ENVS = 0.8, 2, 16

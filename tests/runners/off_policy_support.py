@@ -11,7 +11,7 @@ from rlinf.config.validate import validate
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.off_policy import OffPolicy
 from rlinf.runners.run import Run
-from rlinf.workers.off_policy_config import OffPolicyConfig
+from rlinf.workers.config.off_policy import OffPolicyConfig
 
 SMALL = """
 task: off_policy

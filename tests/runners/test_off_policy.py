@@ -12,7 +12,7 @@ from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.workers.off_policy_config import OffPolicyConfig
+from rlinf.workers.config.off_policy import OffPolicyConfig
 
 from . import off_policy_support as support
 from .killing import Task, kill_and_resume

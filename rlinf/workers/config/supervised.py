@@ -36,7 +36,7 @@ from rlinf.trainers.config import (
     PolicyTrainerConfig,
     TrainerConfig,
 )
-from rlinf.workers.acting_config import EvaluatedConfig, ModelSection
+from rlinf.workers.config.acting import EvaluatedConfig, ModelSection
 
 
 class SupervisedRunnerConfig(RunnerConfig):

@@ -18,8 +18,8 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
-from rlinf.workers.acting_config import LearningConfig
-from rlinf.workers.acting_traits import acting_traits
+from rlinf.workers.config.acting import LearningConfig
+from rlinf.workers.config.acting_traits import acting_traits
 
 COMPONENTS = ("env", "rollout", "replay", "actor")
 

@@ -14,7 +14,7 @@ from rlinf.flow.planning_traits import (
     first_devices,
     timed_sections,
 )
-from rlinf.workers.acting_config import LearningConfig
+from rlinf.workers.config.acting import LearningConfig
 
 _TIMED = ("algorithm", "env", "rollout", "weight_sync")
 

@@ -19,7 +19,7 @@ from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.config import REGISTRY, CriticTrainerConfig, LanguageTrainerConfig
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.weight_sync.registry import WeightSyncSection
-from rlinf.workers.partial_config import PartialRolloutConfig
+from rlinf.workers.config.partial_rollout import PartialRolloutConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]

@@ -46,7 +46,7 @@ def record(
     from rlinf.cli.tasks import read_config, task_of_run
     from rlinf.config.validate import check
 
-    if is_recipe(source):
+    if is_recipe(source, runs_first=False):
         task, loaded, config = read_config(source, overrides or [])
         _require_simulator(task.config_class, source)
         check(config, loaded)

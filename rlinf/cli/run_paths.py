@@ -44,9 +44,15 @@ def find_run_or_checkpoint(given: str) -> Path:
     return find_run(given)
 
 
-def is_recipe(source: str) -> bool:
-    """Whether the words name a recipe; a run of that name wins."""
-    if any(path.is_dir() for path in (Path(source).expanduser(), Path("runs", source))):
+def is_recipe(source: str, *, runs_first: bool = True) -> bool:
+    """Whether the words name a recipe.
+
+    Args:
+        source: What was given.
+        runs_first: A run of that name wins; otherwise it has to be given as a path.
+    """
+    places = (Path(source).expanduser(), Path("runs", source))
+    if runs_first and any(path.is_dir() for path in places):
         return False
     from rlinf.config.load import find_recipe
 

@@ -32,6 +32,14 @@ def test_an_expert_is_recorded_and_its_set_checked(tmp_path, capsys):
     np.testing.assert_array_equal(Demonstrations.load(again).actions[:1], found.actions[:1])
 
 
+def test_a_recipe_is_meant_where_runs_of_its_name_lie(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    words = ["record", "quickstart", *SHORT, "--out", "set", "--episodes", "1"]
+    assert main([*words, "--num-envs", "1"]) == 0
+    assert Demonstrations.load(tmp_path / "set").source["actor"] == "expert"
+
+
 def test_recorded_episodes_are_none_that_are_evaluated():
     _, _, config = read_config("quickstart", ["evaluation.episodes=3000"])
     from rlinf.runners.embodied_evaluation import EpisodeEvaluator

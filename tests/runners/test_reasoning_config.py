@@ -123,7 +123,8 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
     overrides = [
         "data={task: null, files: {train: [/nowhere/prompts.jsonl]}}",
         "warm_start=null",
-        f"model={{path: {model}}}",
+        f"model.path={model}",
+        "model.architecture=null",
     ]
     config = small_config(tmp_path, *overrides)
     with pytest.raises(UserError, match=r"data\.files\.train"):

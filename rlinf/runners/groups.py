@@ -230,6 +230,12 @@ class Groups:
             self._evaluations[count] = self._executor(flow, count)
         return self._evaluations[count].run(0, arguments)
 
+    def save_model(self, directory: Path) -> None:
+        """Let the actor write its language model to a directory of this machine."""
+        for written in self["actor"].save_model(directory).wait():
+            if written is not None:
+                written.bring(directory)
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

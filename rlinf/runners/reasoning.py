@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rlinf.workers.generation import GenerationReport
     from rlinf.workers.reward import RewardReport
 
-INITIAL_MODEL, FINAL_MODEL = "initial_model", "model"
-
 
 @dataclass
 class AnswerCounts(Counts):
@@ -74,7 +72,7 @@ class Reasoning(Task[ReasoningConfig]):
 
         super().__init__(config, directory)
         self.counts = AnswerCounts()
-        self._model = initial_model(config, directory / INITIAL_MODEL)
+        self._model = initial_model(config, directory)
         with in_section("model"):
             tokenizer = load_tokenizer(self._model)
         sets = prompt_sets(config, tokenizer)
@@ -233,10 +231,8 @@ class Reasoning(Task[ReasoningConfig]):
         if not known or run.last_evaluation is None:
             evaluated = run.evaluate("periodic")
             run.log({} if known else evaluated)
-        path = self.directory / FINAL_MODEL
-        for written in run.groups["actor"].save_model(path).wait():
-            if written is not None:
-                written.bring(path)
+        path = self.directory / "model"
+        run.groups.save_model(path)
         counts, state = self.counts, run.state
         print(
             f"training: {counts.sequences} sequences, {counts.tokens} tokens in "

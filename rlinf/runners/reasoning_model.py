@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rlinf.agents.tool_use import ToolUse
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
-from rlinf.data.tasks.protocol import ANSWER_TAGS, TaskItem
+from rlinf.data.tasks.protocol import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weights import sizes_of
@@ -19,73 +17,41 @@ from rlinf.models.language import load_tokenizer
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.initial_model import write_initial_model
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.trainers.sequences import fine_tune, text_batch
+from rlinf.runners.warm_start import warm_start
 
 
-def initial_model(config: ReasoningConfig, directory: Path) -> LanguageModelConfig:
+def initial_model(config: ReasoningConfig, run: Path) -> LanguageModelConfig:
     """The section of the model to load: the given one, or that of a model that is created.
 
     Args:
         config: The run's configuration.
-        directory: Where a created model is kept; one that is there is used.
+        run: Directory of the run; a created model that is there is used.
     """
     model = config.model
     if model.architecture is None and config.warm_start is None:
         return model
     return write_initial_model(
         model,
-        directory,
+        run,
         seed=config.seed,
         tokenizer=partial(_tokenizer, config),
-        teach=partial(_warm_start, config),
+        teach=None if config.warm_start is None else partial(warm_start, config, run),
     )
 
 
 def _tokenizer(config: ReasoningConfig, directory: Path) -> Any:
     if config.model.path is not None:
         return load_tokenizer(config.model)
-    texts = chain.from_iterable((item.prompt, item.target) for item in task_items(config))
+    if config.data.task is None:
+        raise ValueError("the prompts of this run are read from files")
+    items = config.data.task.build().items("train")
+    texts = chain.from_iterable((item.prompt, item.target) for item in items)
     agent = config.rollout.agent
     if agent is None:
         return train_tokenizer(texts, directory)
     alphabets = (section.build().alphabet for section in agent.tools.values())
     whole = (*ANSWER_TAGS, *agent.whole)
     return train_tokenizer(chain(texts, alphabets), directory, whole=whole)
-
-
-def task_items(config: ReasoningConfig) -> tuple[TaskItem, ...]:
-    """The training items of a generated task."""
-    if config.data.task is None:
-        raise ValueError("the prompts of this run are read from files")
-    return config.data.task.build().items("train")
-
-
-def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:
-    """Supervised training on the targets of the task, where it is asked for."""
-    if config.warm_start is None:
-        return
-    items = task_items(config)
-    prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
-    agent = config.rollout.agent
-    if agent is None:
-        targets = tokenizer([item.target for item in items], add_special_tokens=False)["input_ids"]
-        learnt = None
-    else:
-        use = ToolUse(agent, tokenizer)
-        shown = [use.demonstration(item.target) for item in items]
-        targets, masks = zip(*shown, strict=True)
-        learnt = [[*mask, True] for mask in masks]
-    ended = [[*target, tokenizer.eos_token_id] for target in targets]
-    texts = text_batch(list(zip(prompts, ended, strict=True)), learnt)
-    print(f"warm start: {config.warm_start.steps} supervised steps", flush=True)
-    begin = time.perf_counter()
-    steps = fine_tune(network, texts, config.warm_start, seed=config.seed, compute=config.actor)
-    losses = [metrics["warm_start/loss"] for metrics in steps]
-    print(
-        f"warm start took {time.perf_counter() - begin:.1f} s, "
-        f"loss {losses[0]:.3f} to {losses[-1]:.3f}",
-        flush=True,
-    )
 
 
 def check_lengths(config: ReasoningConfig, model: LanguageModelConfig, sets: PromptSets) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rlinf.workers.context import WorkerContext
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedRunConfig)
-INITIAL_MODEL, FINAL_MODEL = "initial_model", "model"
 
 
 @dataclass
@@ -143,9 +142,9 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         super().__init__(config, directory)
         self._model = config.model
         if config.model.architecture is not None:
-            self._model = self._created(directory / INITIAL_MODEL)
+            self._model = self._created(directory)
 
-    def _created(self, directory: Path) -> LanguageModelConfig:
+    def _created(self, run: Path) -> LanguageModelConfig:
         """A model with random weights; without a tokenizer one is trained on the task's texts."""
         from rlinf.data.tokenizer import train_tokenizer
         from rlinf.models.language import load_tokenizer
@@ -158,7 +157,7 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
                 return load_tokenizer(model)
             return train_tokenizer(data.texts(), unfinished)
 
-        return write_initial_model(model, directory, seed=self.config.seed, tokenizer=tokenizer)
+        return write_initial_model(model, run, seed=self.config.seed, tokenizer=tokenizer)
 
     def context(self, *, trains: bool) -> WorkerContext:
         """With the model that the run begins with."""
@@ -166,6 +165,6 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
 
     def leave(self, run: Run) -> None:
         """The model, as other programs read it."""
-        path = self.directory / FINAL_MODEL
-        run.groups["actor"].save_model(path).wait()
+        path = self.directory / "model"
+        run.groups.save_model(path)
         print(f"model: {path}", flush=True)

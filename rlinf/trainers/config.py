@@ -365,7 +365,7 @@ class SupervisedConfig(StrictModel):
     steps: int = Field(ge=1)
     """Optimizer steps."""
     batch_size: int = Field(default=256, ge=1)
-    """Sequences of one optimizer step, over all ranks."""
+    """Sequences of one optimizer step."""
     optim: OptimizerConfig = OptimizerConfig(lr=1e-3, max_grad_norm=1.0)
     """Optimizer."""
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()

@@ -16,7 +16,7 @@ from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest
-from rlinf.workers.config.partial_rollout import PartialRolloutConfig
+from rlinf.workers.config.answering import PartialRolloutConfig
 from rlinf.workers.group_book import Drawn, GenerationReport, GroupBook, OpenGroup
 
 

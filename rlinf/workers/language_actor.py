@@ -5,35 +5,32 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.sequences import PromptGroup
-from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_language_model, padding_token
-from rlinf.scheduler.files import WrittenFiles, place_for
+from rlinf.models.language import padding_token
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
-    TrainingWorker,
+    LanguageWorker,
     read_batch,
     token_batch,
     without_old_tokens,
 )
 
 
-class LanguageActorWorker(TrainingWorker):
+class LanguageActorWorker(LanguageWorker):
     """One rank of the trainer of a language model."""
 
+    _config: AnsweringConfig
+
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
-        super().__init__()
-        self._config, self._context = config, context
+        super().__init__(config, context)
         self._algorithm = config.algorithm.build()
         self._weights: WeightSender[Any] | None = None
         self._hook: TrainingHook | None = None
@@ -45,10 +42,7 @@ class LanguageActorWorker(TrainingWorker):
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
         config, failures = self._config, self._context.failures
-        hook = self._context.training_hook
-        source = self._context.model or config.model
-        with in_section("model"):
-            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        hook, model = self._context.training_hook, self._build_model()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if hook is not None:
             self._hook = self._joined(hook, rendezvous)
@@ -167,17 +161,6 @@ class LanguageActorWorker(TrainingWorker):
             # Takes part in gathering, and keeps none: they would be the whole model.
             deque(weights, maxlen=0)
         return self._trainer.version
-
-    def save_model(self, directory: Path) -> WrittenFiles | None:
-        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
-        if not self._has_model:
-            return None
-        place = place_for(directory)
-        save_pretrained(self._trainer, place)
-        if self._rank > 0:
-            return None
-        self._tokenizer.save_pretrained(place)
-        return WrittenFiles.at(place)
 
     @property
     def _has_model(self) -> bool:

@@ -14,12 +14,17 @@ from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
 from rlinf.data.prompts.assemble import assemble_sequences
 from rlinf.data.sequences import PromptGroup
+from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
+from rlinf.models.language import build_language_model
+from rlinf.scheduler.files import WrittenFiles, place_for
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.rendezvous import meet, open_place
 from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
 from rlinf.trainers.trainer import Trainer
+from rlinf.workers.context import WorkerContext
 
 Made = TypeVar("Made")
 
@@ -127,6 +132,35 @@ class TrainingWorker(StageWorker):
             self._trainer.close()
         if self._ranks is not None:
             self._ranks.close()
+
+
+class LanguageWorker(TrainingWorker):
+    """One rank of the trainer of a language model."""
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        super().__init__()
+        self._config, self._context = config, context
+
+    def _build_model(self) -> Any:
+        """The model that the run begins with; its tokenizer is kept."""
+        config = self._config
+        with in_section("model"):
+            source = self._context.model or config.model
+            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        return model
+
+    def save_model(self, directory: Path) -> WrittenFiles | None:
+        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
+        if not self._has_model:
+            return None
+        place = place_for(directory)
+        self._write(place)
+        return None if self._rank else WrittenFiles.at(place)
+
+    def _write(self, directory: Path) -> None:
+        save_pretrained(self._trainer, directory)
+        if self._rank == 0:
+            self._tokenizer.save_pretrained(directory)
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:

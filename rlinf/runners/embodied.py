@@ -17,7 +17,7 @@ from rlinf.runners.embodied_evaluation import (
     playing_step,
 )
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
-from rlinf.workers.config.acting import LearningConfig
+from rlinf.workers.config.acting import ActingConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.reading import Checkpoint
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 POLICY_FILE = "policy.safetensors"
 
 
-LearningT = TypeVar("LearningT", bound=LearningConfig)
+ActingT = TypeVar("ActingT", bound=ActingConfig)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class EpisodeCounts(Counts):
     """Whether an evaluation reached the success rate that is enough."""
 
 
-class Acting(Task[LearningT]):
+class Acting(Task[ActingT]):
     """What tasks share in which a policy acts in simulators and is trained: until steps are used
     up, or it succeeds often enough."""
 
@@ -60,7 +60,7 @@ class Acting(Task[LearningT]):
         ("return", "env/return", ".2f"),
     )
 
-    def __init__(self, config: LearningT, directory: Path) -> None:
+    def __init__(self, config: ActingT, directory: Path) -> None:
         super().__init__(config, directory)
         self.counts = EpisodeCounts()
         self.evaluator = EpisodeEvaluator(config)
@@ -76,7 +76,7 @@ class Acting(Task[LearningT]):
         )
 
     @classmethod
-    def evaluation(cls, flow: Flow, config: LearningT) -> None:
+    def evaluation(cls, flow: Flow, config: ActingT) -> None:
         """Environments and policy answer each other until every episode has ended."""
         playing_step(flow)
 

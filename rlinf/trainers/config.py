@@ -144,6 +144,8 @@ class RowTrainerConfig(TrainerConfig):
     type: Literal["plain", "fsdp"] = "plain"
     """How ranks hold the modules: whole on each, with gradients summed in an order that does not
     depend on their number; or divided over them by FSDP2, which needs processes of their own."""
+    global_batch_size: int = Field(ge=1)
+    """Rows of one optimizer step, over all data-parallel ranks."""
 
     @model_validator(mode="after")
     def _check_use(self) -> Self:

@@ -14,7 +14,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.config.acting import LearningConfig
+from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker
 
@@ -22,7 +22,7 @@ from rlinf.workers.training_ranks import TrainingWorker
 class ActorWorker(TrainingWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
+    def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
         self._weights: WeightSender[Any] | None = None

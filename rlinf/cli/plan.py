@@ -205,11 +205,7 @@ def _solved(
 
 
 def _save(found: Planned, path: Path) -> None:
-    """Write the plan, and say so.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Write the plan, and say so."""
     try:
         found.plan.save(path)
     except OSError as error:
@@ -223,14 +219,7 @@ def _measures_growth(config: Any) -> bool:
 
 
 def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
-    """What a device of a cluster is; without a kind, one like those that were measured.
-
-    Args:
-        config: The recipe.
-        profile: What was measured.
-        kind: Kind of the device.
-        own: Whether the cluster is that of the recipe.
-    """
+    """What a device of a cluster is; without a kind, one like those that were measured."""
     from rlinf.planner.cluster_shape import CPU
 
     [measured] = profile.kinds if len(profile.kinds) == 1 else [""]

@@ -24,13 +24,7 @@ LABEL = "SIMULATED"
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for on the command line.
-
-    Args:
-        options: How many steps, and what lengths.
-        lengths: The lengths in words; empty where no text is generated.
-        timeline: Where to write the events; None: nowhere.
-    """
+    """What was asked for on the command line."""
 
     options: SimulationOptions
     lengths: str
@@ -40,11 +34,7 @@ class Asked:
 def asked_for(
     config: Any, *, steps: int | None, lengths: str | None, timeline: Path | None
 ) -> Asked:
-    """Check the options before anything is measured.
-
-    Raises:
-        ConfigError: Lengths cannot be read or are not possible, or the file cannot be written.
-    """
+    """Check the options before anything is measured."""
     from rlinf.planner.simulated import SimulationOptions, lengths_of
     from rlinf.planner.simulation import parse_lengths
 
@@ -93,11 +83,7 @@ def _idle(group: DeviceGroup) -> str:
 
 
 def _write(found: Simulation, path: Path) -> None:
-    """Replace a file by the timeline of a simulation.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Replace a file by the timeline of a simulation."""
     from rlinf.monitor.timeline import TimelineFile
 
     # Beside it at first: a timeline file is continued where there is one.

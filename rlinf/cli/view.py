@@ -52,15 +52,7 @@ def view(
 
 
 def run_report(run: Path, steps: range | None = None) -> RunReport:
-    """Everything that a run directory tells.
-
-    Args:
-        run: The directory.
-        steps: Training steps of the timeline, counted as the timeline does; None: the newest.
-
-    Raises:
-        ConfigError: The timeline has none of the steps.
-    """
+    """Everything that a run directory tells; the timeline of some steps, or of the newest."""
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.yaml_source import write_yaml
     from rlinf.flow.plan import PLAN_FILE, Plan

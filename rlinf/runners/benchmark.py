@@ -119,11 +119,7 @@ class Benchmark(Task[BenchmarkRunConfig]):
         answering_step(flow)
 
     def evaluate_alone(self, directory: RunDirectory) -> None:
-        """Answer every question, print the rates and write specification and result down.
-
-        Raises:
-            ConfigError: The file is not of the benchmark's format, or the model cannot be read.
-        """
+        """Answer every question, print the rates and write specification and result down."""
         from rlinf.models.language import load_tokenizer
         from rlinf.runners.groups import Groups
         from rlinf.runners.reasoning_model import check_context

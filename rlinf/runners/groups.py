@@ -27,9 +27,7 @@ _PATIENCE_SECONDS = 5.0
 class Groups:
     """A context manager that starts the groups of a task and ends them.
 
-    Args:
-        task: Says which groups there are, and what they do in a step.
-        trains: Whether there is a trainer; otherwise the groups that evaluate are started.
+    Without ``trains`` there is no trainer, and the groups that evaluate are started.
     """
 
     def __init__(self, task: Task[Any], *, trains: bool = True) -> None:
@@ -128,9 +126,8 @@ class Groups:
     def close(self, *, failed: bool = False) -> None:
         """End what workers hold, the worker groups and the cluster.
 
-        Args:
-            failed: Workers may be dead, or wait for one that is: they get a few seconds, and what
-                goes wrong is not told, as the first failure is.
+        After a failure workers may be dead, or wait for one that is: they get a few seconds, and
+        what goes wrong is not told, as the first failure is.
         """
         for executor in self._executors:
             executor.close()
@@ -163,7 +160,7 @@ class Groups:
         """Let the rollout of a training step begin; the rest begins when the step is waited for.
 
         Args:
-            step: Number of the step.
+            step: Its number.
             synchronise: Whether who receives weights gets the newest ones first.
             draw: Called when the rollout of the step before has ended; further arguments.
             ended: Called with the reports of the rollout when it has ended.
@@ -217,12 +214,7 @@ class Groups:
         return [place for handle in handles for place in handle.wait()]
 
     def evaluate(self, arguments: Arguments, sources: int | None = None) -> StepReport:
-        """Do what the task's evaluation says.
-
-        Args:
-            arguments: Of its stages.
-            sources: By how many its items are numbered; None: as in training.
-        """
+        """Do what the task's evaluation says; its items are numbered by so many sources."""
         count = self._task.sources if sources is None else sources
         if count not in self._evaluations:
             flow = Flow("evaluate")
@@ -239,10 +231,7 @@ class Groups:
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """State of every component whose workers have one, for a checkpoint.
-
-        Of workers with states of their own a list by rank, of equal ones that of rank 0.
-        """
+        """State of the workers, by component: that of rank 0, or a list where all differ."""
         handles = {
             name: self._groups[name].state(**({"whole": False} if name in self._parts else {}))
             for name in self._with("state")
@@ -251,12 +240,7 @@ class Groups:
         return {n: s if self._workers[n].divides_state else s[0] for n, s in found.items()}
 
     def load_state(self, state: Mapping[str, Any], checkpoint: Path) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Directory of the checkpoint, where workers may have written parts.
-        """
+        """Continue from :meth:`state`; workers may have written parts into the checkpoint."""
         written = self._with("save_parts")
         handles = [
             self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))
@@ -278,16 +262,10 @@ class Groups:
         return bool(self._parts)
 
     def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Let workers write what :meth:`state` leaves to them.
-
-        Args:
-            checkpoint: Directory of the checkpoint, which is not committed yet.
+        """Let workers write what :meth:`state` leaves to them into a checkpoint.
 
         Returns:
             The files that they wrote, by their names in it.
-
-        Raises:
-            OSError: One could not write.
         """
         handles = [self._groups[name].save_parts(checkpoint) for name in self._parts]
         return {
@@ -304,10 +282,6 @@ class WeightHandover:
     The sender begins before its next training phase, the receivers when their rollout has ended. A
     version is sent only after the one before was taken, so that which weights a rollout has does
     not depend on who is faster.
-
-    Args:
-        send: Starts the sending side.
-        receive: Starts the receiving side, whose methods return the version.
     """
 
     def __init__(

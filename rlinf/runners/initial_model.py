@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
-from rlinf.models.language import build_network, save_language_model
+from rlinf.models.language import build_network, load_tokenizer, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.files import SharedDirectory
 
@@ -19,12 +20,13 @@ INITIAL_MODEL = "initial_model"
 def write_initial_model(
     config: LanguageModelConfig,
     run: Path,
-    *,
     seed: int,
-    tokenizer: Callable[[Path], Any],
+    *,
+    texts: Callable[[], Iterable[str]] | None,
+    whole: Sequence[str] = ANSWER_TAGS,
     teach: Callable[[LanguageModelConfig, Path], None] | None = None,
 ) -> LanguageModelConfig:
-    """Write a model whole, tokenizer included; one that is there is used.
+    """Write a model whole, tokenizer included; one that is there is used. Returns its section.
 
     So a resumed run and every worker load the same, and so can any other program.
 
@@ -32,30 +34,31 @@ def write_initial_model(
         config: The section of the run.
         run: Directory of the run.
         seed: Of weights that are created.
-        tokenizer: Makes the tokenizer, given a directory to write one to.
-        teach: Writes the taught model to a directory, given the section of what it is before; None:
-            it is not taught.
-
-    Returns:
-        The section of the model that was written.
+        texts: What a tokenizer is trained on; None: that of the model is used.
+        whole: What each is one token in such a tokenizer.
+        teach: Writes the taught model to a directory, given the section of what it is before.
     """
     directory = SharedDirectory(run / INITIAL_MODEL)  # written on this machine alone
     created = config.model_copy(update={"path": directory, "architecture": None})
     if directory.is_dir():
         return created
     unfinished = SharedDirectory(directory.with_name(f".{directory.name}.{os.getpid()}"))
-    whole = unfinished / "whole"
+    complete = unfinished / "complete"
     try:
         with in_section("model"):
-            words = tokenizer(unfinished)
+            if texts is None:
+                words = load_tokenizer(config)
+            else:
+                words = train_tokenizer(texts(), unfinished, whole=whole)
         if teach is None:
             with in_section("model"):
                 network = build_network(config, tokenizer=words, seed=seed)
-            save_language_model(network, whole, tokenizer=words)
+            save_language_model(network, complete, tokenizer=words)
         else:
             words.save_pretrained(unfinished)
-            teach(config if config.path else config.model_copy(update={"path": unfinished}), whole)
-        os.replace(whole, directory)
+            own = {} if config.path else {"path": unfinished}
+            teach(config.model_copy(update=own), complete)
+        os.replace(complete, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return created

@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 
 class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
-    """Answers the first prompts of a validation set, and scores the answers.
-
-    Args:
-        config: The run's configuration.
-        dataset: Validation prompts; None: nothing is evaluated.
-        tokenizer: Of the model.
-    """
+    """Answers the first prompts of a validation set, where there is one, and scores the answers."""
 
     spec_class = TextEvaluationSpec
 
@@ -126,13 +120,6 @@ def answer_prompts(
     tokenizer: Any,
 ) -> TextEvaluationResult:
     """Answer the prompts of a specification with the weights that the engines hold.
-
-    Args:
-        groups: Generation and reward workers.
-        spec: What is sampled.
-        dataset: The prompts.
-        checkpoint: What the weights are called.
-        tokenizer: Of the model; turns tokens into the texts from which answers are read.
 
     Raises:
         ConfigError: The specification is of another prompt set.

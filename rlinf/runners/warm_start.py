@@ -42,11 +42,7 @@ def warm_start(
 ) -> None:
     """Teach a model on the first device of the actor: the same under every placement.
 
-    Args:
-        config: The run's configuration.
-        run: Directory of the run.
-        model: Before it is taught.
-        directory: Where the taught one is written.
+    What is taught is written to ``directory``; ``run`` is that of the run.
     """
     learning, actor, task = config.warm_start, config.actor, config.data.task
     assert learning is not None, "only called where the recipe asks for it"

@@ -37,11 +37,7 @@ class FitStage(TrainingWorker):
     ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on the global batch of a step; returns its metrics.
 
-        Args:
-            batches: One :class:`~rlinf.algorithms.batch.Batch`.
-            held_out: Batches that are not trained on, of which the loss is computed afterwards;
-                most steps have none.
-            step: Number of the step, from 0.
+        Of ``held_out`` batches, which most steps have none of, the loss is computed afterwards.
         """
         batch: Batch = next(batches).payload
         metrics = self._trainer.train([batch], step)

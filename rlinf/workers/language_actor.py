@@ -36,11 +36,7 @@ class LanguageActorWorker(LanguageWorker):
         self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
-        """Build the trainer; returns the number of parameters.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Build the trainer; returns the number of parameters."""
         config, failures = self._config, self._context.failures
         hook, model = self._context.training_hook, self._build_model()
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -64,12 +60,7 @@ class LanguageActorWorker(LanguageWorker):
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
-        """Stage: hand the batch of all slots on, with the log-probs that the algorithm needs.
-
-        Args:
-            groups: Stream of :class:`~rlinf.data.sequences.PromptGroup`; the source of an item is
-                the slot of its group.
-        """
+        """Stage: hand the batch of all slots on, with the log-probs that the algorithm needs."""
         batch = self._trainer.with_log_probs(self._read(groups))
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
@@ -79,10 +70,8 @@ class LanguageActorWorker(LanguageWorker):
     ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
-        Args:
-            groups: The same stream, or one batch that a critic gave its advantages.
-            step: Number of the training phase.
-            shared: How devices are shared with the rollout inside the step; None: they are not.
+        The stream may be one batch, to which a critic gave advantages; ``shared`` says how devices
+        are shared with the rollout inside the step.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
         if self._trains_parts:

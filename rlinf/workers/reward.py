@@ -19,12 +19,7 @@ from rlinf.workers.context import WorkerContext
 
 @dataclass
 class RewardReport:
-    """What one worker scored.
-
-    Args:
-        faults: How often what went wrong.
-        values: What each function returned for the valid completions, by its name.
-    """
+    """How often what went wrong, and what each function returned for the valid completions."""
 
     faults: dict[str, int] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -48,11 +43,7 @@ class RewardWorker(StageWorker):
         self._pool = RewardPool(self._reward)
 
     def score(self, completions: InputStream) -> Generator[Emit, None, RewardReport]:
-        """Stage: score groups as they come; returns a :class:`RewardReport`.
-
-        Args:
-            completions: Stream of :class:`~rlinf.data.sequences.PromptGroup`.
-        """
+        """Stage: score groups as they come; returns a :class:`RewardReport`."""
         if self._pool is None:
             raise RuntimeError("the worker was not started")
         report = RewardReport(values={name: [] for name in self._reward.functions})

@@ -49,12 +49,7 @@ class Texts:
 
 
 class Chunks:
-    """Observations with the action chunks that followed, as rows.
-
-    Args:
-        demonstrations: The recorded episodes.
-        size: C, primitive actions of a chunk.
-    """
+    """Observations with the chunks of C primitive actions that followed, as rows."""
 
     def __init__(self, demonstrations: Demonstrations, size: int) -> None:
         self._seen = {
@@ -108,14 +103,9 @@ class SourceWorker(StageWorker):
         return spec
 
     def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
-        """Stage: the global batch of a step, and what validates after it, where that is due.
+        """Stage: the global batch of a step, from 0, and what validates after it, where due.
 
-        Args:
-            step: Number of the step, from 0.
-            validate: Whether it is.
-
-        Returns:
-            How often the rows have been passed over.
+        Returns how often the rows have been passed over.
         """
         size = self._config.actor.global_batch_size
         yield Emit("batches", 0, self._train.batch(self._draws.batch(step, size)))

@@ -45,21 +45,13 @@ class TrainingWorker(StageWorker):
         return open_place()
 
     def _meet(self, rendezvous: str | None) -> Ranks:
-        """Join the other ranks.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Join the other ranks; ``rendezvous`` is :meth:`meeting` of rank 0, None for one rank."""
         self._ranks = self._joined(Ranks, rendezvous)
         return self._ranks
 
     def _joined(self, make: Callable[..., Made], rendezvous: str | None) -> Made:
-        """What stands for this rank among the others.
-
-        Args:
-            make: Takes arguments as :class:`Ranks` does.
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """What stands for this rank among the others: ``make`` takes arguments as :class:`Ranks`
+        does."""
         seconds = require_process().deadline_seconds
         return make(
             self._rank,
@@ -91,11 +83,8 @@ class TrainingWorker(StageWorker):
             self._trainer.offload()
 
     def state(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it.
-
-        Args:
-            whole: The trainer's state, gathered; otherwise :meth:`save_parts` writes it.
-        """
+        """Everything that training needs; rank 0 gives it. :meth:`save_parts` writes what is not
+        whole."""
         state = self._trainer.state_dict() if whole and self._has_model else None
         return {"trainer": state} if self._rank == 0 else None
 
@@ -114,12 +103,7 @@ class TrainingWorker(StageWorker):
         return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
 
     def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Where :meth:`save_parts` wrote, if it did.
-        """
+        """Continue from :meth:`state`, or from what :meth:`save_parts` wrote into a checkpoint."""
         if self._has_model and state["trainer"] is not None:
             self._trainer.load_state_dict(state["trainer"])
         elif self._has_model:
@@ -166,11 +150,7 @@ class LanguageWorker(TrainingWorker):
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
     """What a stream holds: the scored groups of all slots, or a batch that was made of them.
 
-    Args:
-        stream: Items of :class:`~rlinf.data.sequences.PromptGroup`, the source of each its slot;
-            or one :class:`~rlinf.algorithms.batch.Batch`.
-        pad_id: Token of the padding.
-        version: Of the weights that training begins with.
+    ``version`` is of the weights that training begins with.
     """
     found = {item.source: item.payload for item in stream}
     first = found[min(found)]
@@ -180,13 +160,7 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
 
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:
-    """Tensors of scored groups, in their order.
-
-    Args:
-        groups: The groups.
-        pad_id: Token of the padding.
-        version: Of the weights that training begins with.
-    """
+    """Tensors of scored groups, in their order."""
     arrays = assemble_sequences(groups, pad_id=pad_id)
     tensors = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
     inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
@@ -195,12 +169,8 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Bat
 
 
 def without_old_tokens(batch: Batch, bound: int) -> tuple[Batch, int]:
-    """Let no token count in the loss that was sampled too long ago; also, how many there were.
-
-    Args:
-        batch: With the version that training begins with.
-        bound: Most phases between the weights that sampled a token and these.
-    """
+    """Let no token count in the loss whose weights are more than ``bound`` phases old; also, how
+    many there were."""
     if batch.version is None:
         raise ValueError("the age of tokens needs the version in the batch")
     old = (batch.version - batch.versions > bound) & (batch.mask > 0)

@@ -318,13 +318,7 @@ def dividing_ranks(actor: _Batches) -> tuple[int, ...]:
 
 
 def rank_problems(actor: _Batches, ranks: int, rows: str) -> Iterator[PydanticCustomError]:
-    """What stands against dividing the global batch over ranks, and a share into micro batches.
-
-    Args:
-        actor: How the rows are trained on.
-        ranks: That hold different data.
-        rows: What they are called.
-    """
+    """What stands against dividing the global batch over ranks, and a share into micro batches."""
     batch, micro = actor.global_batch_size, actor.micro_batch_size
     if batch % ranks:
         yield illegal(

@@ -88,10 +88,7 @@ class OffPolicyConfig(ActingConfig):
         return step * self.env_steps_per_rollout < self.replay.start_steps
 
     def updates(self, step: int) -> int:
-        """Global batches of a step: what is due after its rollout, without what was due before.
-
-        None is due while actions are random.
-        """
+        """Global batches that are due after the rollout of a step; none while it is random."""
         if self.acts_at_random(step):
             return 0
         return self._due(step + 1) - self._due(step)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SpecT = TypeVar("SpecT", bound=HashedSpec)
 ResultT = TypeVar("ResultT", bound=SpecifiedResult)
-ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 
 
 class Evaluator(ABC, Generic[SpecT, ResultT]):
@@ -120,7 +119,7 @@ def _evaluate_one(
     """The result, who evaluated, and by which specification."""
     from rlinf.runners.groups import Groups
 
-    config, checkpoint = load_run(source, task.config_class)
+    config, checkpoint = load_run(task, source)
     run = checkpoint.path.parent.parent
     prepared = task(config, run)
     evaluator = prepared.evaluator
@@ -148,8 +147,9 @@ def _evaluate_one(
     return result, evaluator, spec
 
 
-def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkpoint]:
-    """Configuration of a run, and its newest good checkpoint or the one that is named.
+def load_run(task: type[Task[Any]], source: Path) -> tuple[PlacedConfig, Checkpoint]:
+    """Configuration of a run, and the checkpoint that is named, or else its good one: the newest,
+    or the best where the task leaves that behind.
 
     Raises:
         CheckpointError: There is no good checkpoint.
@@ -162,9 +162,10 @@ def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkp
         store = CheckpointStore(run / "checkpoints", read_only=True)
         if not store.steps():
             raise CheckpointError(f"the run {run} has no checkpoint yet")
-        checkpoint = store.load()
+        scored = any(manifest.metric is not None for manifest in store.manifests().values())
+        checkpoint = store.load("best" if task.leaves_best and scored else "latest")
     else:
         run = source.parent.parent
         checkpoint = load_checkpoint(source)
     recipe = load_recipe(str(run / CONFIG_FILE), [])
-    return validate(config_class, recipe.data, recipe), checkpoint
+    return validate(task.config_class, recipe.data, recipe), checkpoint

@@ -37,7 +37,7 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 
 def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
     """The recipe of a run, its trained policy as who acts (by its mode), and what it is called."""
-    config, checkpoint = load_run(run, task.config_class)
+    config, checkpoint = load_run(task, run)
     assert isinstance(config, EvaluatedConfig)
     weights = acting_weights(checkpoint.tree["workers"])
 

@@ -41,6 +41,7 @@ class SupervisedTask(Task[ConfigT]):
     """Fits one global batch per step, and ends once the loss on held-out rows falls no more."""
 
     weights = None
+    leaves_best = True
     changeable = ("runner", "cluster", "checkpoint", "logger")
     figures = (
         ("rows", "train/rows", ",.0f"),

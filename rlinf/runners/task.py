@@ -63,6 +63,9 @@ class Task(ABC, Generic[ConfigT]):
     """Components that ``rlinf eval`` starts; None: all."""
     trains: ClassVar[bool] = True
     """Whether there is something to train; otherwise `evaluate_alone` is all that the task does."""
+    leaves_best: ClassVar[bool] = False
+    """Whether what a run leaves behind, and ``rlinf eval`` takes, are the best weights, where any
+    were evaluated, and not the newest ones."""
     changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
     """Keys, or sections, that may change when a run is resumed: those that do not decide what was
     trained so far."""

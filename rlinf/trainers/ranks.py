@@ -32,7 +32,7 @@ class Ranks:
         world_size: Processes.
         device: Where this process computes.
         store: torch's key-value store at which several processes meet, for example that of
-            :func:`rlinf.scheduler.rendezvous.meet`.
+            :func:`rlinf.scheduler.transport.rendezvous.meet`.
         timeout_s: Seconds after which a lost process is given up.
     """
 

@@ -18,9 +18,9 @@ from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.models.language import build_language_model
-from rlinf.scheduler.files import WrittenFiles, place_for
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.services.files import WrittenFiles, place_for
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.sequences import save_pretrained
 from rlinf.trainers.trainer import Trainer

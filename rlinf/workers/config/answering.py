@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rlinf.agents.config import AgentConfig
-from rlinf.algorithms.registry import TokenAlgorithm
+from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.data.tasks.base_config import TaskConfig

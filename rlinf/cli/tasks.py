@@ -54,11 +54,12 @@ def require_training(task: AnyTask, name: str) -> None:
 
 def refuse_fixed_keys(task: AnyTask, before: Any, after: Any) -> None:
     """Refuse to resume a run with other values of keys that decided what was trained so far."""
-    old, new = to_data(before), to_data(after)
+    old, new = dict(_leaves(to_data(before))), dict(_leaves(to_data(after)))
     changed = [
-        f"{key} = {_value(new, key)} (it was {_value(old, key)})"
-        for key in dict.fromkeys([*_leaves(old), *_leaves(new)])
-        if _value(old, key) != _value(new, key) and not _changeable(key, task.changeable)
+        f"{key} = {new.get(key)} (it was {old.get(key)})"
+        for key in old | new
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in task.changeable)
     ]
     if changed:
         raise ConfigError(
@@ -67,19 +68,9 @@ def refuse_fixed_keys(task: AnyTask, before: Any, after: Any) -> None:
         )
 
 
-def _changeable(key: str, changeable: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in changeable)
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
-
-
-def _value(data: Any, key: str) -> Any:
-    for part in key.split("."):
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data
+            yield f"{prefix}{name}", value

@@ -149,12 +149,16 @@ def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arg
 def note_choices(
     directory: Path, step: int, report: StepReport, choices: Iterable[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Append what was decided inside a step to the decisions of the run; returns metrics.
+    """Write down what was decided inside a step, by the trainer and else; returns metrics."""
+    parts = report.results("rollout")
+    write_choices(directory, step, (*(each for part in parts for each in part.choices), *choices))
+    return {"rollout/moved": float(sum(part.moved for part in parts))}
 
-    ``choices`` are those of the trainer: :class:`~rlinf.rescale.decisions.DeviceChoice` as data.
-    """
-    generated = report.results("rollout")
-    for choice in (*(choice for part in generated for choice in part.choices), *choices):
+
+def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
+    """Append to the decisions of a run what :class:`~rlinf.rescale.decisions.DeviceChoice`, as
+    plain data, says of a step."""
+    for choice in choices:
         decision = Decision(
             step=step,
             what="rescale",
@@ -164,4 +168,3 @@ def note_choices(
             numbers=choice["numbers"],
         )
         note_decision(directory, decision)
-    return {"rollout/moved": float(sum(part.moved for part in generated))}

@@ -48,11 +48,8 @@ class GenerationWorker(StageWorker):
         self._engine: Engine
         self._weights: WeightReceiver[Any] | None = None
         self._released = False
-        if context.trains:
-            self._prepare_training(config)
-
-    def _prepare_training(self, config: AnsweringConfig) -> None:
-        """What no evaluation needs, whose config may say nothing of it."""
+        if not context.trains:
+            return  # the config of an evaluation may say nothing of what follows
         rollout = config.rollout
         self._algorithm = config.algorithm.build()
         self._hook: RolloutHook | None = None
@@ -71,15 +68,10 @@ class GenerationWorker(StageWorker):
                 model, tokenizer = build_language_model(source, seed=config.seed)
             else:
                 model, tokenizer = None, load_tokenizer(source)
-        self._engine = engine.build(
-            ModelSource(
-                path=source.path,
-                module=model,
-                shared=False,
-                tokenizer=tokenizer,
-                dtype=source.dtype,
-            )
+        found = ModelSource(
+            path=source.path, module=model, shared=False, tokenizer=tokenizer, dtype=source.dtype
         )
+        self._engine = engine.build(found)
         if not self._context.trains:
             return
         agent = config.rollout.agent

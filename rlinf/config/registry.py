@@ -26,19 +26,12 @@ def load_attribute(reference: str) -> Any:
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """The components of one kind; a class is imported when it is asked for by name.
+    """The components of one kind; a class is imported when it is asked for by name."""
 
-    Args:
-        kind: What the components are, in messages: ``model``.
-        group: Group of the entry points by which packages outside add components.
-        table: The project's own, by name, as ``module:Class``. Their names cannot be taken.
-        base: Class that every component is a subclass of.
-    """
-
-    kind: str
-    group: str
-    table: Mapping[str, str]
-    base: type[T]
+    kind: str  # what the components are, in messages: `model`
+    group: str  # of the entry points by which packages outside add components
+    table: Mapping[str, str]  # the project's own as `module:Class`; their names cannot be taken
+    base: type[T]  # of which every component is a subclass
 
     def names(self) -> list[str]:
         """Return the known names, sorted; nothing is imported."""

@@ -20,12 +20,9 @@ _ABSENT = object()
 def validate(
     model_class: type[Model], data: Mapping[str, Any], source: LoadedRecipe | str
 ) -> Model:
-    """Return the validated config.
+    """Return the validated config of plain data.
 
-    Args:
-        model_class: Class of the whole config.
-        data: Plain data, as :func:`~rlinf.config.load.load_recipe` returns it.
-        source: The recipe, for the origin of each value; or a name for all of them.
+    ``source`` is the recipe, for the origin of each value; or a name for all of them.
 
     Raises:
         ConfigError: Lists every problem with file, key, value, reason and nearest legal value.

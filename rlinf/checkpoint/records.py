@@ -35,11 +35,7 @@ def to_tree(value: Any) -> Any:
 
 
 def from_tree(tree: Any, classes: tuple[type, ...]) -> Any:
-    """What :func:`to_tree` took apart.
-
-    Args:
-        tree: Its result.
-        classes: Dataclasses that may be built.
+    """What :func:`to_tree` took apart; of dataclasses only ``classes`` may be built.
 
     Raises:
         CheckpointError: The tree holds a record of another class, or one whose fields differ.

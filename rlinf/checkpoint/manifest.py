@@ -56,11 +56,7 @@ def record_file(path: Path) -> FileRecord:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the verified manifest of a checkpoint directory.
-
-    Raises:
-        CheckpointError: It is missing, damaged, or of a later format.
-    """
+    """The verified manifest of a directory; CheckpointError if missing, damaged or later."""
     try:
         with _readable(directory, MANIFEST):
             content = json.loads((directory / MANIFEST).read_bytes())
@@ -82,11 +78,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_file(directory: Path, name: str, expected: FileRecord) -> bytes:
-    """Return the content of one file after comparing it with its record.
-
-    Raises:
-        CheckpointError: The file is missing, truncated or altered; so from the functions below.
-    """
+    """The content of a file like its record; CheckpointError if missing, truncated or altered."""
     with _readable(directory, name):
         data = (directory / name).read_bytes()
     _compare(directory, name, expected, record(data))

@@ -16,11 +16,7 @@ _CLASS, _FIELDS = "record", "fields"
 
 
 def to_tree(value: Any) -> Any:
-    """Dataclasses, also within lists, tuples and dicts, as dicts that say their class.
-
-    Returns:
-        What :func:`rlinf.checkpoint.tree.encode` takes, if all other values are such.
-    """
+    """Dataclasses, also within lists, tuples and dicts, as dicts that say their class."""
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: to_tree(getattr(value, field.name)) for field in fields(value)}
         return {_CLASS: type(value).__name__, _FIELDS: found}

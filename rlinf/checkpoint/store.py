@@ -153,21 +153,13 @@ class CheckpointStore:
             raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
 
     def wait(self) -> None:
-        """Return after the save in flight has ended.
-
-        Raises:
-            CheckpointError: It failed (see ``on_full_disk``).
-        """
+        """Return after the save in flight has ended; raises its CheckpointError, if it failed."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             in_flight.result()
 
     def close(self) -> None:
-        """Wait for the save in flight and end the writer thread.
-
-        Raises:
-            CheckpointError: The save failed (see ``on_full_disk``).
-        """
+        """End the writer thread after the save in flight, see :meth:`wait`."""
         try:
             self.wait()
         finally:
@@ -177,20 +169,18 @@ class CheckpointStore:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *trace: object) -> None:
-        if error is None:
-            self.close()
-            return
         try:
             self.close()
         except CheckpointError as failure:
+            if error is None:
+                raise
             # The error on its way out came first; it is the one to report.
             logger.error("%s", failure)
 
     def discard_after(self, step: int) -> list[int]:
         """Remove every checkpoint beyond ``step``; return their steps.
 
-        A run that goes on from an older checkpoint calls this, so that the newest one is always
-        of the history that is being written.
+        So the newest one is always of the history that a run, gone on from an older one, writes.
         """
         self.wait()
         beyond = [number for number in self.steps() if number > step]
@@ -207,13 +197,12 @@ class CheckpointStore:
                 self._make(temporary)
             write_files(temporary, manifest, tree, parts)
             self._put_in_place(temporary, target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             self._failed(step, error)
             return
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         self.last_committed_step = step
         self._prune(step)
         self._link_latest()

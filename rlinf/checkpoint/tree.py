@@ -1,9 +1,7 @@
-"""What a checkpoint may hold, and its two written forms: tensors, and JSON for all the rest.
+"""What a checkpoint may hold: a nested dict, list or tuple of tensors, arrays, numbers, text …
 
-A tree is a nested dict, list or tuple of tensors, arrays, numbers, text, bytes and None. Encoding
-copies every value that could still change, so an encoded tree is a snapshot. Tensors are named by
-their place in the tree, as a JSON pointer (RFC 6901): ``/policy/trunk.0.weight``.
-"""
+It is written as tensors, which are named by their place in the tree, as a JSON pointer (RFC 6901):
+``/policy/trunk.0.weight``, and as JSON for all the rest."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ def encode(tree: Any) -> EncodedTree:
     """Return a snapshot of ``tree`` that later changes of its tensors do not reach.
 
     Raises:
-        TypeError: A value of another kind, a dict key that is no text, or a tree that is nested
-            deeper than 100 levels (one that contains itself); the message names the place.
+        TypeError: A value that cannot be stored, or a tree that contains itself, and where.
     """
     encoder = _Encoder()
     structure = encoder.encode(tree, ())
@@ -55,11 +52,7 @@ def encode(tree: Any) -> EncodedTree:
 
 
 def decode(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that :func:`encode` took apart.
-
-    Raises:
-        ValueError: The structure names a tensor that is not there, or a kind we do not know.
-    """
+    """Return the tree that :func:`encode` took apart; ValueError for what it cannot have made."""
     if isinstance(structure, list):
         return [decode(item, tensors) for item in structure]
     if not isinstance(structure, dict):

@@ -47,11 +47,7 @@ def write_files(
 
 
 def _found_parts(parts: Parts) -> dict[str, FileRecord]:
-    """Records of the workers' files, which are there, with names that have reached the disk.
-
-    Raises:
-        CheckpointError: One is not there, or not all of it.
-    """
+    """Records of the workers' files, which are there, with names that have reached the disk."""
     for name, expected in parts.files.items():
         try:
             check_size(parts.directory, name, expected)

@@ -43,11 +43,8 @@ class StrictModel(BaseModel):
     def check(self) -> None:
         """Refuse what is legal but cannot run on this machine, within a second.
 
-        A section overrides this to look for a package, a file or an interpreter; all others pass
-        the question on to their own sections. The key of a ConfigError is relative to the section.
-
-        Raises:
-            UserError: Says what is missing and how to get it.
+        A section overrides this to look for a package, a file or an interpreter, and raises a
+        UserError that says how to get it. The key of a ConfigError is relative to the section.
         """
         for name in type(self).model_fields:
             section = getattr(self, name)

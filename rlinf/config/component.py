@@ -1,8 +1,6 @@
 """Sections with a ``type:`` key, each validated by the config class of the component it names.
 
-This room knows no component: a recipe's class annotates the section with the registry of its
-components. The config class is imported only when its section is validated.
-"""
+That class is imported only when its section is validated."""
 
 from __future__ import annotations
 

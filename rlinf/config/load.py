@@ -76,11 +76,7 @@ def recipe_names() -> list[str]:
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     """Return the file of a recipe given by name (``quickstart``) or by path (``my.yaml``).
 
-    A file wins. ``beside`` is the folder that a relative path starts from, or else the working
-    directory.
-
-    Raises:
-        ConfigError: There is neither such a file nor such a recipe.
+    A file wins. A relative path starts ``beside`` a folder, or else in the working directory.
     """
     path = Path(beside or "", Path(name_or_path).expanduser())
     if path.suffix in _SUFFIXES and path.is_file():
@@ -103,13 +99,11 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     """Read a recipe, its ``base:`` chain and the overrides of the command line.
 
     A mapping is merged into the base's mapping key by key, a list or a value replaces the base's.
-    ``without: [a.b]`` in a file and ``~a.b`` on the command line drop what the layers before said.
-
-    Overrides are ``a.b=value`` with the value typed as YAML, or ``~a.b``.
+    Overrides are ``a.b=value`` with the value typed as YAML; ``~a.b``, and ``without: [a.b]`` in a
+    file, drop what the layers before said.
 
     Raises:
-        ConfigError: A file is missing or not legal YAML, bases form a circle, an override is not
-            of the form ``key=value``, or ``${…}`` refers to nothing.
+        ConfigError: A file or override is not legal, bases form a circle, or ``${…}`` dangles.
     """
     path = find_recipe(name_or_path)
     layers = _Layers()
@@ -120,11 +114,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
 
 
 def with_overrides(name: str, data: Mapping[str, Any], overrides: Sequence[str]) -> LoadedRecipe:
-    """Return a section or whole config as a recipe, after the overrides of the command line.
-
-    Raises:
-        ConfigError: An override is not legal.
-    """
+    """Return a section or whole config as a recipe, after the overrides of the command line."""
     layers = _Layers()
     layers.add(data, name, {})
     for override in overrides:

@@ -1,8 +1,6 @@
 """Options of a component that are a plain dataclass, seen as a config section.
 
-Env adapters live in files that must import without pydantic, so their options are dataclasses of
-the standard library. Here they become models, so that ``rlinf explain`` treats them as any section.
-"""
+Env adapters must import without pydantic; here their dataclasses become models to be explained."""
 
 from __future__ import annotations
 

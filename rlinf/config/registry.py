@@ -1,8 +1,6 @@
 """Where exchangeable components are found: a literal table, and entry points of other packages.
 
-Env processes use this too, perhaps under another interpreter, so it imports the standard library
-alone.
-"""
+Env processes use this too, under other interpreters: it imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -38,11 +36,7 @@ class Registry(Generic[T]):
         return sorted({*self.table, *(point.name for point in entry_points(group=self.group))})
 
     def load(self, name: str) -> type[T]:
-        """Import and return the class behind a name.
-
-        Raises:
-            ConfigError: The name is unknown, or what stands behind it cannot be used.
-        """
+        """Import the class behind a name; ConfigError if it is unknown or cannot be used."""
         if name in self.table:
             return self._class(name, self.table[name], "of this project")
         for point in entry_points(group=self.group, name=name):

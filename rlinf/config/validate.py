@@ -35,11 +35,7 @@ def validate(
 
 
 def check(config: StrictModel, recipe: LoadedRecipe) -> None:
-    """Refuse what is legal but cannot run on this machine; see :meth:`StrictModel.check`.
-
-    Raises:
-        UserError: Says what is missing; a value to be changed is named with its origin.
-    """
+    """Refuse what cannot run here, see :meth:`StrictModel.check`, and name a value's origin."""
     try:
         config.check()
     except ConfigError as error:

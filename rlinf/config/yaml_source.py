@@ -47,11 +47,7 @@ class _RecipeDumper(yaml.SafeDumper):
 
 
 def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the mapping that ``text`` holds, and the line of every dotted key.
-
-    Raises:
-        ConfigError: The text is not YAML, its top is no mapping, or a key is given twice.
-    """
+    """Return the mapping that ``text`` holds, no key twice, and the line of every dotted key."""
     loader = _RecipeLoader(text)
     try:
         node = loader.get_single_node()
@@ -69,11 +65,7 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …
-
-    Raises:
-        ConfigError: The text is not a YAML value.
-    """
+    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …"""
     loader = _RecipeLoader(text)
     try:
         return loader.get_single_data()

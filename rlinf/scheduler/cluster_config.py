@@ -110,7 +110,6 @@ class NodeGroupConfig(StrictModel):
                 f"Cannot specify hardware when ignore_hardware is set to True, in node group "
                 f"'{self.label}'. Remove one of the two."
             )
-        self._check_environments()
         for config in self.hardware.configs if self.hardware else []:
             if config.node_rank not in self.node_ranks:
                 raise ClusterConfigError(
@@ -119,7 +118,8 @@ class NodeGroupConfig(StrictModel):
                 )
         return self
 
-    def _check_environments(self) -> None:
+    @model_validator(mode="after")
+    def _environments_are_distinct(self) -> Self:
         environments = self.env_configs or []
         nodes = [node for config in environments for node in set(config.node_ranks)]
         twice = sorted({node for node in nodes if nodes.count(node) > 1})
@@ -135,6 +135,7 @@ class NodeGroupConfig(StrictModel):
                     f"Environment variable '{name}' in env_config is duplicated in node group "
                     f"'{self.label}'. Keep one value."
                 )
+        return self
 
 
 class ClusterConfig(StrictModel):
@@ -183,8 +184,8 @@ class ClusterConfig(StrictModel):
         A program that builds its own cluster runs on Ray unless it says ``runtime: local``.
 
         Raises:
-            ClusterConfigError: A field is missing, unknown or of the wrong type. It is also an
-                ``AssertionError``.
+            ClusterConfigError: A field is missing, unknown or of the wrong type (also an
+                ``AssertionError``).
         """
         data = _plain(cfg_dict)
         missing = [key for key in ("num_nodes", "component_placement") if key not in data]
@@ -217,11 +218,11 @@ class ClusterConfig(StrictModel):
     @classmethod
     def _read_node_ranks(cls, data: Any) -> Any:
         data = _plain(data)
-        groups = data.get("node_groups") if isinstance(data, dict) else None
-        num_nodes = data.get("num_nodes", 1) if isinstance(data, dict) else None
-        if not isinstance(groups, list) or type(num_nodes) is not int:
-            return data
-        return {**data, "node_groups": [_with_ranks(group, num_nodes) for group in groups]}
+        match data:
+            case {"node_groups": list(groups)} if type(nodes := data.get("num_nodes", 1)) is int:
+                ranks = list(range(nodes))
+                return {**data, "node_groups": [_with_ranks(group, ranks) for group in groups]}
+        return data
 
     @model_validator(mode="after")
     def _devices_are_of_one_kind(self) -> Self:
@@ -235,7 +236,7 @@ class ClusterConfig(StrictModel):
     @model_validator(mode="after")
     def _groups_are_distinct(self) -> Self:
         labels: set[str] = set()
-        owners: dict[tuple[int, str], str] = {}
+        owners: dict[int, str] = {}
         kinds: dict[int, str] = {}
         for group in self.node_groups or []:
             if group.label in labels:
@@ -252,12 +253,12 @@ class ClusterConfig(StrictModel):
                         "of the two out."
                     )
             for config in group.hardware.configs if group.hardware else []:
-                key = (config.node_rank, group.hardware_type or "")
-                if owners.setdefault(key, group.label) != group.label:
+                owner = owners.setdefault(config.node_rank, group.label)
+                if owner != group.label:
                     raise ClusterConfigError(
-                        f"Cannot have multiple hardware configs of the same type '{key[1]}' for "
-                        f"the same node_rank {key[0]} in different node groups '{owners[key]}' and "
-                        f"'{group.label}'."
+                        f"Cannot have multiple hardware configs of the same type '{config.HW_TYPE}'"
+                        f" for the same node_rank {config.node_rank} in different node groups "
+                        f"'{owner}' and '{group.label}'."
                     )
         return self
 
@@ -294,38 +295,26 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _with_ranks(group: Any, num_nodes: int) -> Any:
-    """Return a node group in which text such as ``0-1`` has become a list of node ranks."""
-    if isinstance(group, NodeGroupConfig):
-        return group
-    what = "Each node yaml config must be a dictionary"
-    must_be(Mapping, group, what, "Expected {label: ..., node_ranks: ...}.")
-    if "node_ranks" not in group:
-        return group
-    where = f"node group '{group.get('label')}'"
-    ranks = _node_ranks(group["node_ranks"], list(range(num_nodes)), where)
-    read = {**group, "node_ranks": ranks}
-    if isinstance(group.get("env_configs"), list):
-        inside = f"env_config of {where}"
-        read["env_configs"] = [_environment(e, ranks, inside) for e in group["env_configs"]]
-    return read
-
-
-def _environment(entry: Any, available: list[int], where: str) -> Any:
-    if isinstance(entry, NodeGroupEnvConfig):
-        return entry
-    what = "Each node env_configs yaml config must be a dictionary"
-    must_be(Mapping, entry, what, "Expected {node_ranks: ..., env_vars: ...}.")
-    if "node_ranks" not in entry:
-        return entry
-    return {**entry, "node_ranks": _node_ranks(entry["node_ranks"], available, where)}
-
-
-def _node_ranks(value: Any, available: list[int], where: str) -> list[int]:
+def _with_ranks(
+    section: Any, available: list[int], what: str = "yaml config", inside: str = ""
+) -> Any:
+    """Return a node group or environment whose text such as ``0-1`` is a list of node ranks."""
+    if isinstance(section, NodeGroupConfig | NodeGroupEnvConfig):
+        return section
+    hint = "Expected {node_ranks: ..., ...}."
+    must_be(Mapping, section, f"Each node {what} must be a dictionary", hint)
+    if "node_ranks" not in section:
+        return section
+    given, where = section["node_ranks"], inside or f"node group '{section.get('label')}'"
     try:
-        return parse_ranks(value, "node", available)
+        ranks = parse_ranks(given, "node", available)
     except PlacementError as error:
         raise ClusterConfigValueError(
-            f"Error parsing node_ranks {value!r} in {where}. {error} Nearest legal: "
+            f"Error parsing node_ranks {given!r} in {where}. {error} Nearest legal: "
             f"'{format_ranks(available)}'."
         ) from None
+    read, environments = {**section, "node_ranks": ranks}, section.get("env_configs")
+    if isinstance(environments, list):
+        kind, outside = "env_configs yaml config", f"env_config of {where}"
+        read["env_configs"] = [_with_ranks(each, ranks, kind, outside) for each in environments]
+    return read

@@ -97,11 +97,7 @@ class NetEmulationConfig(StrictModel):
 
 
 def must_be(kind: type | UnionType, value: object, what: str, hint: str) -> None:
-    """Refuse a value of another kind in words; pydantic would name Python's types.
-
-    Raises:
-        ClusterConfigError: Says what must be, what was given, and a hint.
-    """
+    """Refuse a value of another kind in words; pydantic would name Python's types."""
     if not isinstance(value, kind):
         raise ClusterConfigError(f"{what}, got {type(value).__name__}: {value!r}. {hint}")
 

@@ -66,9 +66,6 @@ class Accelerator:
 
         With ``cpu_devices`` the cores are divided into that many slots: what is asked for wins over
         GPUs that the machine may have.
-
-        Raises:
-            HardwareError: More slots than cores.
         """
         if cpu_devices is not None:
             slots = divide_cores(available_cores(), cpu_devices)

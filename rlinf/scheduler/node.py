@@ -190,11 +190,7 @@ class NodeTable:
         return self.node_groups.get(NodeGroupInfo.DEFAULT_GROUP_LABEL if label is None else label)
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Node of a rank.
-
-        Raises:
-            ClusterConfigValueError: There is no such node (also a ``ValueError``).
-        """
+        """Node of a rank; a ``ValueError`` if there is none."""
         if not 0 <= node_rank < len(self.nodes):
             raise ClusterConfigValueError(
                 f"Node rank {node_rank} is out of range: the cluster has {len(self.nodes)} nodes "
@@ -214,9 +210,6 @@ def probe_node(
     """Describe the machine that this process runs on as node ``node_rank`` of a cluster.
 
     ``environment`` is that of the node before any worker; None takes that of this process.
-
-    Raises:
-        HardwareError: More CPU slots than cores.
     """
     slots = config.cpu_devices_per_node
     cores = available_cores()

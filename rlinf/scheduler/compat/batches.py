@@ -17,9 +17,6 @@ def infer_batch_size(data: Any) -> int:
     """Length of the batch dimension: the first one of a tensor or array, the length of a list.
 
     In a dict the first value that has one decides; ``None`` and plain numbers have none.
-
-    Raises:
-        BatchError: Nothing in ``data`` has a batch dimension.
     """
     size = _batch_size(data)
     if size is None:
@@ -41,11 +38,7 @@ def validate_batch_size(
     expected_batch_size: int | None,
     infer_batch_size_fn: Callable[[Any], int] | None = None,
 ) -> None:
-    """Check that a payload has the expected batch size; None expects nothing.
-
-    Raises:
-        BatchError: It has another.
-    """
+    """Check that a payload has the expected batch size; None expects nothing."""
     if expected_batch_size is None:
         return
     size = get_batch_size(data, infer_batch_size_fn)
@@ -62,9 +55,6 @@ def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
     Tensors, arrays and lists are cut along their first dimension, dicts value by value; ``None``,
     numbers, text and 0-dimensional tensors go whole into every shard. Tensor shards share memory
     with ``data``.
-
-    Raises:
-        BatchError: The sizes do not add up to the batch, or a value cannot be cut.
     """
     if isinstance(data, dict):
         columns = [split_batch(value, split_sizes) for value in data.values()]
@@ -85,12 +75,7 @@ def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
 
 
 def merge_batches(batches: Sequence[Any]) -> Any:
-    """Concatenate shards in their order; the inverse of `split_batch`.
-
-    Raises:
-        BatchError: There are no shards, or they are of different kinds, keys or (for values
-            without a batch dimension) values.
-    """
+    """Concatenate shards in their order; the inverse of `split_batch`."""
     if len(batches) == 0:
         raise BatchError("Cannot merge an empty list of batches: there must be at least one shard.")
     first = batches[0]

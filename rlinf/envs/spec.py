@@ -43,7 +43,7 @@ class EnvSpec:
         return int(self.action_high[0]) + 1 if self.action_kind == "discrete" else None
 
     def observation_space(self) -> spaces.Dict:
-        """Return the gymnasium space of one observation."""
+        """The gymnasium space of one observation."""
         entries: dict[str, gymnasium.Space[Any]] = {}
         for key, shape in self.observation_shapes.items():
             dtype = np.dtype(self.observation_dtypes[key])
@@ -52,30 +52,25 @@ class EnvSpec:
         return spaces.Dict(entries)
 
     def action_space(self) -> gymnasium.Space[Any]:
-        """Return the gymnasium space of one action."""
+        """The gymnasium space of one action."""
         if self.num_actions is not None:
             return spaces.Discrete(self.num_actions)
         low, high = (np.array(x, np.float32) for x in (self.action_low, self.action_high))
         return spaces.Box(low, high, dtype=np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plain form that travels between processes."""
+        """The plain form that travels between processes."""
         return {**self.__dict__}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
-        """Return the spec whose plain form is ``data``."""
+        """The spec whose plain form is ``data``."""
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
         shapes = {key: tuple(shape) for key, shape in data["observation_shapes"].items()}
-        tuples = {key: tuple(data[key]) for key in ("action_low", "action_high")}
-        descriptions = tuple(data["task_descriptions"])
-        return cls(
-            **{
-                **data,
-                **tuples,
-                "observation_shapes": shapes,
-                "task_descriptions": descriptions,
-            }
-        )
+        plain["observation_shapes"] = shapes
+        return cls(**plain)
 
 
 def spec_of(env: SimulatorEnv, max_episode_steps: int) -> EnvSpec:

@@ -18,20 +18,13 @@ from rlinf.envs.spec import EnvSpec
 
 
 class VectorEnv(ABC):
-    """N envs that are stepped together by action chunks.
-
-    Stage ``s`` of ``stages`` is the contiguous slice ``s`` of the envs; several stages can be in
-    flight at once. Not thread-safe.
-
-    Attributes:
-        num_envs: N.
-        first_env: Global number of the first env; seeds depend on global numbers alone.
-        stages: Pipeline stages.
-    """
+    """N envs that are stepped together by action chunks; not thread-safe."""
 
     num_envs: int
     first_env: int
+    """Global number of the first env; seeds depend on global numbers alone."""
     stages: int
+    """Stage ``s`` is the contiguous slice ``s`` of the envs; several can be in flight at once."""
 
     @property
     @abstractmethod

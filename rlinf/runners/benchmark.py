@@ -22,7 +22,7 @@ from rlinf.errors import in_section
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.correctness import CorrectnessConfig

@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.weight_sync.errors import WeightSyncError
 
 Backend = Literal["gloo", "nccl"]
@@ -25,7 +25,7 @@ Backend = Literal["gloo", "nccl"]
 class Meeting:
     """Where the members of a collective find each other."""
 
-    place: str  # at the sender, see `rlinf.scheduler.rendezvous.open_place`
+    place: str  # at the sender, see `rlinf.scheduler.transport.rendezvous.open_place`
     backend: Backend
     seconds: float  # that an operation may take
 

@@ -34,7 +34,7 @@ REGISTRIES = {
     Kind.ENVS: {"": "rlinf.envs.base:REGISTRY"},
     Kind.MODELS: {"": "rlinf.models.registry:REGISTRY"},
     Kind.ALGORITHMS: {"": "rlinf.algorithms.base_config:REGISTRY"},
-    Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
+    Kind.ENGINES: {"text": "rlinf.engines.config:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},

@@ -16,7 +16,7 @@ from rlinf.data.prompts.config import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_evaluation import TextEvaluationSpec
-from rlinf.engines import registry as engines
+from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
 from rlinf.flow.graph import Flow

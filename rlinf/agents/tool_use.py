@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.agents.config import RESULT_TAGS, AgentConfig
-from rlinf.agents.tool import ToolError
+from rlinf.agents.tool import RESULT_TAGS, AgentConfig, ToolError
 
 log = logging.getLogger(__name__)
 

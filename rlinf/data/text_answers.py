@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from rlinf.rewards.config import MathConfig
-from rlinf.rewards.extraction import last_boxed
-from rlinf.rewards.math_answer import MathReward
+from rlinf.rewards.math_answer import MathConfig, MathReward
 from rlinf.rewards.protocol import RewardInput
+from rlinf.rewards.text import last_boxed
 
 AnswerKind = Literal["math", "letter"]
 """``math``: a formula, equal to others by value; ``letter``: that of a choice."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.errors import ConfigError, MissingPackageError
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -110,7 +110,8 @@ def load_tokenizer(folder: Path | str) -> Any:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} with a tokenizer")
-    # By the type of a model beside it, AutoTokenizer may build another class around the vocabulary.
+    # By the type of a model beside it, AutoTokenizer may build another class around the vocabulary,
+    # and add that family's special tokens.
     loader = PreTrainedTokenizerFast if _says_all(folder) else AutoTokenizer
     try:
         return loader.from_pretrained(str(folder), local_files_only=True)
@@ -160,6 +161,8 @@ def _bytes_of(tokenizer: Any, text: str) -> str:
 
 def _says_all(folder: Path) -> bool:
     """Whether the tokenizer's own file describes it in full."""
+    if not (folder / "tokenizer.json").is_file():
+        return False
     try:
         name = json.loads((folder / "tokenizer_config.json").read_bytes()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):

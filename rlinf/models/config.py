@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.registry import load_attribute
+from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class NormalizingPolicyConfig(GaussianPolicyConfig):
 class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
-    implementation = "rlinf.models.mlp:MLPPolicy"
+    implementation = "rlinf.models.gaussian:MLPPolicy"
     type: Literal["mlp"] = "mlp"
     """Which policy this section configures."""
 
@@ -178,3 +178,13 @@ class CNNConfig(NormalizingPolicyConfig):
             if min(given) < 1:
                 raise illegal(key, f"{min(given)} is not a number of pixels", hint="nearest: 1")
         return self
+
+
+MODELS = {
+    "mlp": "rlinf.models.config:MLPConfig",
+    "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
+    "cnn": "rlinf.models.config:CNNConfig",
+}
+
+REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)
+"""Packages outside add models by entry points in this group that name their config classes."""

@@ -1,22 +1,29 @@
-"""Causal language models: created, loaded with every weight accounted for, and handed on.
+"""Causal language models of transformers: created, loaded with every weight accounted for, written.
 
-Models are those of transformers, with LoRA those of peft around them.
+With LoRA they are those of peft around them.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.data import tokenizer as tokenizers
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import adapter_file_name, is_adapter, load_adapter, peft_settings
+from rlinf.models.adapters import (
+    adapter_file_name,
+    is_adapter,
+    load_adapter,
+    merged,
+    peft_settings,
+    plain_name,
+)
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 
 _SHOWN = 6  # names listed per kind of difference
@@ -71,13 +78,10 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
         ConfigError: There is none that can be read.
     """
     config.check()
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    kind = PreTrainedTokenizerFast if _is_generic(_directory(config)) else AutoTokenizer
     try:
-        return kind.from_pretrained(_directory(config), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"the tokenizer cannot be read: {_line(error)}", key="path") from error
+        return tokenizers.load_tokenizer(_directory(config))
+    except ConfigError as error:
+        raise ConfigError(error.reason, key="path") from error
 
 
 @_one_at_a_time
@@ -154,10 +158,9 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
         directory: Created if need be.
         tokenizer: Written beside it.
     """
-    base = model.get_base_model() if _has_adapters(model) else model
     weights = dict(full_weights(model))
     _without_bars()
-    base.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    _without_peft(model).save_pretrained(directory, state_dict=weights, safe_serialization=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
@@ -175,13 +178,25 @@ def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     What an engine takes that knows nothing of adapters. Merged values are new tensors, computed in
     float32; the others are the model's own. A tied tensor comes once.
     """
-    base = model.get_base_model() if _has_adapters(model) else model
+    base = _without_peft(model)
     seen: set[int] = set()
     for name, value in base.state_dict().items():
-        if is_adapter(name) or value.data_ptr() in seen:
+        plain = plain_name(name)
+        if plain is None or value.data_ptr() in seen:
             continue
         seen.add(value.data_ptr())
-        yield name.replace(".base_layer.", "."), _merged(base, name, value)
+        layer_name, adapted, _ = name.partition(".base_layer.weight")
+        yield plain, _merged(base.get_submodule(layer_name), value) if adapted else value
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    return merged(weight, first, second, layer.scaling["default"])
+
+
+def _without_peft(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -189,6 +204,42 @@ def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, value in model.get_base_model().state_dict().items():
         if is_adapter(name):
             yield adapter_file_name(name), value
+
+
+def file_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as they are in files; those that are the same there share memory.
+
+    transformers keeps some otherwise: the experts of a layer, each with matrices of its own in the
+    files, are one tensor while it computes. Programs that read files, and engines that are given
+    weights as if from files, want the latter.
+
+    Args:
+        model: Of transformers; only its class and configuration are looked at.
+        weights: By the names of its ``state_dict``, whole; need not be all.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    return converted
+
+
+def without_weights(path: Path) -> Any:
+    """The model in a directory, its weights without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that belong to the model's files, by name; a tied one once.
+
+    Such as the corrections by which routers of DeepSeek-V3 balance their experts; rotary
+    frequencies are no part of the files.
+    """
+    saved = model.state_dict(keep_vars=True).keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 def padding_token(tokenizer: Any) -> int:
@@ -263,23 +314,6 @@ def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
     return adapted
 
 
-def _has_adapters(model: Any) -> bool:
-    return hasattr(model, "peft_config")
-
-
-def _merged(base: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A weight with its adapter, or as it is."""
-    layer_name, found, _ = name.partition(".base_layer.weight")
-    if not found:
-        return value
-    layer: Any = base.get_submodule(layer_name)
-    up, down = layer.lora_B["default"].weight, layer.lora_A["default"].weight
-    with torch.no_grad():
-        change = (up.float() @ down.float()) * layer.scaling["default"]
-        merged: Tensor = value.float() + change
-    return merged.to(value.dtype)
-
-
 def _check_weights(path: Path, report: Any) -> None:
     """Refuse what transformers only warns of."""
     lines = []
@@ -295,19 +329,6 @@ def _check_weights(path: Path, report: Any) -> None:
             lines.append(f"{title}: {', '.join(keys[:_SHOWN])}{more}")
     if lines:
         raise ConfigError(f"the weights in {path} do not fit; {'; '.join(lines)}", key="path")
-
-
-def _is_generic(directory: Path) -> bool:
-    """Whether a tokenizer is all that its tokenizer.json says.
-
-    By the type of the model beside it, transformers would take one of the model's family instead,
-    and add that family's special tokens.
-    """
-    settings = directory / "tokenizer_config.json"
-    if not (directory / "tokenizer.json").is_file() or not settings.is_file():
-        return False
-    found = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class")
-    return found in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _directory(config: LanguageModelConfig) -> Path:

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.models.activations import ACTIVATIONS
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
-from rlinf.models.gaussian import gaussian_log_prob
-from rlinf.models.mlp import MLPPolicy, normalizer_of, states_dim
+from rlinf.models.gaussian import (
+    ACTIVATIONS,
+    MLPPolicy,
+    gaussian_log_prob,
+    normalizer_of,
+    states_dim,
+)
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rlinf.data.text_metrics import PairedEstimate
 from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Stage
-from rlinf.rewards.config import MathConfig
+from rlinf.rewards.math_answer import MathConfig
 from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import Purpose

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
-from rlinf.data.prompts.report import LoadingReport
+from rlinf.data.prompts.records import LoadingReport
 from rlinf.data.proportions import wilson_interval
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.data.text_evaluation import (

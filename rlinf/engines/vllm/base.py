@@ -23,7 +23,7 @@ from rlinf.engines.vllm.requests import Growing, check_scored, sampling_paramete
 from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import is_adapter
-from rlinf.models.file_format import file_weights, without_weights
+from rlinf.models.language import file_weights, without_weights
 
 
 class VLLMBase(Engine):

@@ -33,7 +33,7 @@ class Kind(StrEnum):
 REGISTRIES = {
     Kind.ENVS: {"": "rlinf.envs.registry:REGISTRY"},
     Kind.MODELS: {"": "rlinf.models.config:REGISTRY"},
-    Kind.ALGORITHMS: {"": "rlinf.algorithms.registry:REGISTRY"},
+    Kind.ALGORITHMS: {"": "rlinf.algorithms.base_config:REGISTRY"},
     Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.tool:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.metrics import staleness_metrics
 from rlinf.algorithms.protocol import Algorithm, Loss
+from rlinf.algorithms.samples import staleness_metrics
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.policy import ActionEvaluation

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms.registry import ActionAlgorithm
+from rlinf.algorithms.base_config import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlinf.agents.tool import AgentConfig
-from rlinf.algorithms.registry import TokenAlgorithm
+from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component
 from rlinf.engines import registry as engines

@@ -36,13 +36,9 @@ class Tool(ABC):
 
     @abstractmethod
     def call(self, arguments: str) -> str:
-        """The reply to a call.
+        """The reply to what the model wrote, which may be anything.
 
-        Args:
-            arguments: What the model wrote, as it is: anything.
-
-        Raises:
-            ToolError: The call cannot be answered; the model is told why.
+        ToolError where it cannot be answered; the model is told why.
         """
 
 

@@ -23,15 +23,10 @@ _SEED = 20_260_731
 
 
 def wilson_interval(k: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a proportion by Wilson's score method, without continuity correction.
+    """Interval of a proportion, k of n trials, by Wilson's score method.
 
-    Wilson (1927), Journal of the American Statistical Association 22, 209-212; method 3 of
-    Newcombe (1998), Statistics in Medicine 17, 857-872.
-
-    Args:
-        k: Successes.
-        n: Trials.
-        confidence: Probability that the interval covers the true proportion.
+    Without continuity correction. Wilson (1927), Journal of the American Statistical Association
+    22, 209-212; method 3 of Newcombe (1998), Statistics in Medicine 17, 857-872.
 
     Raises:
         ValueError: ``n`` is not positive, or ``k`` is not between 0 and ``n``.
@@ -75,12 +70,7 @@ def paired_difference_interval(
 
 
 def mcnemar_exact(only_first: int, only_second: int) -> float:
-    """Two-sided exact p-value of McNemar's test: a binomial test of the pairs that differ.
-
-    Args:
-        only_first: Trials in which the first alone succeeded.
-        only_second: Trials in which the second alone succeeded.
-    """
+    """Two-sided exact p-value of McNemar's test: a binomial test of the pairs that differ."""
     discordant = only_first + only_second
     fewer = min(only_first, only_second)
     tail = sum(math.comb(discordant, i) for i in range(fewer + 1))
@@ -90,11 +80,8 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that one of k samples is right, from c right ones of n; unbiased.
 
-    Chen et al. (2021), "Evaluating Large Language Models Trained on Code", eq. 1:
-    1 − C(n − c, k) / C(n, k).
-
-    Raises:
-        ValueError: Not 0 ≤ c ≤ n and 1 ≤ k ≤ n.
+    Chen et al. (2021), "Evaluating Large Language Models Trained on Code", eq. 1: 1 − C(n − c, k) /
+    C(n, k), for 0 ≤ c ≤ n and 1 ≤ k ≤ n; ValueError for others.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@{k} cannot be estimated from {c} right samples of {n}")
@@ -104,13 +91,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority(correct: Sequence[bool], answers: Sequence[str | None]) -> float:
     """Whether the answer given most often is right (Wang et al. 2023, self-consistency).
 
-    Samples without an answer do not vote; of answers with equally many votes that counts which was
-    given first. Answers are equal if their texts are, up to white space at the ends. An answer is
-    right as often as the samples that gave it are: 0 or 1, unless the reward is not consistent.
-
-    Args:
-        correct: [n] whether each sample is right.
-        answers: [n] what each sample answered, or None.
+    Of the n samples those without an answer do not vote; of answers with equally many votes that
+    counts which was given first. Answers are equal if their texts are, up to white space at the
+    ends. An answer is right as often as the samples that gave it are: 0 or 1, unless the reward is
+    not consistent.
     """
     voted = [
         (answer.strip(), right)
@@ -134,11 +118,7 @@ class Metric:
 
     @classmethod
     def parse(cls, name: str, samples: int) -> Metric:
-        """The metric of a name such as ``pass@8``.
-
-        Raises:
-            ConfigError: The name is none, or does not go with so many samples.
-        """
+        """The metric of a name such as ``pass@8``; ConfigError if so many samples have none."""
         found = re.fullmatch(r"(pass|mean|maj)@([1-9]\d*)", name)
         if found is None:
             raise ConfigError(f"`{name}` is no metric; known: pass@k, mean@n, maj@n")
@@ -153,11 +133,7 @@ class Metric:
         return cls(kind, k)  # type: ignore[arg-type]
 
     def of(self, correct: Sequence[bool], answers: Sequence[str | None] | None) -> float:
-        """Score of one prompt.
-
-        Raises:
-            ConfigError: Answers are needed and were not recorded.
-        """
+        """Score of one prompt; ConfigError where it needs answers and there are none."""
         if self.kind == "pass":
             return pass_at_k(len(correct), sum(correct), self.k)
         if self.kind == "mean":
@@ -195,19 +171,12 @@ class Estimate:
 
 
 def estimate(scores: np.ndarray, *, name: str) -> Estimate:
-    """Mean of scores in [0, 1] with its 95 % interval for prompts drawn like these.
+    """Mean of scores [prompts] in [0, 1] with its 95 % interval for prompts drawn like these.
 
     Where every score is 0 or 1, as with one sample per prompt, the interval is Wilson's. Otherwise
     it is the percentile bootstrap over prompts (Efron & Tibshirani 1993, ch. 13). Where all scores
-    are equal, resampling shows no spread; Wilson's interval is taken, which is too wide rather
-    than too narrow, because no score in [0, 1] varies more than a 0/1 one of the same mean.
-
-    Args:
-        scores: [prompts].
-        name: The metric.
-
-    Raises:
-        ValueError: There is no score.
+    are equal, resampling shows no spread; Wilson's interval is taken, which is too wide rather than
+    too narrow, because no score in [0, 1] varies more than a 0/1 one of the same mean.
     """
     if not len(scores):
         raise ValueError("there is no score to average")

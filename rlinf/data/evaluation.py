@@ -54,11 +54,7 @@ class HashedSpec(_Dataclass):
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a specification.
-
-        Raises:
-            ConfigError: The file is none, or was changed after its hash was written.
-        """
+        """Read a specification; ConfigError for other files, and ones changed since their hash."""
         content = _read_json(path, cls.format)
         stated = content.pop("sha256", None)
         try:
@@ -107,9 +103,9 @@ class SpecifiedResult(ABC, _Dataclass):
         content = _read_json(path, cls.format)
         content.pop("summary", None)
         try:
-            found = content.pop("outcomes")
-            outcomes = tuple(cls.outcome(**_with_tuples(outcome)) for outcome in found)
-            return cls(outcomes=outcomes, **content)
+            found = content["outcomes"]
+            content["outcomes"] = tuple(cls.outcome(**_with_tuples(each)) for each in found)
+            return cls(**content)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} is no result: {error}") from error
 
@@ -123,7 +119,7 @@ def in_order(
     done: str,
     by: str = "",
 ) -> tuple[Outcome, ...]:
-    """Outcomes in the order of a specification, each item of it once.
+    """Outcomes in the order of a specification.
 
     Args:
         wanted: Keys of the items of the specification, in their order.
@@ -154,8 +150,7 @@ def compare(
     """Compare two results item by item.
 
     Raises:
-        ConfigError: They are of different specifications, so that nothing can be said, or the
-            metric needs what they do not have.
+        ConfigError: They are of different specifications, or have no such metric.
     """
     if first.spec_sha256 != second.spec_sha256:
         raise ConfigError(
@@ -204,11 +199,7 @@ def _read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluationSpec(HashedSpec):
-    """What is played in an evaluation, to the last seed.
-
-    Raises:
-        ConfigError: No episode, an episode id twice, or a value out of range.
-    """
+    """What is played in an evaluation, to the last seed; ConfigError where that makes no sense."""
 
     format = "rlinf-evaluation-spec/1"
 
@@ -273,11 +264,7 @@ class EvaluationResult(SpecifiedResult):
     def of(
         cls, spec: EvaluationSpec, outcomes: Iterable[EpisodeOutcome], checkpoint: str
     ) -> EvaluationResult:
-        """Put the outcomes in the order of the specification.
-
-        Raises:
-            ValueError: An episode is missing, unknown, played twice or with another seed.
-        """
+        """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
             spec.episodes,
             outcomes,

@@ -72,13 +72,9 @@ class Completion:
         return replace(self, stop_reason=reason)
 
     def followed_by(self, given: np.ndarray) -> Completion:
-        """The completion with given tokens behind it, to be continued.
+        """The completion with [m] int64 given tokens behind it, m >= 1, to be continued.
 
-        Args:
-            given: [m] int64 tokens that were not sampled, m >= 1.
-
-        Raises:
-            ValueError: Nothing was sampled yet; such tokens are part of the prompt.
+        ValueError where nothing was sampled yet; such tokens are part of the prompt.
         """
         if not len(self):
             raise ValueError("given tokens before the first sampled one belong to the prompt")
@@ -133,22 +129,14 @@ class PromptGroup:
     scores: tuple[Score, ...] | None = None
 
     def scored(self, scores: tuple[Score, ...]) -> PromptGroup:
-        """The same group with its rewards.
-
-        Raises:
-            ValueError: There is not one score for each completion.
-        """
+        """The same group with its rewards, one for each completion."""
         if len(scores) != len(self.completions):
             raise ValueError(f"{len(scores)} scores for {len(self.completions)} completions")
         return replace(self, scores=scores)
 
     @property
     def rewards(self) -> np.ndarray:
-        """[G] float32 rewards.
-
-        Raises:
-            ValueError: The group has not been scored.
-        """
+        """[G] float32 rewards; ValueError where the group has not been scored."""
         if self.scores is None:
             raise ValueError(f"the group of prompt {self.prompt_id} has no scores yet")
         return np.array([score.reward for score in self.scores], np.float32)

@@ -68,7 +68,7 @@ def apportion(count: int, shares: tuple[float, ...]) -> list[int]:
 
 
 class PromptTask(StrictModel):
-    """Base of the tasks, each a config section that draws prompts; which ones it it alone says.
+    """Base of the generated sets: a config section that draws prompts, always the same ones.
 
     A prompt belongs to training or is held out by a hash of its text, whatever seed, level or size
     is configured: no two configurations of a task train on what the other one holds out.
@@ -125,11 +125,7 @@ class PromptTask(StrictModel):
         self.items("held_out")
 
     def items(self, split: Split) -> tuple[PromptItem, ...]:
-        """The training or the held-out set, all prompts different, levels mixed.
-
-        Raises:
-            ConfigError: A level has not so many different prompts.
-        """
+        """All different prompts of a split, levels mixed; ConfigError if too few exist."""
         count = self.size if split == "train" else self.held_out
         shares = self.shares or (1.0,) * len(self.levels)
         found: dict[str, PromptItem] = {}

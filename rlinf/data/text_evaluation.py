@@ -22,11 +22,7 @@ from rlinf.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TextEvaluationSpec(HashedSpec):
-    """What is sampled in an evaluation, to the last seed.
-
-    Raises:
-        ConfigError: No prompt, a prompt twice, or no sample.
-    """
+    """What is sampled in an evaluation, to the last seed; ConfigError where that is nothing."""
 
     format = "rlinf-text-evaluation-spec/1"
 
@@ -122,11 +118,7 @@ class PromptOutcome:
         answers: Iterable[str | None] | None = None,
         level: int | None = None,
     ) -> PromptOutcome:
-        """The outcome of a scored group.
-
-        Raises:
-            ValueError: The group has no scores.
-        """
+        """The outcome of a group, which has scores."""
         if group.scores is None:
             raise ValueError(f"the group of prompt {group.prompt_id} has no scores yet")
         return cls(
@@ -163,11 +155,7 @@ class TextEvaluationResult(SpecifiedResult):
     def of(
         cls, spec: TextEvaluationSpec, outcomes: Iterable[PromptOutcome], checkpoint: str
     ) -> TextEvaluationResult:
-        """Put the outcomes in the order of the specification.
-
-        Raises:
-            ValueError: A prompt is missing, unknown or twice, or has another number of samples.
-        """
+        """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
             spec.prompt_ids, outcomes, lambda o: o.prompt_id, item="prompt", done="answered"
         )

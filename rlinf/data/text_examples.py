@@ -91,23 +91,14 @@ class TextExamplesConfig(StrictModel):
                     section.check()
 
     def texts(self) -> Iterator[str]:
-        """Every text of a generated task, for a tokenizer that is trained on them.
-
-        Raises:
-            ConfigError: The examples are read from files.
-        """
+        """Every text of a generated task (ConfigError if of files), to train a tokenizer on."""
         if self.task is None:
             raise ConfigError("a tokenizer is only trained on the texts of a generated task")
         for item in self.task.items("train"):
             yield from (item.prompt, item.target)
 
     def build(self, tokenizer: PromptTokenizer) -> TextExampleSets:
-        """Read or generate the examples, and tokenise them once.
-
-        Raises:
-            ConfigError: Nothing is left, too many records are broken, or a long one is refused.
-            MissingPackageError: A file is Parquet and pyarrow is not installed.
-        """
+        """Read or generate the examples, and tokenise them; ConfigError where nothing is left."""
         if self.task is not None:
             train, held_out = (
                 self._encode(raw_items(items, targets=True), tokenizer, Notes(), "task")

@@ -47,12 +47,8 @@ def train_tokenizer(
         vocab_size: Tokens in all; None: one for each character, none merged.
         whole: Pieces of text that are one token each.
 
-    Returns:
-        The tokenizer as :func:`load_tokenizer` reads it back.
-
     Raises:
         ConfigError: There is no text, or ``vocab_size`` is less than the characters need.
-        MissingPackageError: tokenizers or transformers is not installed.
     """
     try:
         from tokenizers import AddedToken, trainers
@@ -97,12 +93,7 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: Path | str) -> Any:
-    """The tokenizer of a model's folder, without looking anywhere else.
-
-    Raises:
-        ConfigError: The folder holds none.
-        MissingPackageError: transformers is not installed.
-    """
+    """The tokenizer of a model's folder, without looking anywhere else; ConfigError if none."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError as error:
@@ -121,11 +112,7 @@ def load_tokenizer(folder: Path | str) -> Any:
 
 
 def check_round_trip(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Refuse a tokenizer that loses something: encoding and decoding must give the text back.
-
-    Raises:
-        ConfigError: Names the first text that comes back changed.
-    """
+    """ConfigError for the first text that encoding and decoding do not give back as it was."""
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)

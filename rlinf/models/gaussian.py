@@ -292,11 +292,7 @@ def normalizer_of(config: NormalizingPolicyConfig, state_dim: int) -> Observatio
 
 
 def states_dim(env_spec: EnvSpec, *, needed_by: str) -> int:
-    """D of the ``states`` observation.
-
-    Raises:
-        ConfigError: the environment gives no state vector.
-    """
+    """D of the ``states`` observation; ConfigError where the environment gives none."""
     shape = env_spec.observation_shapes.get("states")
     if shape is None or len(shape) != 1:
         given = {name: tuple(shape) for name, shape in env_spec.observation_shapes.items()}

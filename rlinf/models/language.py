@@ -51,9 +51,7 @@ def _one_at_a_time(build: Callable[P, T]) -> Callable[P, T]:
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any, Any]:
     """The model of a config section and its tokenizer.
 
-    Args:
-        config: The section.
-        seed: Seed of the weights that are created: all of them, or those of the adapters.
+    Weights that are created, all of them or those of the adapters, depend on ``seed`` alone.
 
     Raises:
         ConfigError: A file is missing, or does not fit the others.
@@ -72,11 +70,7 @@ def build_network(config: LanguageModelConfig, *, tokenizer: Any, seed: int) -> 
 
 @_one_at_a_time
 def load_tokenizer(config: LanguageModelConfig) -> Any:
-    """The tokenizer in the directory of a model.
-
-    Raises:
-        ConfigError: There is none that can be read.
-    """
+    """The tokenizer in the directory of a model; ConfigError where none can be read."""
     config.check()
     try:
         return tokenizers.load_tokenizer(_directory(config))
@@ -90,14 +84,8 @@ def load_language_model(
 ) -> Any:
     """The model of a directory, on the CPU, in training mode.
 
-    Args:
-        config: Says where it is; ``architecture`` is not looked at.
-        tokenizer: Its tokenizer, if it was loaded before.
-        seed: Seed of the adapters' weights.
-
-    Raises:
-        ConfigError: A weight is missing, left over or of another shape, or the tokenizer does not
-            fit.
+    ``architecture`` is not looked at; the adapters' weights depend on ``seed``. ConfigError where a
+    weight is missing, left over or of another shape, or the tokenizer does not fit.
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     from safetensors import SafetensorError
@@ -125,13 +113,8 @@ def load_language_model(
 def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: Any = None) -> Any:
     """A model with random weights that depend on ``seed`` alone, in training mode.
 
-    Args:
-        config: Its ``architecture`` says what to create.
-        seed: Seed of all weights; the random state of the caller is left as it was.
-        tokenizer: Gives vocabulary and end token; None: loaded from ``path``.
-
-    Raises:
-        ConfigError: The section has no architecture, or the tokenizer no end token.
+    The tokenizer gives vocabulary and end token, and is loaded from ``path`` where it is None. The
+    random state of the caller is left as it was.
     """
     if config.architecture is None:
         raise ConfigError("a model is created from this section only", key="architecture")
@@ -151,12 +134,9 @@ def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: 
 
 
 def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
-    """Write a model that other programs can load; adapters are merged into the weights.
+    """Write a model that other programs can load, and a tokenizer beside it.
 
-    Args:
-        model: The model, which stays as it is.
-        directory: Created if need be.
-        tokenizer: Written beside it.
+    Adapters are merged into the weights that are written; the model stays as it is.
     """
     weights = dict(full_weights(model))
     _without_bars()
@@ -207,15 +187,12 @@ def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def file_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as they are in files; those that are the same there share memory.
+    """Weights by the names of a ``state_dict`` as they are in files.
 
     transformers keeps some otherwise: the experts of a layer, each with matrices of its own in the
     files, are one tensor while it computes. Programs that read files, and engines that are given
-    weights as if from files, want the latter.
-
-    Args:
-        model: Of transformers; only its class and configuration are looked at.
-        weights: By the names of its ``state_dict``, whole; need not be all.
+    weights as if from files, want the latter. Only class and configuration of the model are looked
+    at, and weights that are the same there share memory.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -252,11 +229,7 @@ def padding_token(tokenizer: Any) -> int:
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer that gives tokens which the model does not have.
-
-    Raises:
-        ConfigError: Its vocabulary is larger than the embedding, or an end token is outside of it.
-    """
+    """Refuse, by a ConfigError, a tokenizer that gives tokens which the model does not have."""
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ConfigError(

@@ -115,11 +115,7 @@ class Tests:
 
 
 def read_tests(answer: Any) -> Tests:
-    """Return the tests that an answer describes.
-
-    Raises:
-        ValueError: It describes none.
-    """
+    """The tests that an answer describes; ValueError where it describes none."""
     if not isinstance(answer, Mapping):
         raise ValueError("the answer is no mapping with `pairs` or `asserts`")
     unknown = set(answer) - {"pairs", "inputs", "outputs", "asserts", "setup", "entry_point"}
@@ -153,11 +149,7 @@ def same_output(output: str, expected: str) -> bool:
 
 
 class CodeReward:
-    """`max_value` for a program that passes, `min_value` for none, for failing, for no program.
-
-    Raises:
-        ConfigError: Programs cannot be isolated here.
-    """
+    """`max_value` for a program that passes, `min_value` for none, for failing, for no program."""
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config

@@ -76,11 +76,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 class MathReward:
-    """`max_value` for an answer that equals any reference, `min_value` for all else.
-
-    Raises:
-        MissingPackageError: math-verify is not installed.
-    """
+    """`max_value` for an answer that equals any reference, `min_value` for all else."""
 
     def __init__(self, config: MathConfig) -> None:
         try:

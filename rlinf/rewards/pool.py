@@ -52,9 +52,7 @@ class RewardProcess:
     def take(self) -> dict[str, Any] | None:
         """Read a message: the output of the sample that it has, or None when it is ready.
 
-        Raises:
-            ProcessLostError: The process has ended.
-            UserError: The functions cannot be built.
+        ProcessLostError where it has ended, UserError where the functions cannot be built.
         """
         message = self._process.receive(0.0)
         self.state = "idle"
@@ -80,15 +78,11 @@ class RewardProcess:
 class RewardPool:
     """Processes that score, replaced when they hang or die.
 
-    May be used from any thread; calls of several threads take turns.
-
-    Args:
-        config: The functions, the number of processes and their deadlines.
-        processes: Number of processes, in place of the config's.
+    May be used from any thread; calls of several threads take turns. ``processes`` takes the place
+    of the config's.
 
     Raises:
-        ConfigError: A function cannot be built.
-        MissingPackageError: A package is not installed.
+        UserError: A function cannot be built.
         RunFailure: The processes do not start.
     """
 
@@ -129,10 +123,8 @@ class RewardPool:
         """Score samples; the outputs are in their order.
 
         A sample whose function raises, returns no finite number, exceeds the deadline or ends its
-        process is not valid; the others are not affected.
-
-        Raises:
-            RunFailure: The pool is closed, or its processes no longer start.
+        process is not valid; the others are not affected. RunFailure where the pool is closed, or
+        its processes no longer start.
         """
         with self._lock:
             if not self._processes:

@@ -24,12 +24,7 @@ from rlinf.rewards.protocol import RewardFunction, RewardInput, RewardOutput
 class Scorer:
     """The functions of a recipe, built, and their weighted sum.
 
-    Args:
-        config: The functions and their weights.
-        at: Called before each function of a sample with its number, at most 255.
-
-    Raises:
-        UserError: One of them cannot be built.
+    ``at`` is called before each function of a sample with its number, at most 255.
     """
 
     def __init__(self, config: RewardConfig, *, at: Callable[[int], object] = int) -> None:

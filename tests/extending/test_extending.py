@@ -11,8 +11,7 @@ import torch
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
-from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
-from rlinf.data.trajectory_builder import TrajectoryBuilder
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 from rlinf.monitor.config import LoggerConfig

@@ -102,14 +102,10 @@ class BenchmarkConfig(EncodingConfig):
         return self
 
     def build(self, tokenizer: PromptTokenizer) -> PromptDataset:
-        """The questions in the order of the file, tokenised.
+        """The questions in the order of the file, tokenised; ConfigError where one cannot be.
 
         Choices stand in an order that depends on the question and the seed; the answer is then the
         letter of the right one, and the text of a choice never is.
-
-        Raises:
-            ConfigError: The file is not of the format, a record is broken, or a prompt is too long.
-            MissingPackageError: The file is Parquet and pyarrow is not installed.
         """
         notes = Notes()
         raw = read_prompts([self.path], self._question, notes)
@@ -171,10 +167,9 @@ def _choices(record: Mapping[str, Any], answer: str, distractors: tuple[str, ...
 
 
 def arrange_choices(question: str, choices: list[str], *, seed: int) -> tuple[str, str]:
-    """Put choices, the right one first, in an order that depends on question and seed.
+    """Choices, the right one first, as lettered lines, and the letter of the right one.
 
-    Returns:
-        The lettered lines, and the letter of the right choice.
+    Their order depends on question and seed.
     """
     digest = hashlib.sha256(f"{seed}\n{question}".encode()).digest()
     order = list(range(len(choices)))

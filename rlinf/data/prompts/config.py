@@ -89,11 +89,7 @@ class RecordFilesConfig(StrictModel):
     def read(
         self, name: Part, take: Callable[[str, Mapping[str, Any]], RawPrompt], notes: Notes
     ) -> list[RawPrompt]:
-        """The prompts of a part; see :func:`read_prompts`.
-
-        Raises:
-            ConfigError: As there, or too many records are broken.
-        """
+        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones."""
         raw = read_prompts(self.part(name)[0], take, notes)
         self.refuse_broken(name, notes)
         return raw
@@ -168,12 +164,7 @@ class PromptDataConfig(EncodingConfig):
         return self.files is None or bool(self.files.validation)
 
     def build(self, tokenizer: PromptTokenizer) -> PromptSets:
-        """Read or generate the prompts, and tokenise them.
-
-        Raises:
-            ConfigError: Nothing is left, or a record or prompt is refused.
-            MissingPackageError: A file is Parquet and pyarrow is not installed.
-        """
+        """Read or generate the prompts, and tokenise them; ConfigError where nothing is left."""
         if self.task is not None:
             with in_section("task"):
                 train, held_out = self.task.items("train"), self.task.items("held_out")

@@ -137,15 +137,10 @@ def conversation(
     *,
     said: str | None = None,
 ) -> str:
-    """The text of messages in the chat template.
+    """The text of messages, or of what a user says, in the chat template.
 
-    Args:
-        tokenizer: Has the template.
-        content: Messages, or what the user says.
-        said: What the assistant says then; None: up to where it begins.
-
-    Raises:
-        UnusableRecordError: The template refuses the messages.
+    It ends where the assistant begins, or with what it ``said``. UnusableRecordError where the
+    template refuses the messages.
     """
     from jinja2 import TemplateError
 
@@ -170,11 +165,7 @@ def encode_prompts(
     notes: Notes,
     limit: int | None = None,
 ) -> PromptDataset:
-    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out.
-
-    Raises:
-        ConfigError: There is no chat template, or an over-long prompt is refused.
-    """
+    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out."""
     if config.apply_chat_template:
         require_template(tokenizer)
     fitted = list(islice(_fitted(raw, tokenizer, config, notes), limit))

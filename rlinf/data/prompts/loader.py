@@ -15,13 +15,8 @@ from rlinf.errors import CheckpointError
 class Draws:
     """Epoch after epoch without end; each shuffled epoch has an order of its own.
 
-    Which row a draw gives depends on seed and number of the draw alone, so that neither a resumed
-    run nor another placement changes what a step is trained on.
-
-    Args:
-        rows: Rows of the data set, at least one.
-        shuffle: Whether the order of an epoch is random.
-        seed: Seed of the orders.
+    Which of the ``rows`` a draw gives depends on seed and number of the draw alone, so that neither
+    a resumed run nor another placement changes what a step is trained on.
     """
 
     def __init__(self, rows: int, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -46,18 +41,10 @@ class Draws:
 
 
 class PromptLoader:
-    """Epoch after epoch; with ``shuffle`` each has an order of its own, given by seed and epoch.
+    """Draws prompts, each once per epoch, at least one.
 
     Which prompt a draw gives depends on its number alone, so the state is that number, and the
     numbers before it that were passed over by :meth:`use`; these are drawn first.
-
-    Args:
-        dataset: The prompts.
-        shuffle: Whether the order is random.
-        seed: Seed of the order.
-
-    Raises:
-        ValueError: The data set is empty.
     """
 
     def __init__(self, dataset: PromptDataset, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -90,13 +77,9 @@ class PromptLoader:
         return [(draw, self.at(draw)) for draw in draws]
 
     def use(self, draws: Iterable[int]) -> None:
-        """Note that some of the :meth:`coming` prompts are drawn; those passed over come again.
+        """Note that some of the :meth:`coming` draws are drawn; those passed over come again.
 
-        Args:
-            draws: Their numbers, in any order.
-
-        Raises:
-            ValueError: One was drawn before.
+        They come in any order; ValueError for one that was drawn before.
         """
         for draw in draws:
             if draw >= self._next:
@@ -123,11 +106,7 @@ class PromptLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
-
-        Raises:
-            CheckpointError: The prompts, the seed or the kind of order have changed since.
-        """
+        """Go on from :meth:`state_dict`; CheckpointError where prompts or order have changed."""
         own = self.state_dict()
         changed = {
             "the prompts": ("dataset_sha256", "restore the files, tokenizer and length"),

@@ -233,11 +233,7 @@ def _mapping(record: Any) -> Mapping[str, Any]:
 def raw_prompt(
     where: str, record: Mapping[str, Any], prompt: str, answer: str, level: str | None = None
 ) -> RawPrompt:
-    """The prompt of a record, by the keys of prompt, answer and level.
-
-    Raises:
-        UnusableRecordError: A key is missing, or what it holds is of no use.
-    """
+    """The prompt of a record by keys; UnusableRecordError where what they hold is of no use."""
     return RawPrompt(
         where=where,
         content=_content(_value(record, prompt), prompt),

@@ -68,15 +68,9 @@ class Sandbox:
     def run(
         self, program: str, *, stdin: bytes = b"", files: Mapping[str, str] | None = None
     ) -> SandboxResult:
-        """Run a program to its end.
+        """Run a program, with further files by name, to its end.
 
-        Args:
-            program: Its source; it becomes ``main.py``.
-            stdin: What it reads from standard input.
-            files: Further files of the scratch directory by name.
-
-        Raises:
-            SandboxError: The sandbox could not be built; the program has not been run.
+        SandboxError where the sandbox could not be built; the program has not been run.
         """
         sources = {**(files or {}), "main.py": program}
         with self.start(["main.py"], stdin=stdin, files=sources) as process:
@@ -94,11 +88,7 @@ class Sandbox:
     ) -> Iterator[SandboxProcess]:
         """Start the interpreter; on leaving the context nothing of it is left.
 
-        Args:
-            arguments: Of the interpreter.
-            stdin: What it reads from standard input.
-            files: Files of the scratch directory by name.
-            descriptors: Open files that it gets, from number 3.
+        The scratch directory holds the files; open descriptors are given from number 3 on.
         """
         limits = self.limits
         spec = {
@@ -125,11 +115,7 @@ class Sandbox:
             process.close()
 
     def check(self) -> None:
-        """Find out by a small program whether this machine can isolate one.
-
-        Raises:
-            ConfigError: It cannot; says why and what to do.
-        """
+        """Try by a small program whether this machine can isolate one; ConfigError says why not."""
         if sys.platform != "linux":
             raise ConfigError(f"the sandbox for programs needs Linux; this is {sys.platform}")
         probe = Sandbox(Limits(wall_seconds=_PROBE_SECONDS))
@@ -163,12 +149,9 @@ class Interpreter:
 def find_interpreter(python: str | None = None) -> Interpreter:
     """The interpreter for sandboxed programs.
 
-    Args:
-        python: Its path; None for the one under this process, without the packages of its virtual
-            environment. That of a virtual environment brings the packages along.
-
-    Raises:
-        ConfigError: It cannot be run, or its files lie where they cannot be shown.
+    By its path, with the packages of a virtual environment that is its own; None: the one under
+    this process, without those packages. ConfigError where it cannot be run, or its files lie where
+    they cannot be shown.
     """
     if python is None:
         executable = os.path.realpath(sys.executable)

@@ -203,12 +203,7 @@ class SandboxProcess:
 
 
 def supervise(processes: Sequence[SandboxProcess], *, until: SandboxProcess) -> None:
-    """Watch programs until one has ended; ends what exceeds its time or its output.
-
-    Args:
-        processes: All that run side by side.
-        until: The one of them that is waited for.
-    """
+    """Watch programs until one has ended; ends those that exceed their time or their output."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
             for reader in process.readers:

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.flow.stage_worker import StageReport
 from rlinf.flow.stream import Item
 from rlinf.monitor.timeline import Event, Timeline
-from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.services.leases import LeaseTicket
 
 Arguments = Mapping[str, dict[str, Any]]
 """Keyword arguments of stage methods, by :attr:`~rlinf.flow.graph.Stage.label`."""

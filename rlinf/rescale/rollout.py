@@ -29,7 +29,7 @@ from rlinf.rescale.leader import (
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.measured import PredictionBias, RunningLine
 from rlinf.scheduler import Channel
-from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.workers.filling import RolloutHook
 from rlinf.workers.global_batches import LengthBounds
 from rlinf.workers.group_book import SlotBook

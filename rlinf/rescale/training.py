@@ -19,7 +19,7 @@ from rlinf.rescale.leader import TrainingSeconds
 from rlinf.rescale.measured import TrainerTimes
 from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.scheduler import Channel
-from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.global_batches import GlobalBatches
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
-from rlinf.scheduler.device_lock import LeaseTicket
 from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.services.driver import DriverServices
+from rlinf.scheduler.services.leases import LeaseTicket
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

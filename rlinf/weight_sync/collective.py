@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.weight_sync.errors import WeightSyncError
 
 Backend = Literal["gloo", "nccl"]
@@ -26,7 +26,7 @@ class Meeting:
     """Where the members of a collective find each other.
 
     Args:
-        place: At the sender, see :func:`~rlinf.scheduler.rendezvous.open_place`.
+        place: At the sender, see :func:`~rlinf.scheduler.transport.rendezvous.open_place`.
         backend: Library.
         seconds: How long an operation may take.
     """

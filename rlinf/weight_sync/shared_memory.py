@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.transport.session import Session, shared_memory_directory
+from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.weight_sync.config import SharedMemoryConfig
 from rlinf.weight_sync.errors import WeightSyncError
 from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
@@ -73,7 +73,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         """A file that goes with the cluster; within one process no name is needed."""
         if require_process().runtime == "local" and hasattr(os, "memfd_create"):
             return None
-        prefix = Session(self._worker._launch.token).block_prefix
+        prefix = ClusterFiles(self._worker._launch.token).block_prefix
         return shared_memory_directory() / f"{prefix}weights-{secrets.token_hex(4)}"
 
     def close(self) -> None:

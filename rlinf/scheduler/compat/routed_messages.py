@@ -18,7 +18,7 @@ from rlinf.scheduler.compat.routing import (
     split_channel_message,
 )
 from rlinf.scheduler.errors import SchedulerUsageError
-from rlinf.scheduler.runtime.async_work import AsyncWork, finished_work
+from rlinf.scheduler.process import AsyncWork, finished_work
 
 if TYPE_CHECKING:
     from rlinf.scheduler.channel import Channel

@@ -7,9 +7,9 @@ from typing import Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.cluster_launch import free_port
-from rlinf.scheduler.device_lock import DeviceLock
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.services.leases import DeviceLock
 
 _PORT_ATTEMPTS = 10_000
 

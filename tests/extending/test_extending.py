@@ -14,7 +14,7 @@ from rlinf.cli.tasks import read_config
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.trainers.trainer import Trainer
 

@@ -18,8 +18,7 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models.config import REGISTRY as MODELS
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.registry import WeightSyncSection
+from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
 ModelSection = Annotated[ModelConfig, Component(MODELS)]
 

@@ -13,7 +13,7 @@ from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.protocol import ModelSource
 from rlinf.errors import ConfigError
-from rlinf.models.buffers import saved_buffers
+from rlinf.models.language import saved_buffers
 from rlinf.scheduler.process import own_device
 
 

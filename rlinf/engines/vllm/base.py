@@ -36,7 +36,7 @@ from rlinf.engines.weights import (
 )
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import is_adapter
-from rlinf.models.file_format import file_weights, without_weights
+from rlinf.models.language import file_weights, without_weights
 from rlinf.scheduler.accelerators import detect_accelerators
 
 _WORKER = "rlinf.engines.vllm.worker.WorkerMethods"

@@ -75,7 +75,7 @@ def train(
 
 def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, resume: bool) -> None:
     """Run a task with log, interruption and the exit code that belongs to its end."""
-    from rlinf.monitor.log import logging_to
+    from rlinf.monitor.run_directory import logging_to
 
     reporting.log = directory.log
     print_batches(config)

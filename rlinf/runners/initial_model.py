@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
 from rlinf.models.language import build_network, load_tokenizer, save_language_model

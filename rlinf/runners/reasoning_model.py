@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
-from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weights import sizes_of
 from rlinf.errors import ConfigError, in_section
@@ -52,7 +52,7 @@ def _initial_model(config: ReasoningConfig, run: Path) -> LanguageModelConfig:
 
     def texts() -> Iterator[str]:
         assert task is not None, "a rule of the config"
-        for item in task.build().items("train"):
+        for item in task.items("train"):
             yield from (item.prompt, item.target)
         for section in () if agent is None else agent.tools.values():
             yield section.build().alphabet

@@ -14,7 +14,6 @@ from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
 from rlinf.models.policy import Policy
-from rlinf.models.registry import build_policy
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.scoring import TokenScorer
 from rlinf.trainers.sequences import policy_trainer
@@ -87,7 +86,7 @@ class CloningWorker(FitStage, ActorWorker):
         """
         config = self._cloning
         self._algorithm = Supervised(config.objective)
-        policy = build_policy(config.model, env_spec, value_dim=0, seed=config.seed)
+        policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
         if config.objective == "squared_error" and not hasattr(policy, "mode"):
             raise ConfigError(
                 f"a policy of type {config.model.type} has no mode in closed form; nearest: "

@@ -11,7 +11,7 @@ import torch
 from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
 from rlinf.data.demonstrations import Demonstrations
-from rlinf.data.draws import Draws
+from rlinf.data.prompts.loader import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import in_section
@@ -131,7 +131,7 @@ class WarmStartSource(StageWorker):
         """Generate the task, and let its tools reply to what the targets call."""
         config = self._config
         tokenizer = load_tokenizer(self._context.model or config.model)
-        items = config.examples.build().items("train")
+        items = config.examples.items("train")
         prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
         said, learnt = [item.target for item in items], None
         if config.agent is None:

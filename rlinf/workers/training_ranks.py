@@ -12,8 +12,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
-from rlinf.data.prompts.assemble import assemble_sequences
-from rlinf.data.sequences import PromptGroup
+from rlinf.data.sequences import PromptGroup, assemble_sequences
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
@@ -161,10 +160,9 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:
     """Tensors of scored groups, in their order."""
-    arrays = assemble_sequences(groups, pad_id=pad_id)
-    tensors = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
+    columns = assemble_sequences(groups, pad_id=pad_id)
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
-    del tensors["position_ids"]
     return Batch(inputs=inputs, **tensors, version=version)
 
 

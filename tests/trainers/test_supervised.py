@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf.algorithms.supervised import Supervised
-from rlinf.data.draws import Draws
+from rlinf.data.prompts.loader import Draws
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import ActorConfig, FSDPTrainerConfig
 from rlinf.trainers.ranks import Ranks

@@ -25,13 +25,12 @@ from rlinf.flow.planning_traits import (
     first_devices,
     timed_sections,
 )
-from rlinf.models import registry as models
+from rlinf.models.config import REGISTRY as MODELS
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.registry import WeightSyncSection
+from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
-ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
+ModelSection = Annotated[ModelConfig, Component(MODELS)]
 
 
 class ActingRunnerConfig(RunnerConfig):

@@ -7,12 +7,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.agents.config import AgentConfig
+from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.data.tasks.base_config import TaskConfig
-from rlinf.engines import registry as engines
+from rlinf.data.tasks import PromptTask
+from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
@@ -23,8 +23,7 @@ from rlinf.trainers.config import (
     LanguageTrainerConfig,
     SupervisedConfig,
 )
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.registry import WeightSyncSection
+from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
@@ -106,7 +105,7 @@ class WarmStartConfig(PlacedConfig):
     """What a model is taught before the first step of a run, as a run of its own."""
 
     task: Literal["warm_start"] = "warm_start"
-    examples: TaskConfig
+    examples: PromptTask
     """The generated task whose targets are learnt."""
     agent: AgentConfig | None
     """Tools that reply to the calls in them; the replies are not learnt."""

@@ -36,10 +36,6 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
 
     Works for every engine, also one of another package; builds it once for each of them. The
     reference is a full forward pass of transformers, without any cache.
-
-    Raises:
-        ConfigError: The engine cannot be built as configured.
-        MissingPackageError: Its package is not installed.
     """
     config.check()
     results = []

@@ -278,11 +278,7 @@ class HFEngine(Engine):
 
 
 def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:
-    """The layers to compute with, and whether their parameters are those of ``source.module``.
-
-    Raises:
-        ConfigError: There is no model, or it has layers that the engine cannot compute.
-    """
+    """The layers to compute with, and whether their parameters are those of ``source.module``."""
     if source.module is None:
         if source.path is None or source.lora is not None:
             wanted = "a module with its adapter" if source.lora else "a module or a directory"

@@ -273,13 +273,10 @@ class Prepared:
 
 
 class MovableTrainer:
-    """One rank's trainer, with or without a part of the model.
+    """One rank's trainer, with or without a part of the model, built with the whole on one rank.
 
-    A rank that has no part keeps the skeleton of the model alone, and computes nothing.
-
-    Args:
-        trainer: Built with the whole model on one rank.
-        keep: Go on with the weights; otherwise this rank has no part until it joins.
+    A rank that has no part keeps the skeleton of the model alone, and computes nothing; without
+    ``keep`` this is one until it joins.
     """
 
     def __init__(self, trainer: Trainer, *, keep: bool) -> None:

@@ -141,12 +141,7 @@ class SenderLink:
 
 
 class ReceiverLink:
-    """A receiver's end.
-
-    Attributes:
-        peers: Receivers of its sender, this one included.
-        index: Its place among them.
-    """
+    """A receiver's end: ``index`` is its place among the ``peers`` that its sender serves."""
 
     def __init__(self, worker: Worker, parties: Parties) -> None:
         self._worker, self._parties = worker, parties
@@ -170,12 +165,7 @@ class ReceiverLink:
         self._worker.send(request, self._parties.sender, self._sender)
 
     def header(self) -> Header:
-        """The beginning of the update that was asked for; older messages are dropped.
-
-        Raises:
-            WeightSyncError: The sender gave the update up.
-            SchedulerError: It died, or nothing came within the deadline.
-        """
+        """The beginning of the update that was asked for; older messages are dropped."""
         while True:
             message = self._next()
             if isinstance(message, Part):

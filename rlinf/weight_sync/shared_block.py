@@ -200,9 +200,6 @@ class BlockReader:
 
         The first attempts take no pin, so that the writer never waits; where it is so quick that
         it writes two updates during one copy, the buffer is pinned.
-
-        Raises:
-            WeightSyncError: Nothing was published yet.
         """
         block = self._block
         if self._own is None:

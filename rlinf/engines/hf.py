@@ -36,7 +36,7 @@ from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
 from rlinf.engines.weights import adopt_weights, assign_weights
 from rlinf.errors import ConfigError
-from rlinf.models.buffers import saved_buffers
+from rlinf.models.language import saved_buffers
 from rlinf.scheduler.process import own_device
 
 _READ = {"cpu": 1024}

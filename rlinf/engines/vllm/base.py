@@ -36,7 +36,7 @@ from rlinf.engines.weights import (
 )
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import is_adapter
-from rlinf.models.file_format import file_weights, without_weights
+from rlinf.models.language import file_weights, without_weights
 from rlinf.scheduler.accelerators import detect_accelerators
 
 _WORKER = "rlinf.engines.vllm.worker.WorkerMethods"
@@ -122,7 +122,7 @@ class VLLMBase(Engine):
     # -- weights ---------------------------------------------------------------------------------
 
     def _checked(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Weights of the whole model by the names of its files; a ValueError unless all are there."""
+        """Weights of the whole model by the names of its files; a ValueError unless all are."""
         given = file_weights(self._structure, given)
         if not given:
             raise ValueError("no weights were given, and vLLM shares none with a trainer")

@@ -206,7 +206,7 @@ class ProcessEngine(Engine):
         return unpickled(answer["result"])
 
     def _replace(self, lost: ProcessLostError) -> None:
-        """Start a process with the present weights and all unfinished requests, if it still may be."""
+        """Start a process with the present weights and all unfinished requests, if that may be."""
         while True:
             dead, self._process = self._process, None
             if dead is not None:

@@ -194,7 +194,7 @@ class ProcessEngine(Engine):
                 self._replace(lost)
 
     def _ask(self, process: SupervisedProcess, operation: Operation, *arguments: Any) -> Any:
-        """Let a process do something; refusals of its engine, but of a step, are raised as they are."""
+        """Let a process do something; refusals, but of a step, are raised as they are."""
         seconds = self._settings.step_deadline
         try:
             answer = process.ask(operation, seconds=seconds, arguments=pickled(arguments))

@@ -82,6 +82,9 @@ class Progress:
             self._console.print(Text(self.line()), soft_wrap=True)
 
     def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """Leave the last state of the display on the screen."""
         if self._live is not None:
             self._live.stop()

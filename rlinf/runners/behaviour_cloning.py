@@ -12,7 +12,7 @@ from rlinf.runners.sft import SupervisedTask
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext

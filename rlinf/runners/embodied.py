@@ -16,7 +16,7 @@ from rlinf.runners.task import Counts, Evaluated, Purpose, Task
 from rlinf.workers.config.acting import ActingConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.flow.running_step import Arguments, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run

@@ -107,7 +107,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
-        from rlinf.checkpoint.export import export_weights
+        from rlinf.checkpoint.weights import export_weights
 
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"

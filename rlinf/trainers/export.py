@@ -22,8 +22,7 @@ from rlinf.models.adapters import (
     plain_name,
     without_adapters,
 )
-from rlinf.models.buffers import saved_buffers
-from rlinf.models.file_format import file_weights
+from rlinf.models.language import file_weights, saved_buffers
 from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import TrainedModule
 

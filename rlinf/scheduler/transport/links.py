@@ -17,7 +17,7 @@ from rlinf.scheduler.transport.payload import Frame
 
 SECRET_BYTES = 32
 
-_COUNT = struct.Struct("<I")
+_HEAD = struct.Struct("<QI")  # bytes of a message, this head included, and its frames
 _CHUNK = 1 << 18
 _MOST_BUFFERS = 64  # of one system call; the limit is 1024
 _SOCKET_BYTES = 1 << 20
@@ -30,8 +30,8 @@ class OutgoingLink:
     writes out, so that no thread ever blocks and two processes cannot block each other.
 
     Args:
-        path: Unix socket of the peer on this node; empty for a peer elsewhere.
-        network: ``ip:port`` of a peer on another node.
+        path: Unix socket of the peer; empty for one at ``network``, ``ip:port``, on another node.
+        network: Used without ``path``.
         secret: What the peer wants to see first.
         on_backlog: Called when the link begins to have a backlog.
     """
@@ -55,15 +55,13 @@ class OutgoingLink:
         self.fileno = self._socket.fileno
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send one message.
-
-        Raises:
-            OSError: The peer is gone.
-        """
-        sizes = struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames))
+        """Send one message; OSError if the peer is gone."""
+        sizes = [len(frame) for frame in frames]
+        total = _HEAD.size + 8 * len(sizes) + sum(sizes)
+        head = struct.pack(f"{_HEAD.format}{len(sizes)}Q", total, len(sizes), *sizes)
         with self._lock:
             waiting = bool(self._backlog)
-            parts = [memoryview(part) for part in (sizes, *frames)]
+            parts = [memoryview(part) for part in (head, *frames)]
             rest = parts if waiting else self._write(parts)
             # The caller may change its buffers after this returns.
             self._backlog.extend(memoryview(bytes(part)) for part in rest)
@@ -105,12 +103,13 @@ class IncomingLink:
         self._secret = secret
         self._trusted = False
         self._buffer = bytearray()
+        self._missing = 0  # bytes until the message that has begun is complete
         self.close = connection.close
 
     def read(self) -> tuple[list[list[bytes]], bool]:
         """Read what is there: complete messages, and whether the connection is still open."""
         try:
-            data = self._socket.recv(max(_CHUNK, self._missing()))
+            data = self._socket.recv(max(_CHUNK, self._missing))
         except BlockingIOError:
             return [], True
         except OSError:
@@ -127,35 +126,22 @@ class IncomingLink:
             del self._buffer[:SECRET_BYTES]
         return self._messages(), True
 
-    def _missing(self) -> int:
-        """Bytes until the message that has begun is complete, as far as that is known."""
-        layout = self._layout(0) if self._trusted else None
-        return 0 if layout is None else layout[0] + sum(layout[1]) - len(self._buffer)
-
-    def _layout(self, begin: int) -> tuple[int, tuple[int, ...]] | None:
-        """Where the frames of the message at ``begin`` start, and their sizes."""
-        if len(self._buffer) < begin + _COUNT.size:
-            return None
-        (count,) = _COUNT.unpack_from(self._buffer, begin)
-        begin += _COUNT.size
-        if len(self._buffer) < begin + 8 * count:
-            return None
-        return begin + 8 * count, struct.unpack_from(f"<{count}Q", self._buffer, begin)
-
     def _messages(self) -> list[list[bytes]]:
         messages = []
-        begin = 0
-        view = memoryview(self._buffer)
-        while (layout := self._layout(begin)) is not None:
-            start, sizes = layout
-            if len(view) < start + sum(sizes):
-                break
-            frames = []
-            for size in sizes:
-                frames.append(bytes(view[start : start + size]))
-                start += size
-            messages.append(frames)
-            begin = start
-        view.release()
+        self._missing = 0
+        with memoryview(self._buffer) as view:
+            begin, end = 0, len(view)
+            while end - begin >= _HEAD.size:
+                total, count = _HEAD.unpack_from(view, begin)
+                if end - begin < total:
+                    self._missing = total - (end - begin)
+                    break
+                at = begin + _HEAD.size + 8 * count
+                frames = []
+                for size in struct.unpack_from(f"<{count}Q", view, begin + _HEAD.size):
+                    frames.append(bytes(view[at : at + size]))
+                    at += size
+                messages.append(frames)
+                begin += total
         del self._buffer[:begin]
         return messages

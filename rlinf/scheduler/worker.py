@@ -21,11 +21,7 @@ from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.process import current_worker, require_process, take_launching
 from rlinf.scheduler.runtime.attach import adopt, child_launch
-from rlinf.scheduler.runtime.launch import (
-    Launch,
-    register_extensions,
-    register_extensions_once,
-)
+from rlinf.scheduler.runtime.launch import Launch, register_extensions
 from rlinf.scheduler.services.tracer import Tracer, within
 from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
@@ -157,7 +153,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         self._node_local_world_size = placement.local_world_size
         self.global_accelerator_ids = list(launch.info.available_accelerators)
         adopt(self, launch)
-        register_extensions_once()
+        register_extensions(again=False)
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:

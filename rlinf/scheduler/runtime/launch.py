@@ -25,7 +25,7 @@ EXTENSION_VARIABLE = "RLINF_EXT_MODULE"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _registered: set[str] = set()
 
 
@@ -140,34 +140,26 @@ def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def register_extensions() -> None:
+def register_extensions(*, again: bool = True) -> None:
     """Import the module that ``RLINF_EXT_MODULE`` names, if any, and call its ``register()``.
 
-    Raises:
-        SchedulerError: There is no such module, or it has no ``register``.
+    Not ``again`` where this process has: on ``local`` it has many workers.
     """
     name = os.environ.get(EXTENSION_VARIABLE)
-    if not name:
-        return
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SchedulerError(
-            f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be imported. "
-            "Install it, or put its folder on PYTHONPATH, on every node."
-        ) from error
-    if not hasattr(module, "register"):
-        raise SchedulerError(
-            f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add one "
-            "that registers your models and environments."
-        )
-    module.register()
-
-
-def register_extensions_once() -> None:
-    """The same, but once for a module in this process: on ``local`` it has many workers."""
-    name = os.environ.get(EXTENSION_VARIABLE)
     with _lock:
-        if name and name not in _registered:
-            register_extensions()
-            _registered.add(name)
+        if not name or (name in _registered and not again):
+            return
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise SchedulerError(
+                f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be "
+                "imported. Install it, or put its folder on PYTHONPATH, on every node."
+            ) from error
+        if not hasattr(module, "register"):
+            raise SchedulerError(
+                f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add "
+                "one that registers your models and environments."
+            )
+        module.register()
+        _registered.add(name)

@@ -74,10 +74,12 @@ class RegistryService:
         self._ports: dict[tuple[int, int], str] = {}
         self._pins: dict[tuple[str, Hashable], str] = {}
         for name in (
-            "add_group", "remove_group", "group", "register", "lookup", "info", "alive", "started",
-            "launch", "take_port", "add_channel", "channel", "remove_channel", "pin",
+            "add_group", "remove_group", "group", "register", "lookup", "info", "started",
+            "launch", "take_port", "add_channel", "remove_channel", "pin",
         ):  # fmt: skip
             endpoint.register(f"registry.{name}", getattr(self, name))
+        endpoint.register("registry.alive", self._workers.__contains__)
+        endpoint.register("registry.channel", self._channels.get)
 
     def add_group(self, group: GroupRecord, launches: list[Launch]) -> Future[Reply] | None:
         """Announce a group before its processes are up.
@@ -155,10 +157,6 @@ class RegistryService:
         """Claim a port of a node for a worker's life; False if another worker has it."""
         return self._ports.setdefault((node_rank, port), worker) == worker
 
-    def alive(self, name: str) -> bool:
-        """Whether a worker was launched and did not die."""
-        return name in self._workers
-
     def started(self, name: str) -> bool:
         """Whether a worker's process is up."""
         record = self._workers.get(name)
@@ -195,10 +193,6 @@ class RegistryService:
         """Announce a channel; an existing one of that name wins. Returns whether it is new."""
         existing = self._channels.setdefault(record.name, record)
         return existing, existing is record
-
-    def channel(self, name: str) -> ChannelRecord | None:
-        """A channel by name."""
-        return self._channels.get(name)
 
     def remove_channel(self, name: str) -> None:
         """Free the name of a channel."""

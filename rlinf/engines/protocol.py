@@ -15,63 +15,46 @@ from torch import Tensor
 
 from rlinf.data.sequences import Completion
 from rlinf.engines.config import SamplingConfig
-from rlinf.errors import ConfigError
 
 Weights = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """The LoRA adapter that an engine serves on top of its model.
-
-    Args:
-        rank: Inner dimension.
-        alpha: Its output is multiplied by alpha / rank.
-    """
+    """The LoRA adapter that an engine serves on top of its model."""
 
     rank: int
-    alpha: float
+    alpha: float  # its output is multiplied by alpha / rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """Where an engine gets its model from.
 
-    Args:
-        path: Directory in the format of transformers: ``config.json``, safetensors, tokenizer.
-        module: The transformers model itself.
-        shared: Whether somebody else goes on using ``module``: ``hf`` then shares its parameters by
-            reference where they lie, so that a trainer in the same process has nothing to send.
-            Otherwise the module is the engine's own, which moves it to its device.
-        tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
-        lora: Adapter that the engine serves; its tensors come by :meth:`Engine.update_weights`.
-            None: there is none, or it is part of ``module``, or weights arrive merged.
-        dtype: Number format that ``dtype: auto`` of an engine stands for; None: that of the module
-            or directory.
+    Where somebody else goes on using ``module`` (``shared``), ``hf`` shares its parameters by
+    reference where they lie, so that a trainer in the same process has nothing to send. Otherwise
+    the module is the engine's own, which moves it to its device.
     """
 
-    path: Path | None = None
-    module: Any = None
+    path: Path | None = None  # transformers directory: config.json, safetensors, tokenizer
+    module: Any = None  # the transformers model itself
     shared: bool = True
-    tokenizer: Any = None
-    lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
+    tokenizer: Any = None  # for stop strings; None: loaded from `path`
+    lora: Lora | None = None  # that it serves; None: none, part of `module`, or arrives merged
+    dtype: Literal["float32", "bfloat16"] | None = None  # what `auto` of an engine stands for
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCache:
     """What an engine computed of an interrupted sequence, to go on with elsewhere.
 
-    Args:
-        version: Of the weights in use when it was interrupted; of no use under others.
-        shapes: Of the keys (K, T, D) and values (K, T, V) of each layer in turn: K heads, T tokens
-            of prompt and completion that were computed, mostly all but the last.
-        numbers: All of them one after the other, on the host: one tensor travels faster than many.
+    These are the keys (K, T, D) and values (K, T, V) of each layer in turn: K heads, T tokens of
+    prompt and completion that were computed, mostly all but the last.
     """
 
-    version: int
+    version: int  # of the weights in use when it was interrupted; of no use under others
     shapes: tuple[tuple[int, ...], ...]
-    numbers: Tensor
+    numbers: Tensor  # all, one after the other, on the host: one tensor travels faster than many
 
     @property
     def tokens(self) -> int:
@@ -80,8 +63,7 @@ class KeptCache:
 
     def parts(self) -> list[Tensor]:
         """Keys and values of each layer in turn, without a copy."""
-        sizes = [math.prod(shape) for shape in self.shapes]
-        pieces = torch.split(self.numbers, sizes)
+        pieces = torch.split(self.numbers, [math.prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(pieces, self.shapes, strict=True)]
 
 
@@ -89,42 +71,27 @@ class KeptCache:
 class GenerationRequest:
     """One completion to be generated.
 
-    Args:
-        request_id: Chosen by the caller; no two unfinished requests have the same.
-        prompt_tokens: [P] int64, unpadded, P >= 1.
-        seed: Seed of the sampling, not negative. Requests of a group share their prompt and differ
-            in this.
-        sampling: How the tokens are drawn.
-        partial: The beginning of the completion, from an abort, to be continued; its length counts
-            for ``max_new_tokens``.
-        cache: What an engine gave with ``partial``; passed over by one that has no use for it.
-        turn_ends: Tokens that end the completion besides those of ``sampling``.
-        keep_cache: Whether the caches of a completion that a stop token or text ended are wanted.
+    With ``partial``, its beginning, from an abort, it is continued, and that length counts for
+    ``max_new_tokens``; ``cache``, which came along, is passed over by who has no use for it.
     """
 
-    request_id: int
-    prompt_tokens: np.ndarray
-    seed: int
+    request_id: int  # chosen by the caller; no two unfinished requests have the same
+    prompt_tokens: np.ndarray  # [P] int64, unpadded, P >= 1
+    seed: int  # not negative; requests of a group share all but this
     sampling: SamplingConfig
     partial: Completion | None = None
     cache: KeptCache | None = None
-    turn_ends: tuple[int, ...] = ()
-    keep_cache: bool = False
+    turn_ends: tuple[int, ...] = ()  # tokens that end it besides those of `sampling`
+    keep_cache: bool = False  # whether its caches are wanted where a stop token or text ended it
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedCompletion:
-    """A completion that ended, or was aborted.
-
-    Args:
-        request_id: Of its request.
-        completion: Tokens from the first one, those of ``partial`` included.
-        cache: What :meth:`Engine.interrupt` gives along, or a request asked for; otherwise None.
-    """
+    """A completion that ended, or was aborted."""
 
     request_id: int
-    completion: Completion
-    cache: KeptCache | None = None
+    completion: Completion  # from its first token on, those of ``partial`` included
+    cache: KeptCache | None = None  # given by `Engine.interrupt`, or where the request asked for it
 
 
 class Engine(ABC):
@@ -139,8 +106,7 @@ class Engine(ABC):
     """Whether an aborted sequence, continued under the same weights, is what it would have been."""
 
     carries_caches: bool = False
-    """Whether the engine gives caches along, with which a completion is continued without
-    computing its tokens again."""
+    """Whether it gives caches along that save computing the tokens of a completion again."""
 
     keeps_stale_caches: bool = False
     """Whether running sequences go on with caches of old weights after an update."""
@@ -225,15 +191,9 @@ class Engine(ABC):
     def adopt_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights as :meth:`update_weights` does, by tensors that may be kept.
 
-        An engine that can compute with them where they lie takes them in place of its own. The
-        caller may write new values into them between two steps, and then calls this again.
-
-        Args:
-            weights: As for :meth:`update_weights`; they are never written to.
-            version: Number of the new weights.
-
-        Raises:
-            ValueError: A name is unknown or missing, or a shape differs.
+        An engine that can compute with them where they lie takes them in place of its own, and
+        never writes to them. The caller may write new values into them between two steps, and then
+        calls this again.
         """
         self.update_weights(weights, version)
 
@@ -275,37 +235,3 @@ class Engine(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def check_request(request: GenerationRequest, *, context: int | None, vocabulary: int) -> None:
-    """Refuse a request that no engine can serve.
-
-    Args:
-        request: The request.
-        context: Longest prompt plus completion of the model; None: unbounded.
-        vocabulary: V, rows of its embedding.
-
-    Raises:
-        ConfigError: It would be longer than the context of the model.
-        ValueError: The prompt is empty or holds a token that is not one, the seed is negative, or
-            the partial completion has nothing to be continued.
-    """
-    prompt, sampling = request.prompt_tokens, request.sampling
-    if prompt.ndim != 1 or not len(prompt):
-        raise ValueError(f"prompt_tokens of shape {prompt.shape}, expected [P] with P >= 1")
-    if prompt.min() < 0 or prompt.max() >= vocabulary:
-        raise ValueError(f"a prompt token is not within the {vocabulary} of the model")
-    if request.seed < 0:
-        raise ValueError(f"seed {request.seed} is negative")
-    longest = len(prompt) + sampling.max_new_tokens
-    if context is not None and longest > context:
-        raise ConfigError(
-            f"{sampling.max_new_tokens} new tokens after a prompt of {len(prompt)} exceed the "
-            f"model's context of {context}; nearest: {max(context - len(prompt), 0)}",
-            key="max_new_tokens",
-        )
-    if request.partial is not None and len(request.partial) >= sampling.max_new_tokens:
-        raise ValueError(
-            f"a partial completion of {len(request.partial)} tokens leaves none of "
-            f"max_new_tokens {sampling.max_new_tokens}"
-        )

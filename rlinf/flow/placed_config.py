@@ -25,7 +25,7 @@ from rlinf.flow.plan import (
     Residency,
     read_plan_choice,
 )
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.scheduler.accelerators import installed_accelerators
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.errors import SchedulerError
@@ -29,14 +29,9 @@ Ticket = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Parties:
-    """The two groups of a synchronisation.
+    """The two groups of a synchronisation, by name, and how many ranks each has, from 0.
 
-    Args:
-        sender: Name of the group that has the weights.
-        receiver: Name of the group that needs them.
-        receivers: Number of receiving ranks, from 0.
-        senders: Number of sending ranks, from 0, which all have equal weights; receiver r is served
-            by rank r modulo this.
+    All sending ranks have equal weights; receiver r is served by rank r modulo ``senders``.
     """
 
     sender: str
@@ -61,8 +56,7 @@ class Place:
 
     node: int
     process: int
-    in_process: bool
-    """Whether messages within the process are passed by reference."""
+    in_process: bool  # whether messages within the process are passed by reference
 
     @classmethod
     def here(cls, worker: Worker) -> Place:
@@ -73,30 +67,23 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A receiver asks for weights.
-
-    Args:
-        rank: Rank of the receiver.
-        ticket: Repeated by the answer.
-        place: Where the receiver runs.
-        base: Snapshot that the receiver's weights equal; None: any other weights.
-        targets: Shapes and types of the receiver's tensors by name; None: it takes what comes.
-    """
+    """A receiver asks for weights."""
 
     rank: int
-    ticket: Ticket
+    ticket: Ticket  # repeated by the answer
     place: Place
-    base: Any
-    targets: Targets | None
+    base: Any  # snapshot that its weights equal; None: any other weights
+    targets: Targets  # shapes and types of its tensors; of others it takes what comes
 
 
 @dataclass(frozen=True)
 class Header:
-    """An update begins."""
+    """An update begins, or is given up."""
 
     tickets: Mapping[int, Ticket]
     version: int
     body: Any
+    given_up: str = ""  # why
 
 
 @dataclass(frozen=True)
@@ -106,38 +93,17 @@ class Part:
     body: Any
 
 
-@dataclass(frozen=True)
-class Abort:
-    """The sender gave an update up."""
-
-    tickets: Mapping[int, Ticket]
-    version: int
-    reason: str
-
-
-@dataclass
 class SenderLink:
-    """The sender's end.
+    """The sender's end."""
 
-    Args:
-        worker: Worker that sends.
-        parties: The two groups.
-    """
-
-    worker: Worker
-    parties: Parties
-    tickets: dict[int, Ticket] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rank = self.worker.worker_info.rank
-        self.receivers = self.parties.served_by(self.rank)
+    def __init__(self, worker: Worker, parties: Parties) -> None:
+        self.worker, self.parties = worker, parties
+        self.tickets: dict[int, Ticket] = {}
+        self.rank = worker.worker_info.rank
+        self.receivers = parties.served_by(self.rank)
 
     def requests(self) -> list[Request]:
-        """Wait until every receiver has asked.
-
-        Raises:
-            SchedulerError: A receiver died, or did not ask within the deadline.
-        """
+        """Wait until every receiver has asked; a SchedulerError where one died or is too late."""
         asked = [self.worker.recv(self.parties.receiver, rank) for rank in self.receivers]
         self.tickets = {request.rank: request.ticket for request in asked}
         return asked
@@ -154,7 +120,8 @@ class SenderLink:
         """Tell the receivers that the update will not be completed."""
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(SchedulerError):  # a dead receiver needs no message
-            self._tell(Abort(self.tickets, version, reason))
+            why = f"the sender gave up version {version}: {reason}"
+            self._tell(Header(self.tickets, version, None, why))
 
     def confirmations(self) -> None:
         """Wait until every receiver has confirmed."""
@@ -165,7 +132,7 @@ class SenderLink:
         """Whether a receiver lives."""
         return self.worker.check_worker_alive(f"{self.parties.receiver}:{receiver}")
 
-    def _tell(self, message: Header | Part | Abort) -> None:
+    def _tell(self, message: Header | Part) -> None:
         if self.receivers:
             source = (self.parties.sender, self.rank)
             self.worker.broadcast(
@@ -174,43 +141,23 @@ class SenderLink:
 
 
 class ReceiverLink:
-    """A receiver's end.
-
-    Args:
-        worker: Worker that receives.
-        parties: The two groups.
-    """
+    """A receiver's end: ``index`` is its place among the ``peers`` that its sender serves."""
 
     def __init__(self, worker: Worker, parties: Parties) -> None:
-        self._worker = worker
-        self._parties = parties
+        self._worker, self._parties = worker, parties
         self.rank = worker.worker_info.rank
         self._sender = parties.sender_of(self.rank)
-        self._peers = parties.served_by(self._sender)
-        self._identity = secrets.token_hex(4)
-        self._asked = 0
+        self.sender_name = f"{parties.sender}:{self._sender}"
+        self.peers = parties.served_by(self._sender)
+        self.index = self.peers.index(self.rank)
+        self._ticket = secrets.token_hex(4), 0
 
-    @property
-    def sender_name(self) -> str:
-        """Name of the sender."""
-        return f"{self._parties.sender}:{self._sender}"
-
-    @property
-    def index(self) -> int:
-        """Place of this receiver among those of its sender."""
-        return self._peers.index(self.rank)
-
-    @property
-    def peers(self) -> int:
-        """Receivers of that sender, this one included."""
-        return len(self._peers)
-
-    def ask(self, base: Any, targets: Targets | None) -> None:
+    def ask(self, base: Any, targets: Targets) -> None:
         """Ask for weights."""
-        self._asked += 1
+        self._ticket = self._ticket[0], self._ticket[1] + 1
         request = Request(
             rank=self.rank,
-            ticket=(self._identity, self._asked),
+            ticket=self._ticket,
             place=Place.here(self._worker),
             base=base,
             targets=targets,
@@ -218,44 +165,33 @@ class ReceiverLink:
         self._worker.send(request, self._parties.sender, self._sender)
 
     def header(self) -> Header:
-        """The beginning of the update that was asked for; older messages are dropped.
-
-        Raises:
-            WeightSyncError: The sender gave the update up.
-            SchedulerError: It died, or nothing came within the deadline.
-        """
+        """The beginning of the update that was asked for; older messages are dropped."""
         while True:
             message = self._next()
-            if isinstance(message, Part) or not self._answers(message.tickets):
+            if isinstance(message, Part):
                 continue
-            if isinstance(message, Header):
-                return message
-            raise _given_up(message)
+            # Without tickets it is for anyone.
+            if message.tickets and message.tickets.get(self.rank) != self._ticket:
+                continue
+            if message.given_up:
+                raise WeightSyncError(message.given_up)
+            return message
 
     def part(self) -> Any:
         """What comes next of the update; raises as :meth:`header`."""
         message = self._next()
         if isinstance(message, Part):
             return message.body
-        if isinstance(message, Abort):
-            raise _given_up(message)
-        raise WeightSyncError("another update began before this one was complete")
+        another = "another update began before this one was complete"
+        raise WeightSyncError(message.given_up or another)
 
     def confirm(self) -> None:
         """Tell the sender that this receiver is done."""
         self._worker.send(None, self._parties.sender, self._sender)
 
-    def _answers(self, tickets: Mapping[int, Ticket]) -> bool:
-        """Whether a message is for this receiver's question; without tickets it is for anyone."""
-        return not tickets or tickets.get(self.rank) == (self._identity, self._asked)
-
-    def _next(self) -> Header | Part | Abort:
+    def _next(self) -> Header | Part:
         source = (self._parties.sender, self._sender)
-        message: Header | Part | Abort = self._worker.broadcast(
-            None, groups=[source, (self._parties.receiver, self._peers)], src=source
+        message: Header | Part = self._worker.broadcast(
+            None, groups=[source, (self._parties.receiver, self.peers)], src=source
         )
         return message
-
-
-def _given_up(abort: Abort) -> WeightSyncError:
-    return WeightSyncError(f"the sender gave up version {abort.version}: {abort.reason}")

@@ -3,11 +3,16 @@
 The sender keeps a snapshot of what it sent, in the receivers' types: an optimizer step that is too
 small to change a bfloat16 number costs nothing. Invariant: after an update the receiver equals the
 snapshot, bit by bit, and the snapshot the sender's weights in the receivers' types.
+
+Entries are compared by bit pattern, so that NaN equals itself and −0.0 differs from 0.0. Positions
+are those in the flattened tensor, in rising order; per tensor they are cast to the smallest
+unsigned integer type that holds them or, delta-encoded, their distances.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,35 +21,25 @@ import torch
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
-from rlinf.weight_sync.bucket import Buckets
-from rlinf.weight_sync.buckets import HostPool, plan_buckets, unpack
+from rlinf.weight_sync.bucket import Buckets, HostPool, plan_buckets, unpack
 from rlinf.weight_sync.config import PatchConfig
 from rlinf.weight_sync.errors import VersionSkewError, WeightSyncError
-from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
 from rlinf.weight_sync.link import Header, Request
-from rlinf.weight_sync.patch_codec import (
-    Change,
-    Patch,
-    bit_pattern,
-    decode,
-    encode,
-    update_snapshot,
-)
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
+
+_BLOCK_ELEMENTS = 1 << 17  # compared at once: few enough to stay in the cache of a core
+_ALIGNMENT = 8
+_PATTERNS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WIDTHS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Names a snapshot.
+    """Names a snapshot."""
 
-    Args:
-        identity: Of the sender: another one's version 3 has other weights.
-        number: Counts its snapshots.
-        version: Version of the weights.
-    """
-
-    identity: str
-    number: int
+    identity: str  # of the sender: another one's version 3 has other weights
+    number: int  # counts its snapshots
     version: int
 
 
@@ -73,7 +68,7 @@ class PatchSender(WeightSender[PatchConfig]):
         self._identity = secrets.token_hex(8)
         self._count = 0
         self._base: Base | None = None
-        self._layout: Layout | None = None
+        self._layout: ByteLayout | None = None
         self._snapshot = torch.empty(0, dtype=torch.uint8)
         self._dense_left = 0
 
@@ -92,16 +87,17 @@ class PatchSender(WeightSender[PatchConfig]):
             self._dense_left = max(0, self._dense_left - 1)
         if patch is not None and base is not None:
             self._link.header(version, Changes(patch=patch, before=base, after=after))
-            sent = Sent(version=version, kind="patch", nbytes=patch.nbytes, density=density)
+            kind, nbytes = "patch", patch.nbytes
         else:
-            nbytes = self._send_whole(weights, layout, after)
-            sent = Sent(version=version, kind="bucket", nbytes=nbytes, density=density)
+            kind, nbytes = "bucket", self._send_whole(weights, layout, after)
         self._base = after
-        return sent
+        return Sent(version=version, kind=kind, nbytes=nbytes, density=density)
 
-    def _difference(self, weights: dict[str, Tensor], layout: Layout) -> tuple[Patch | None, float]:
+    def _difference(
+        self, weights: dict[str, Tensor], layout: ByteLayout
+    ) -> tuple[Patch | None, float]:
         """The patch, None where all weights are smaller, and the density of what was compared."""
-        changes, nbytes, entries, compared = [], 0, 0, 0
+        changes, nbytes, entries, compared, most = [], 0, 0, 0, max(layout.nbytes, 1)
         for ordinal, entry in enumerate(layout.owners):
             flat = entry.view(self._snapshot).view(-1)
             positions, values = update_snapshot(weights[entry.name], flat, entry.dtype)
@@ -110,15 +106,12 @@ class PatchSender(WeightSender[PatchConfig]):
             entries += positions.size
             compared += entry.numel
             nbytes += values.nbytes
-            if nbytes >= layout.nbytes:
-                break  # the values alone are too much
-        density = entries / max(compared, 1)
-        if nbytes >= max(layout.nbytes, 1):
-            return None, density
+            if nbytes >= most:  # the values alone are too much
+                return None, entries / compared
         patch = encode(changes, delta=self._config.delta_encoding)
-        return (patch if patch.nbytes < max(layout.nbytes, 1) else None), density
+        return (patch if patch.nbytes < most else None), entries / max(compared, 1)
 
-    def _send_whole(self, weights: dict[str, Tensor], layout: Layout, after: Base) -> int:
+    def _send_whole(self, weights: dict[str, Tensor], layout: ByteLayout, after: Base) -> int:
         if layout != self._layout:
             self._layout = layout
             self._snapshot = torch.empty(layout.nbytes, dtype=torch.uint8)
@@ -140,7 +133,7 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._held: Base | None = None
-        self._layout = Layout(())
+        self._layout = ByteLayout(())
         self._tensors: dict[str, Tensor] = {}
         if self._config.in_place and self._targets is None:
             raise WeightSyncError(
@@ -151,12 +144,12 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
     def _base(self) -> Base | None:
         return self._held
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         if isinstance(header.body, Whole):
             self._take(header.body)
         else:
             self._patch(header.body)
-        return Update(dict(self._tensors), header.version)
+        return ReceivedWeights(dict(self._tensors), header.version)
 
     def _take(self, whole: Whole) -> None:
         """Replace all weights, once all buckets are here."""
@@ -173,11 +166,7 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
         self._held = whole.base
 
     def _patch(self, changes: Changes) -> None:
-        """Write what changed.
-
-        Raises:
-            VersionSkewError: The patch is for other weights; the next request is for all.
-        """
+        """Write what changed; where that is for other weights, the next request is for all."""
         if changes.before != self._held:
             held, self._held = self._held, None
             mine = "no version" if held is None else f"version {held.version}"
@@ -212,19 +201,133 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
         return {offset: list(tensors.values()) for offset, tensors in found.items()}
 
 
-def _own(targets: Any, layout: Layout) -> dict[str, Tensor]:
-    """The receiver's own tensors.
-
-    Raises:
-        WeightSyncError: One is missing, or cannot be written by position.
-    """
+def _own(targets: Any, layout: ByteLayout) -> dict[str, Tensor]:
+    """The receiver's own tensors, which are to be written by position."""
     found = {}
     for entry in layout.entries:
         tensor = targets.get(entry.name)
-        usable = tensor is not None and tensor.is_contiguous() and tensor.device.type == "cpu"
-        if not usable:
+        if tensor is None or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise WeightSyncError(
                 f"{entry.name} is no contiguous CPU tensor of the receiver; set in_place to false"
             )
         found[entry.name] = tensor.detach()
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Changed entries of one tensor."""
+
+    ordinal: int  # number of the tensor
+    positions: np.ndarray  # [n] int64, rising
+    values: np.ndarray  # [n] integers, the new bit patterns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Changes of all tensors; K of them changed."""
+
+    ordinals: np.ndarray  # [K] numbers of the tensors
+    counts: np.ndarray  # [K] changed entries of each
+    firsts: np.ndarray  # [K] position of the first one
+    widths: np.ndarray  # [K] bytes of an encoded position
+    delta: bool  # whether positions are encoded as distances to the one before
+    data: np.ndarray  # uint8: of each tensor its positions, then its values, each padded to 8 bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        arrays = (self.ordinals, self.counts, self.firsts, self.widths, self.data)
+        return sum(array.nbytes for array in arrays)
+
+
+def bit_pattern(flat: Tensor) -> np.ndarray:
+    """A contiguous CPU tensor as [n] integers of its element size, without a copy.
+
+    Complex numbers of 16 bytes are two integers each.
+    """
+    width = min(flat.dtype.itemsize, max(_PATTERNS))
+    array: np.ndarray = flat.view(-1).view(_PATTERNS[width]).numpy()
+    return array
+
+
+def update_snapshot(
+    new: Tensor, snapshot: Tensor, dtype: torch.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find what changed in the sender's tensor, and take it over into the snapshot.
+
+    Args:
+        new: The tensor of the sender.
+        snapshot: [n] flat, in the type of the receiver; changed in place.
+        dtype: That type.
+
+    Returns:
+        Positions [m] int64 and bit patterns [m] of the changed entries.
+    """
+    source = new.cpu().contiguous().view(-1)
+    positions, values = [], []
+    for begin in range(0, source.numel(), _BLOCK_ELEMENTS):
+        part = slice(begin, begin + _BLOCK_ELEMENTS)
+        now, before = bit_pattern(source[part].to(dtype)), bit_pattern(snapshot[part])
+        found = np.flatnonzero(now != before)
+        if found.size:
+            changed = now[found]
+            before[found] = changed
+            values.append(changed)
+            positions.append(found + begin * (len(now) // (source[part].numel() or 1)))
+    if not positions:
+        return np.zeros(0, np.int64), bit_pattern(snapshot[:0])
+    return np.concatenate(positions), np.concatenate(values)
+
+
+def encode(changes: Sequence[Change], *, delta: bool) -> Patch:
+    """Put changes into flat arrays: at most one per tensor, none of them empty."""
+    arrays: list[np.ndarray] = []
+    widths = []
+    for change in changes:
+        numbers = np.diff(change.positions) if delta else change.positions[1:]
+        highest = int(numbers.max()) if numbers.size else 0
+        width = next(width for width in _WIDTHS if highest < 1 << 8 * width)
+        widths.append(width)
+        arrays += [_padded(numbers.astype(f"u{width}")), _padded(change.values)]
+    return Patch(
+        ordinals=np.array([change.ordinal for change in changes], np.int64),
+        counts=np.array([len(change.positions) for change in changes], np.int64),
+        firsts=np.array([change.positions[0] for change in changes], np.int64),
+        widths=np.array(widths, np.uint8),
+        delta=delta,
+        data=np.concatenate(arrays) if arrays else np.zeros(0, np.uint8),
+    )
+
+
+def decode(patch: Patch, value_dtype: Callable[[int], np.dtype]) -> Iterator[Change]:
+    """The changes that were encoded; a WeightSyncError where the patch is damaged.
+
+    ``value_dtype`` gives the integer type of the bit patterns of a tensor, by its number.
+    """
+    at = 0
+    columns = zip(patch.ordinals, patch.counts, patch.firsts, patch.widths, strict=True)
+    for ordinal, count, first, width in columns:
+        kind = value_dtype(int(ordinal))
+        numbers, at = _take(patch.data, at, np.dtype(f"u{width}"), int(count) - 1)
+        values, at = _take(patch.data, at, kind, int(count))
+        positions = np.empty(int(count), np.int64)
+        positions[0], positions[1:] = first, numbers
+        if patch.delta:
+            np.cumsum(positions, out=positions)
+        yield Change(ordinal=int(ordinal), positions=positions, values=values)
+    if at != patch.data.size:
+        raise WeightSyncError(f"a patch of {at} bytes came with {patch.data.size}")
+
+
+def _padded(array: np.ndarray) -> np.ndarray:
+    raw = array.view(np.uint8)
+    missing = -raw.size % _ALIGNMENT
+    return np.concatenate([raw, np.zeros(missing, np.uint8)]) if missing else raw
+
+
+def _take(data: np.ndarray, at: int, kind: np.dtype, count: int) -> tuple[np.ndarray, int]:
+    end = at + kind.itemsize * count
+    if end > data.size:
+        raise WeightSyncError(f"a patch ends at byte {data.size}, {end} were announced")
+    return data[at:end].view(kind), end + -end % _ALIGNMENT

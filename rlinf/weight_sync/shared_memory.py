@@ -17,9 +17,9 @@ from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.weight_sync.config import SharedMemoryConfig
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
 from rlinf.weight_sync.link import Header, Place, Request
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 from rlinf.weight_sync.shared_block import MOST_READERS, BlockReader, BlockWriter
 
 
@@ -56,10 +56,10 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         ) as tensors:
             for entry in layout.owners:
                 tensors[entry.name].copy_(weights[entry.name])
-        self._link.header(version, str(writer.path))
+        self._link.header(version, (writer.path, layout))
         return Sent(version=version, kind="shared_memory", nbytes=layout.nbytes)
 
-    def _writer_for(self, layout: Layout) -> BlockWriter:
+    def _writer_for(self, layout: ByteLayout) -> BlockWriter:
         old = self._writer
         if old is not None and old.layout == layout:
             return old
@@ -88,22 +88,23 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
     """Reads the newest update in the sender's block."""
 
     _reader: BlockReader | None = None
-    _path: str | None = None
+    _path: Path | None = None
     _update = 0
     _asked = False
 
     def _open(self) -> Header:
         if not self._asked:
-            self._link.ask(None, self._wanted())
+            self._ask()
             self._asked = True
         return self._link.header()
 
-    def _receive(self, header: Header) -> Update:
-        if self._reader is None or self._path != header.body:
-            self._reader, self._path = BlockReader(Path(header.body), self._link.index), header.body
+    def _receive(self, header: Header) -> ReceivedWeights:
+        path, layout = header.body
+        if self._reader is None or self._path != path:
+            self._reader, self._path = BlockReader(path, self._link.index, layout), path
         return self._read(self._reader)
 
-    def latest(self) -> Update | None:
+    def latest(self) -> ReceivedWeights | None:
         """The newest update, without waiting for the sender; None if this receiver has it.
 
         It is for a receiver that asks between two steps whether there is something new. The send
@@ -116,10 +117,10 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
         self.version = update.version
         return update
 
-    def _read(self, reader: BlockReader) -> Update:
+    def _read(self, reader: BlockReader) -> ReceivedWeights:
         read = reader.copy if self._config.reads == "copy" else reader.view
         weights, version, self._update = read()
-        return Update(weights, version)
+        return ReceivedWeights(weights, version)
 
     def release(self) -> None:
         """Let the sender overwrite what this receiver was looking at."""

@@ -60,25 +60,17 @@ class Cluster(NodeTable, ClusterMembers):
     ) -> None:
         if self._ready:
             return
+        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
+        self.distributed_log_dir = distributed_log_dir
+        self._services: DriverServices | None = None
         try:
-            self._start(num_nodes, cluster_cfg, distributed_log_dir)
+            if num_nodes is None and cluster_cfg is None:
+                self._attach()
+            else:
+                self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
             type(self)._instance = None
             raise
-
-    def _start(
-        self,
-        num_nodes: int | None,
-        cluster_cfg: DictConfig | Mapping[str, Any] | ClusterConfig | None,
-        log_directory: str | None,
-    ) -> None:
-        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
-        self.distributed_log_dir = log_directory
-        self._services: DriverServices | None = None
-        if num_nodes is None and cluster_cfg is None:
-            self._attach()
-        else:
-            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:

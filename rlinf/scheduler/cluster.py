@@ -15,15 +15,13 @@ from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
-from rlinf.scheduler.services.driver import DriverServices
 from rlinf.scheduler.services.leases import LeaseTicket
+from rlinf.scheduler.services.registry import DriverServices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
-    from rlinf.scheduler.runtime.launch import Launch
-    from rlinf.scheduler.services.registry import GroupRecord
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
@@ -158,13 +156,6 @@ class Cluster(NodeTable, ClusterMembers):
         name = holder if isinstance(holder, str) else holder.get_name()
         wanted = tuple(devices)
         return LeaseTicket(require_process().ask_driver("lease.reserve", name, wanted), wanted)
-
-    def register_group(self, record: GroupRecord, launches: list[Launch]) -> None:
-        """Announce a group whose workers are about to start."""
-        process = require_process()
-        infos = [launch.info for launch in launches]
-        process.ask_driver("registry.add_group", record, infos)
-        process.ask_driver("cluster.remember", launches)
 
     def close_group(self, name: str, handles: list[WorkerHandle]) -> None:
         """End the workers of a group and free its name."""

@@ -169,7 +169,7 @@ def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
         import gymnasium
         from gymnasium import spaces
 
-        from rlinf.envs.registry import REGISTRY
+        from rlinf.envs.base import REGISTRY
 
         class Flat(gymnasium.Wrapper):  # type: ignore[type-arg]
             """The adapter's states as a plain Box, with the recipe's step limit."""

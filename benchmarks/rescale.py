@@ -46,7 +46,7 @@ from rescale_simulation import Setting, best_static, play
 from scenarios import find_scenario
 from suspension import resume, suspend
 
-from rlinf.algorithms.registry import REGISTRY
+from rlinf.algorithms.base_config import REGISTRY
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.models.language import load_tokenizer
 from rlinf.rescale.joining_ranks import JoiningRanks

@@ -1,16 +1,13 @@
-"""What the config sections of algorithms share; imports no torch, so that a recipe is checked at
-once.
+"""What the config sections of algorithms share, and which algorithms exist; imports no torch.
 
 Algorithms train two *families* of policies: for actions (robots) and for tokens (language models).
-A key has one meaning. One that only one family understands, or whose default differs, is declared
-by :func:`by_family`; the section of a run is validated for the run's family, which refuses the
-other family's keys and fills in its own defaults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationInfo, model_validator
@@ -18,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.config.registry import load_attribute
+from rlinf.config.registry import Registry, load_attribute
+from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
@@ -42,7 +40,7 @@ else:
 
 
 def by_family(*, nullable: bool = False, **arguments: Any) -> Any:
-    """A field that has a default of its own in each family that understands it.
+    """A field with a default for each family that understands it; the other one refuses the key.
 
     Args:
         nullable: Whether null is a value of its own and not just the default.
@@ -75,7 +73,7 @@ class AlgorithmConfig(StrictModel):
 
     @property
     def family(self) -> Family | None:
-        """For which the section was validated; None: none yet."""
+        """For which the section was validated."""
         return self._family
 
     @property
@@ -94,11 +92,7 @@ class AlgorithmConfig(StrictModel):
         return False
 
     def of_family(self, family: Family) -> Self:
-        """The section with the defaults of a family.
-
-        Raises:
-            pydantic.ValidationError: The algorithm, or a key, is not for this family.
-        """
+        """The section with the defaults of a family; an error where a key is not for it."""
         if self._family == family:
             return self
         given = {name: getattr(self, name) for name in self.model_fields_set}
@@ -109,10 +103,8 @@ class AlgorithmConfig(StrictModel):
 
         Args:
             family: Whose policy is trained; None: the section was validated for it.
-            group_size: Consecutive environments that share their reset states.
-
-        Raises:
-            ConfigError: the algorithm needs another group size.
+            group_size: Consecutive environments that share their reset states; a ConfigError where
+                the algorithm needs another one.
         """
         config = self if family is None else self.of_family(family)
         if config._family is None:
@@ -148,12 +140,7 @@ class AlgorithmConfig(StrictModel):
 
 @dataclass(frozen=True, eq=False)
 class FamilySection(Component):
-    """Annotation of a run's algorithm section: it is validated for the family of the run.
-
-    Args:
-        registry: The known algorithms.
-        family: Whose policies the run trains.
-    """
+    """Annotation of a run's algorithm section: it is validated for the family of the run."""
 
     family: Family
 
@@ -265,19 +252,15 @@ class PolicyConfig(AlgorithmConfig):
     @model_validator(mode="after")
     def _check_aggregation(self) -> Self:
         constant = self.loss_agg_func == "seq-mean-token-sum-norm"
-        if constant and self.loss_agg_length is None:
-            raise illegal(
-                "loss_agg_length",
-                "seq-mean-token-sum-norm divides by a constant length",
-                hint="write the largest number of new tokens",
-            )
-        if not constant and self.loss_agg_length is not None:
-            raise illegal(
-                "loss_agg_length",
-                f"has no effect with loss_agg_func: {self.loss_agg_func}",
-                hint="write null, or loss_agg_func: seq-mean-token-sum-norm",
-            )
-        return self
+        if constant == (self.loss_agg_length is not None):
+            return self
+        if constant:
+            reason = "seq-mean-token-sum-norm divides by a constant length"
+            hint = "write the largest number of new tokens"
+        else:
+            reason = f"has no effect with loss_agg_func: {self.loss_agg_func}"
+            hint = "write null, or loss_agg_func: seq-mean-token-sum-norm"
+        raise illegal("loss_agg_length", reason, hint=hint)
 
     @model_validator(mode="after")
     def _check_importance_sampling(self) -> Self:
@@ -321,19 +304,49 @@ class ClippedConfig(PolicyConfig):
 
 
 def refuse_unused(config: AlgorithmConfig, keys: Iterable[str], *, without: str) -> None:
-    """Refuse keys that do nothing.
-
-    Args:
-        config: The section.
-        keys: Keys that must have their default.
-        without: The key and value that they depend on.
-
-    Raises:
-        pydantic_core.PydanticCustomError: One of them has another value.
-    """
+    """Refuse keys with another value than their default, which have no effect ``without`` one."""
     for key in keys:
         field = type(config).model_fields[key]
         default = _families(field).get("families", {}).get(config.family, field.default)
         if getattr(config, key) != default:
             hint = f"write {without}, or leave it at {default}"
             raise illegal(key, f"has no effect without {without}", hint=hint)
+
+
+ALGORITHMS = {
+    "ppo": "rlinf.algorithms.config:PPOConfig",
+    "grpo": "rlinf.algorithms.config:GRPOConfig",
+    "dapo": "rlinf.algorithms.config:DAPOConfig",
+    "dr_grpo": "rlinf.algorithms.config:DrGRPOConfig",
+    "reinforce_pp": "rlinf.algorithms.config:ReinforcePPConfig",
+    "rloo": "rlinf.algorithms.config:RLOOConfig",
+    "gspo": "rlinf.algorithms.config:GSPOConfig",
+    "cispo": "rlinf.algorithms.config:CISPOConfig",
+    "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
+    "sac": "rlinf.algorithms.config:SACConfig",
+}
+"""A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its
+config class."""
+
+_FORMER_GROUP = "rlinf.token_algorithms"
+
+
+class AlgorithmRegistry(Registry[AlgorithmConfig]):
+    """The algorithms; one that a package offers in a group that is not read is refused by name."""
+
+    def load(self, name: str) -> type[AlgorithmConfig]:
+        """See :meth:`Registry.load`."""
+        if name not in self.names() and entry_points(group=_FORMER_GROUP, name=name):
+            raise ConfigError(
+                f"algorithm `{name}` is offered in the entry-point group {_FORMER_GROUP}, which is "
+                "not read; its package must name it in rlinf.algorithms"
+            )
+        return super().load(name)
+
+
+REGISTRY = AlgorithmRegistry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)
+
+ActionAlgorithm = Annotated[AlgorithmConfig, FamilySection(REGISTRY, "actions")]
+"""The algorithm section of a run that trains policies for actions."""
+TokenAlgorithm = Annotated[PolicyConfig, FamilySection(REGISTRY, "tokens")]
+"""The algorithm section of a run that trains language models."""

@@ -60,13 +60,7 @@ class Batch:
 
     @classmethod
     def of(cls, *, inputs: Mapping[str, Tensor], mask: Tensor, **columns: Any) -> Batch:
-        """A batch of what was not sampled: columns that are not given hold 0, ``valid`` True.
-
-        Args:
-            inputs: As above.
-            mask: [N, K].
-            **columns: Any others.
-        """
+        """A batch of what was not sampled: columns that are not given hold 0, ``valid`` True."""
         rows, device = len(mask), mask.device
         flags = torch.zeros(rows, dtype=torch.bool, device=device)
         filled = {
@@ -108,15 +102,8 @@ class Batch:
         return Batch(**changed)
 
     def fold(self, per_dimension: Tensor) -> Tensor:
-        """Log-probs of the terms, as :attr:`log_probs` has them.
-
-        Args:
-            per_dimension: [N, C, A], of each action dimension, which are summed over primitive
-                actions or chunks where these are the terms; or [N, K] already.
-
-        Raises:
-            ValueError: K is neither C·A, C nor 1.
-        """
+        """Log-probs [N, K] of the terms from [N, C, A] of each action dimension, which are summed
+        over primitive actions or chunks where these are the terms; [N, K] stay as they are."""
         if per_dimension.ndim == 2:
             return per_dimension
         terms = self.mask.shape[1]
@@ -132,7 +119,7 @@ class Batch:
 
     def staleness(self) -> Tensor | None:
         """[N, K] int64, phases between the weights that acted and those that the phase begins
-        with; None before the trainer says which these are."""
+        with; None where these are not known."""
         return None if self.version is None else self.version - self.versions
 
     def tensors(self) -> dict[str, Tensor]:

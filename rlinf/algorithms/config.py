@@ -1,8 +1,4 @@
-"""The config section of each algorithm; imports no torch, so that a recipe is checked at once.
-
-:mod:`~rlinf.algorithms.base_config` holds what all understand; the classes here say what is special
-about each, mostly other defaults.
-"""
+"""The config section of each algorithm: what is special about it, mostly other defaults."""
 
 from __future__ import annotations
 

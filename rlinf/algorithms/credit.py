@@ -1,8 +1,4 @@
-"""Credit: advantages and returns of rollouts and of sequences, as pure functions of tensors.
-
-Bootstrap terms enter the temporal difference and not the reward, so that rewards stay those of the
-environment wherever they are logged; the sums are the same.
-"""
+"""Credit: advantages and returns of rollouts and of sequences, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -49,9 +45,6 @@ def decision_steps(
             ``action_level`` has one reward and one value per primitive step.
         bootstrap_type: Ended episodes that continue in value: ``standard`` those that were only
             truncated, ``always`` all, ``none`` none.
-
-    Raises:
-        ValueError: the critic gives another number of values per chunk.
     """
     steps = trajectory.chunk if reward_type == "action_level" else 1
     if trajectory.values.shape[-1] not in (0, steps):
@@ -136,11 +129,7 @@ def generalized_advantages(
 
 
 def at_last_token(*, rewards: Tensor, mask: Tensor) -> Tensor:
-    """Put the reward of each sequence on its own last valid token.
-
-    Args:
-        rewards: [N].
-        mask: [N, L], 1 for valid tokens; they need not be consecutive.
+    """Put the reward [N] of each sequence on its own last valid token, where ``mask`` [N, L] is 1.
 
     Returns:
         [N, L], 0 elsewhere; all 0 for a sequence without valid tokens.
@@ -186,13 +175,8 @@ def token_advantages(
 def normalize(
     advantages: Tensor, *, weights: Tensor | None = None, epsilon: float = 1e-5
 ) -> Tensor:
-    """(A − mean) / (std + ε) over the entries that are trained on; sample standard deviation.
-
-    Args:
-        advantages: [N, K].
-        weights: [N]; samples of weight 0 do not count, others count once. None: all count.
-        epsilon: Added to the standard deviation.
-    """
+    """(A − mean) / (std + ε) of [N, K] over what is trained on; sample standard deviation. Rows of
+    weight [N] 0 do not count, others count once."""
     counted = advantages if weights is None else advantages[weights > 0]
     if counted.numel() < 2:
         return advantages
@@ -201,17 +185,8 @@ def normalize(
 
 
 def whiten(*, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A − mean) / std over valid tokens (Hu et al. 2025, "REINFORCE++"), in float64.
-
-    The variance is that of the tokens themselves (ddof 0) and at least 1e-8.
-
-    Args:
-        advantages: [N, L].
-        mask: [N, L].
-
-    Returns:
-        [N, L] in the dtype of ``advantages``, 0 where not valid.
-    """
+    """(A − mean) / std of [N, L] over valid tokens (Hu et al. 2025, "REINFORCE++"), in float64; 0
+    where not valid. The variance is that of the tokens themselves (ddof 0) and at least 1e-8."""
     counted = mask > 0
     picked = advantages[counted].double()
     if not picked.numel():
@@ -253,10 +228,6 @@ def group_advantages(
 def leave_one_out_advantages(*, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
     """R_i − mean of the other R_j of its group (Kool et al. 2019; Ahmadian et al. 2024).
 
-    Args:
-        scores: [M].
-        groups: [M] int64.
-
     Returns:
         [M] advantages (0 for the only member of a group), [M] size of each one's group.
     """
@@ -282,11 +253,8 @@ def overlong_penalty(*, lengths: Tensor, safe_length: int, max_length: int) -> T
 
 
 def idle_rows(trajectory: Trajectory) -> Tensor:
-    """[T, B] bool: rows after the end of an episode that was not reset.
-
-    Such rows exist only without automatic reset, where an environment that has finished waits for
-    the end of the rollout; the row in which the episode ended is not idle.
-    """
+    """[T, B] bool: rows after the end of an episode that was not reset, in which its environment
+    waits for the end of the rollout; the row in which the episode ended is not idle."""
     dones = trajectory.dones
     same = torch.zeros_like(dones)
     same[1:] = trajectory.episode_ids[1:] == trajectory.episode_ids[:-1]
@@ -299,10 +267,7 @@ def idle_rows(trajectory: Trajectory) -> Tensor:
 
 
 def episode_length_weights(active: Tensor) -> Tensor:
-    """[T, B] weights that give every environment's rollout the same share: T / active rows.
-
-    Args:
-        active: [T, B] bool, rows that are trained on; others get weight 0.
-    """
+    """[T, B] weights that give every environment's rollout the same share: T / rows that are
+    ``active`` [T, B], 0 for others."""
     counts = active.sum(dim=0).clamp(min=1)
     return active * (len(active) / counts)

@@ -8,8 +8,7 @@ from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DAPOConfig
 from rlinf.algorithms.credit import overlong_penalty
 from rlinf.algorithms.grpo import GRPO, GroupCredit
-from rlinf.algorithms.metrics import mean
-from rlinf.algorithms.samples import Credit, CreditEstimate
+from rlinf.algorithms.samples import CreditEstimate, mean
 
 
 class _PenalisedCredit(GroupCredit):
@@ -32,10 +31,6 @@ class _PenalisedCredit(GroupCredit):
 class DAPO(GRPO):
     """Clip-higher (eq. 10), dynamic sampling (eq. 11), the token-level loss (eq. 12) and the
     overlong filter (§3.4) are the defaults of its config; the penalty for long answers (eq. 13) is
-    its credit. Whether a group is drawn again is decided by the rewards themselves, before the
-    penalty."""
+    its credit. Whether a group is drawn again is decided by the rewards before the penalty."""
 
-    config: DAPOConfig
-
-    def _credit_of(self, group_size: int) -> Credit:
-        return _PenalisedCredit(self.config, group_size=group_size)
+    credit = _PenalisedCredit

@@ -5,16 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlinf.algorithms.credit import group_advantages
-from rlinf.algorithms.grpo import GRPO
+from rlinf.algorithms.grpo import GRPO, GroupCredit
 
 
-def relative_to_mean(*, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """R − mean of group, and the size of each one's group."""
-    advantages, _, sizes = group_advantages(scores=scores, groups=groups, divide_by_std=False)
-    return advantages, sizes
+class _CentredCredit(GroupCredit):
+    def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        advantages, _, sizes = group_advantages(scores=scores, groups=groups, divide_by_std=False)
+        return advantages, sizes
 
 
 class DrGRPO(GRPO):
     """R − mean of group; the loss is divided by a constant and not by the response's length."""
 
-    compare = staticmethod(relative_to_mean)
+    credit = _CentredCredit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,28 +19,15 @@ from rlinf.algorithms.samples import Credit, CreditEstimate
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import ConfigError, RunFailure
 
-Comparison = Callable[..., tuple[Tensor, Tensor]]
-"""From [M] ``scores`` and [M] ``groups`` to [M] advantages and [M] sizes of the groups."""
-
-
-def relative_to_group(*, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """(R − mean of group) / (std of group + 1e-6), and the size of each one's group."""
-    advantages, _, sizes = group_advantages(scores=scores, groups=groups)
-    return advantages, sizes
-
 
 @dataclass(frozen=True)
 class _Episodes:
-    """M episodes of a rollout: their rows, scores and groups."""
+    """M episodes of a rollout."""
 
-    of_row: Tensor
-    """[T, B] number of the row's episode."""
-    scores: Tensor
-    """[M] float64 sum of rewards."""
-    groups: Tensor
-    """[M] int64."""
-    complete: Tensor
-    """[M] bool: may be compared with others."""
+    of_row: Tensor  # [T, B] number of the row's episode
+    scores: Tensor  # [M] float64 sum of rewards
+    groups: Tensor  # [M] int64
+    complete: Tensor  # [M] bool: may be compared with others
 
 
 class GroupCredit(Credit):
@@ -51,23 +38,22 @@ class GroupCredit(Credit):
     episode counts if the rollout holds it whole: one that began in an earlier rollout, that a fault
     spoilt, or that the end of the rollout cut while others of the rollout ended, is not trained on.
     The only member of a group has nothing to be compared with and is not trained on.
-
-    Args:
-        config: Of the algorithm.
-        compare: How the members of a group are compared.
-        group_size: Environments of a group.
     """
 
-    def __init__(
-        self, config: PolicyConfig, compare: Comparison = relative_to_group, *, group_size: int
-    ) -> None:
+    def __init__(self, config: PolicyConfig, group_size: int = 1) -> None:
         if config.family == "actions" and group_size < 2:
             raise ConfigError(
                 f"env.train.group_size: {group_size} is illegal for {config.type}, which compares "
                 "episodes of environments with equal reset states; nearest: 2"
             )
-        self._config, self._compare, self._group_size = config, compare, group_size
+        super().__init__(config)
+        self._group_size = group_size
         self._open_episodes: dict[int, int] = {}
+
+    def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """[M] advantages and [M] sizes of groups, from [M] scores and [M] numbers of groups."""
+        advantages, _, sizes = group_advantages(scores=scores, groups=groups)
+        return advantages, sizes
 
     def of_answers(self, batch: Batch) -> CreditEstimate:
         """See :meth:`Credit.of_answers`."""
@@ -85,15 +71,11 @@ class GroupCredit(Credit):
     def _compared(self, scores: Tensor, groups: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
         """[M] advantages and [M] sizes of groups, 0 for those that are not compared."""
         advantages, sizes = torch.zeros_like(scores), torch.zeros_like(groups)
-        advantages[among], sizes[among] = self._compare(scores=scores[among], groups=groups[among])
+        advantages[among], sizes[among] = self._compare(scores[among], groups[among])
         return advantages, sizes
 
     def of_chunk_steps(self, trajectory: Trajectory) -> CreditEstimate:
-        """See :meth:`Credit.of_chunk_steps`.
-
-        Raises:
-            RunFailure: no group of the rollout has two complete episodes.
-        """
+        """See :meth:`Credit.of_chunk_steps`; a RunFailure where nothing can be compared."""
         active = ~idle_rows(trajectory) & trajectory.uninterrupted()
         episodes = self._episodes(trajectory, active)
         advantages, sizes = self._compared(episodes.scores, episodes.groups, episodes.complete)
@@ -118,12 +100,12 @@ class GroupCredit(Credit):
         within = torch.ones_like(complete)
         if not isinstance(config, GroupConfig) or not config.filter_rewards:
             return within
-        assert config.rewards_lower_bound is not None
-        assert config.rewards_upper_bound is not None
+        low, high = config.rewards_lower_bound, config.rewards_upper_bound
+        assert low is not None
+        assert high is not None
         _, means, _ = group_advantages(
             scores=episodes.scores[complete], groups=episodes.groups[complete]
         )
-        low, high = config.rewards_lower_bound, config.rewards_upper_bound
         within[complete] = (means >= low) & (means <= high)
         return within
 
@@ -143,12 +125,7 @@ class GroupCredit(Credit):
         group = trajectory.env_ids[unique[0]] // self._group_size
         _, groups = torch.unique(torch.stack([group, seeds]), dim=1, return_inverse=True)
         of_row = of_row.view(rows, envs)
-        return _Episodes(
-            of_row=of_row,
-            scores=scores,
-            groups=groups,
-            complete=self._complete(trajectory, of_row, count),
-        )
+        return _Episodes(of_row, scores, groups, self._complete(trajectory, of_row, count))
 
     def _complete(self, trajectory: Trajectory, of_row: Tensor, count: int) -> Tensor:
         """[M] bool; remembers which episodes the rollout leaves unfinished."""
@@ -191,7 +168,4 @@ class GroupCredit(Credit):
 class GRPO(ClippedObjective):
     """(R − mean of group) / (std of group + 1e-6), Shao et al. 2024, §4.1.2; clipped surrogate."""
 
-    compare = staticmethod(relative_to_group)
-
-    def _credit_of(self, group_size: int) -> Credit:
-        return GroupCredit(self.config, self.compare, group_size=group_size)
+    credit = GroupCredit

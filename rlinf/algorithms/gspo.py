@@ -20,7 +20,6 @@ class GSPO(GRPO):
     config: GSPOConfig
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
-        """See :meth:`PolicyObjective._terms`."""
         tokens = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
         of_sequence = (log_ratio * batch.mask).sum(dim=1, keepdim=True) / tokens
         if self.config.per_token:

@@ -1,4 +1,4 @@
-"""Loss terms shared by the policy-gradient algorithms: pure functions of tensors."""
+"""Loss terms and KL estimates of the policy-gradient algorithms: pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,45 @@ from rlinf.algorithms.base_config import (
     AggregationMode,
     ImportanceLevel,
     ImportanceMode,
+    KLType,
     Level,
 )
-from rlinf.algorithms.kl import LOG_RATIO_BOUND
+
+LOG_RATIO_BOUND = 20.0
+"""Largest logarithm of a ratio of probabilities that is exponentiated, in nats."""
+_K3_BOUND = 10.0
+
+
+def kl_estimate(*, log_probs: Tensor, reference_log_probs: Tensor, kl_type: KLType) -> Tensor:
+    """Elementwise estimate of KL(policy ‖ reference), in nats, of samples of the policy (Schulman,
+    "Approximating KL divergence", 2020).
+
+    With d = log p_ref − log p and r = exp d: ``k1`` −d (unbiased, any sign), ``abs`` |d|, ``k2``
+    d²/2 (biased, low variance), ``k3`` r − 1 − d (unbiased, never negative), its log-ratio clamped
+    to ±20 and the result to ±10. Any shape.
+
+    Args:
+        log_probs: Of the policy.
+        reference_log_probs: Of the reference.
+        kl_type: Which; ``low_var_kl`` is another name of ``k3``.
+    """
+    difference = log_probs - reference_log_probs
+    match kl_type:
+        case "k1":
+            return difference
+        case "abs":
+            return difference.abs()
+        case "k2":
+            return 0.5 * difference.square()
+        case "k3" | "low_var_kl":
+            return divergence(-difference).clamp(-_K3_BOUND, _K3_BOUND)
+    raise ValueError(f"unknown KL estimator {kl_type!r}; known: k1, abs, k2, k3, low_var_kl")
+
+
+def divergence(log_ratio: Tensor) -> Tensor:
+    """ρ − 1 − log ρ elementwise, KL(old ‖ new) of what the old policy drew (Schulman's k3)."""
+    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return torch.expm1(log_ratio) - log_ratio
 
 
 def at_level(per_token: Tensor, level: Level) -> Tensor:
@@ -21,26 +57,6 @@ def at_level(per_token: Tensor, level: Level) -> Tensor:
     if level == "action_level":
         return per_token.sum(dim=-1)
     return per_token.flatten(1).sum(dim=-1, keepdim=True)
-
-
-RATIO_STATISTICS = ("ratio", "clipped_ratio", "clip_fraction", "approx_kl")
-
-
-@torch.no_grad()
-def ratio_statistics(log_ratio: Tensor, ratio: Tensor, clipped_ratio: Tensor) -> Tensor:
-    """[4, ...] elementwise, in the order of ``RATIO_STATISTICS``.
-
-    Their means are those of ratio and clipped ratio, the fraction that was clipped, and
-    KL(old ‖ new) by ρ − 1 − log ρ.
-    """
-    clipped = (ratio != clipped_ratio).to(ratio.dtype)
-    return torch.stack([ratio, clipped_ratio, clipped, divergence(log_ratio)])
-
-
-def divergence(log_ratio: Tensor) -> Tensor:
-    """ρ − 1 − log ρ elementwise, KL(old ‖ new) of what the old policy drew (Schulman's k3)."""
-    log_ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return torch.expm1(log_ratio) - log_ratio
 
 
 def clipped_policy_loss(
@@ -103,11 +119,11 @@ def clipped_value_loss(
 def aggregation_normalizer(
     *, mode: AggregationMode, mask: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """What :func:`aggregate` divides by, from the mask of a whole global batch.
+    """What :func:`aggregate` divides by.
 
     Args:
         mode: How tokens and sequences are weighted.
-        mask: [N, L], 1 where a token counts.
+        mask: [N, L] of a whole global batch, 1 where a token counts.
         weights: [N] weight of each sequence; None for 1.
     """
     if mode == "token-mean":
@@ -156,7 +172,7 @@ def interpolated_log_probs(
     log π_prox = log π_rollout + s / (s + 1) · (log π − log π_rollout) for a token whose weights
     were s versions old when the step began, as AReaL approximates them (Fu et al. 2025): counted
     from the weights that sampled, the proximal ones are version s and the present ones, in the
-    making, version s + 1. With s = 0 the proximal weights are those that sampled.
+    making, version s + 1.
 
     Args:
         behaviour_log_probs: [n, L] of the policy that acted.
@@ -179,7 +195,7 @@ def importance_weights(
     """Truncated importance weights (Ionides 2008; Yao et al. 2025 for rollout engines).
 
     w_t = clip(exp(log_ratio_t), low, high) for each token, or one weight per sequence from the
-    product of its tokens' ratios. With ``mask`` a weight out of bounds is 0 instead.
+    product of its tokens' ratios. With ``mode`` mask a weight out of bounds is 0 instead.
 
     Args:
         log_ratio: [n, L], log of proximal over behaviour probability.

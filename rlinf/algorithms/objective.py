@@ -1,5 +1,4 @@
-"""What the algorithms with a policy loss share, for actions and tokens alike: preparation of a
-batch, normaliser, policy loss with entropy, KL and importance weights, value loss, metrics."""
+"""What the algorithms with a policy loss share, for actions and tokens alike."""
 
 from __future__ import annotations
 
@@ -16,9 +15,8 @@ from rlinf.algorithms.base_config import AggregationMode, ClippedConfig, PolicyC
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import CriticConfig
 from rlinf.algorithms.credit import whiten
-from rlinf.algorithms.kl import LOG_RATIO_BOUND, kl_estimate
 from rlinf.algorithms.losses import (
-    RATIO_STATISTICS,
+    LOG_RATIO_BOUND,
     aggregate,
     aggregation_normalizer,
     at_level,
@@ -27,18 +25,21 @@ from rlinf.algorithms.losses import (
     divergence,
     importance_weights,
     interpolated_log_probs,
+    kl_estimate,
     per_term,
-    ratio_statistics,
 )
-from rlinf.algorithms.metrics import (
+from rlinf.algorithms.protocol import Algorithm, Evaluation, Loss, Modules, Share
+from rlinf.algorithms.samples import (
+    Credit,
+    CreditEstimate,
     advantages_of,
     answer_metrics,
     chunk_step_metrics,
     critic_metrics,
     equal_groups,
+    row_weights,
+    rows_of,
 )
-from rlinf.algorithms.protocol import Algorithm, Evaluation, Loss, Modules, Share
-from rlinf.algorithms.samples import Credit, CreditEstimate, row_weights, rows_of
 from rlinf.data.trajectory import Trajectory
 
 
@@ -54,12 +55,15 @@ class PolicyTerms:
 class PolicyObjective(Algorithm):
     """A policy loss per term, with entropy, KL and importance weights as the config says.
 
-    An algorithm gives :meth:`_credit_of` and :meth:`_terms`.
+    An algorithm gives :attr:`credit` and :meth:`_terms`.
     """
+
+    credit: type[Credit]
+    """Where advantages come from."""
 
     def __init__(self, config: PolicyConfig, *, group_size: int = 1) -> None:
         self.config = config
-        self._credit = self._credit_of(group_size)
+        self._credit = self.credit(config, group_size)
         self.needs_values = config.needs_values
         self.needs_reference = config.needs_reference
         self.needs_proximal = config.needs_proximal
@@ -67,26 +71,13 @@ class PolicyObjective(Algorithm):
         self.needs_present = config.family == "actions" and config.needs_proximal
 
     @abstractmethod
-    def _credit_of(self, group_size: int) -> Credit:
-        """Where advantages come from, by ``config``."""
-
-    @abstractmethod
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
-        """Policy loss of each term.
-
-        Args:
-            log_ratio: [n, K], log π − log π_proximal of each term; 0 where ``mask`` is 0.
-            log_probs: [n, K], log π; 0 where ``mask`` is 0.
-            batch: The prepared micro batch.
-        """
-
-    # -- credit ---------------------------------------------------------------------------------
+        """Policy loss of each term; log π − log π_proximal and log π, each [n, K], are 0 where the
+        ``mask`` of the prepared micro batch is."""
 
     def keep_group(self, rewards: np.ndarray, valid: np.ndarray | None = None) -> bool:
-        """False with dynamic sampling for a group whose valid rewards are all equal.
-
-        Its advantages would be 0 (Yu et al. 2025, "DAPO", eq. 11).
-        """
+        """False with dynamic sampling for a group whose valid rewards are all equal, so that its
+        advantages would be 0 (Yu et al. 2025, "DAPO", eq. 11)."""
         if not self.config.dynamic_sampling:
             return True
         counted = rewards if valid is None else rewards[valid]
@@ -125,11 +116,8 @@ class PolicyObjective(Algorithm):
     def prepare_stale(
         self, trajectory: Trajectory, present: Evaluation
     ) -> tuple[Batch, dict[str, float]]:
-        """Samples with the proximal log-probs, and advantages and targets of the present critic.
-
-        With the critic that acted, values would be learnt from values that are as many training
-        phases old as the rollout.
-        """
+        """Samples with the proximal log-probs, and advantages and targets of the present critic:
+        with the critic that acted, values would be learnt from stale ones."""
         if present.values is not None:
             trajectory = trajectory.with_values(present.values)
         return self._prepare_chunk_steps(trajectory, present.log_probs)
@@ -137,7 +125,7 @@ class PolicyObjective(Algorithm):
     def _prepare_chunk_steps(
         self, trajectory: Trajectory, proximal: Tensor | None
     ) -> tuple[Batch, dict[str, float]]:
-        """The same of chunk steps; ``proximal`` [T, B, C, A], None: the policy that acted."""
+        """``proximal`` [T, B, C, A]; None: the policy that acted."""
         config = self.config
         estimate = self._credit.of_chunk_steps(trajectory)
         proximal = trajectory.log_probs if proximal is None else proximal
@@ -163,8 +151,6 @@ class PolicyObjective(Algorithm):
         """Continue from :meth:`state_dict`."""
         self._credit.load_state_dict(state)
 
-    # -- sums over a global batch ---------------------------------------------------------------
-
     @property
     def _mode(self) -> AggregationMode:
         mode = self.config.loss_agg_func
@@ -179,12 +165,9 @@ class PolicyObjective(Algorithm):
 
     def _sum(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
         """Share of a micro batch in a term of the loss."""
+        mask, weights = batch.mask, batch.weights
         return aggregate(
-            loss=terms,
-            mode=self._mode,
-            normalizer=normalizer,
-            mask=batch.mask,
-            weights=batch.weights,
+            loss=terms, mode=self._mode, normalizer=normalizer, mask=mask, weights=weights
         )
 
     def _mean(self, terms: Tensor, batch: Batch, normalizer: float) -> Tensor:
@@ -199,7 +182,13 @@ class PolicyObjective(Algorithm):
             weights=batch.weights,
         )
 
-    # -- losses ---------------------------------------------------------------------------------
+    def _means(
+        self, terms: Mapping[str, Tensor], batch: Batch, normalizer: float
+    ) -> dict[str, Tensor]:
+        return {
+            f"actor/{name}": self._mean(each.detach(), batch, normalizer)
+            for name, each in terms.items()
+        }
 
     def losses(self) -> tuple[Loss, ...]:
         """Of the policy; and of the critic, where it is a network of its own."""
@@ -212,17 +201,21 @@ class PolicyObjective(Algorithm):
         return self.value_loss(modules["critic"](batch), batch, normalizer=normalizer)
 
     def loss(self, evaluation: Evaluation, batch: Batch, *, normalizer: float) -> Share:
-        """Policy loss + KL penalty − entropy bonus (+ value loss); see :meth:`Algorithm.loss`.
-
-        The values of a policy with a critic of its own are trained with it.
-        """
+        """Policy loss + KL penalty − entropy bonus, + value loss of a policy with a critic of its
+        own; see :meth:`Algorithm.loss`."""
         counted = batch.mask > 0
         # Padded positions may hold anything, even infinities.
         log_probs = torch.where(counted, batch.fold(evaluation.log_probs), 0.0)
         proximal = torch.where(counted, self._proximal(log_probs, batch), 0.0)
         log_ratio = log_probs - proximal
         terms = self._terms(log_ratio, log_probs, batch)
-        metrics = self._ratio_metrics(log_ratio, terms, batch, normalizer)
+        numbers = {
+            "ratio": terms.ratio,
+            "clipped_ratio": terms.clipped_ratio,
+            "clip_fraction": (terms.ratio != terms.clipped_ratio).to(terms.ratio.dtype),
+            "approx_kl": divergence(log_ratio.detach()),
+        }
+        metrics = self._means(numbers, batch, normalizer)
         elementwise = terms.loss
         if self.config.importance is not None:
             weights, more = self._importance(proximal, batch, normalizer)
@@ -265,7 +258,7 @@ class PolicyObjective(Algorithm):
         return (share if self.config.entropy_bonus else None), metrics
 
     def value_loss(self, values: Tensor, batch: Batch, *, normalizer: float) -> Share:
-        """Clipped Huber loss, a mean over terms or rows; see :meth:`Algorithm.value_loss`."""
+        """Clipped Huber loss; see :meth:`Algorithm.value_loss`."""
         if not isinstance(self.config, CriticConfig):
             raise NotImplementedError(f"{self.config.type} has no critic")
         if batch.returns is None or batch.values is None:
@@ -337,17 +330,7 @@ class PolicyObjective(Algorithm):
             "behave_approx_kl": divergence(log_weight),
             "proximal_ratio": log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
         }
-        return weights, {f"actor/{k}": self._mean(t, batch, normalizer) for k, t in numbers.items()}
-
-    @torch.no_grad()
-    def _ratio_metrics(
-        self, log_ratio: Tensor, terms: PolicyTerms, batch: Batch, normalizer: float
-    ) -> dict[str, Tensor]:
-        statistics = ratio_statistics(log_ratio, terms.ratio, terms.clipped_ratio)
-        return {
-            f"actor/{name}": self._mean(statistic, batch, normalizer)
-            for name, statistic in zip(RATIO_STATISTICS, statistics, strict=True)
-        }
+        return weights, self._means(numbers, batch, normalizer)
 
 
 class ClippedObjective(PolicyObjective):
@@ -356,7 +339,6 @@ class ClippedObjective(PolicyObjective):
     config: ClippedConfig
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
-        """See :meth:`PolicyObjective._terms`."""
         del log_probs
         return self._clipped(log_ratio, batch)
 

@@ -21,7 +21,7 @@ from rlinf.algorithms.credit import (
     per_row,
     token_advantages,
 )
-from rlinf.algorithms.kl import kl_estimate
+from rlinf.algorithms.losses import kl_estimate
 from rlinf.algorithms.objective import ClippedObjective
 from rlinf.algorithms.samples import Credit, CreditEstimate
 from rlinf.data.trajectory import Trajectory
@@ -42,12 +42,8 @@ class RewardNormalizer:
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
-        self._gamma = gamma
-        self._clip = clip
-        self._epsilon = epsilon
-        self._mean = 0.0
-        self._variance = 1.0
-        self._count = 0
+        self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
+        self._mean, self._variance, self._count = 0.0, 1.0, 0
         self._carried: dict[int, float] = {}
 
     def __call__(self, *, rewards: Tensor, dones: Tensor, valid: Tensor, env_ids: Tensor) -> Tensor:
@@ -114,13 +110,13 @@ class CriticCredit(Credit):
     cut the answer off.
     """
 
-    def __init__(self, config: CriticConfig) -> None:
-        self._config = config
-        self._normalizer = (
-            RewardNormalizer(gamma=config.gamma, clip=config.reward_clip)
-            if config.normalize_rewards
-            else None
-        )
+    _config: CriticConfig
+
+    def __init__(self, config: CriticConfig, group_size: int = 1) -> None:
+        super().__init__(config, group_size)
+        self._normalizer: RewardNormalizer | None = None
+        if config.normalize_rewards:
+            self._normalizer = RewardNormalizer(gamma=config.gamma, clip=config.reward_clip)
 
     def value_dim(self, chunk: int) -> int:
         """One value per reward."""
@@ -181,11 +177,7 @@ class CriticCredit(Credit):
 
 
 def reward_kl(config: PolicyConfig, batch: Batch) -> Tensor:
-    """[N, L] float64, what the KL divergence takes from the reward of each token.
-
-    Raises:
-        ValueError: The batch lacks what it needs.
-    """
+    """[N, L] float64, what the KL divergence takes from the reward of each token."""
     if not config.kl_reward_beta:
         return torch.zeros_like(batch.mask, dtype=torch.float64)
     if batch.reference_log_probs is None:
@@ -207,10 +199,7 @@ class PPO(ClippedObjective):
     """
 
     config: PPOConfig | DecoupledPPOConfig
-
-    def _credit_of(self, group_size: int) -> Credit:
-        del group_size  # environments are not compared with each other
-        return CriticCredit(self.config)
+    credit: type[Credit] = CriticCredit
 
     def trains_policy(self, step: int) -> bool:
         """Not during the warm-up of a critic of its own."""

@@ -90,31 +90,18 @@ class Algorithm(ABC):
     :meth:`prepare_stale`."""
 
     def keep_group(self, rewards: np.ndarray, valid: np.ndarray | None = None) -> bool:
-        """Whether a group of answers is worth training on; if not, another one is drawn.
-
-        Args:
-            rewards: [G].
-            valid: [G] bool; None where all are.
-        """
+        """Whether a group of answers, of rewards [G] and ``valid`` [G] bool (None: all), is worth
+        training on; if not, another one is drawn."""
         del rewards, valid
         return True
 
     def trains_policy(self, step: int) -> bool:
-        """Whether the policy is trained in this step of the run, counted from 0.
-
-        Where not, the trainer leaves out the policy's forward, backward and optimizer step.
-        """
+        """Whether the policy is trained in this step of the run, counted from 0."""
         del step
         return True
 
     def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
-        """What is trained for actions, and what follows it, by name, with fresh weights.
-
-        Args:
-            model: Of the policy.
-            env_spec: Observations and actions to be dealt with.
-            seed: Of the weights.
-        """
+        """What is trained for actions, and what follows it, by name, with fresh weights."""
         values = self.value_dim(model.num_action_chunks)
         return {"policy": model.build(env_spec, value_dim=values, seed=seed)}
 
@@ -140,13 +127,8 @@ class Algorithm(ABC):
     def prepare_stale(
         self, trajectory: Trajectory, present: Evaluation
     ) -> tuple[Batch, dict[str, float]]:
-        """As :meth:`prepare`, for a rollout in which older weights acted.
-
-        Args:
-            trajectory: The rollout.
-            present: Its actions under the weights that the training phase begins with, each
-                [T, B, ...].
-        """
+        """As :meth:`prepare`, for a rollout in which older weights acted; ``present`` is what the
+        weights that the phase begins with make of its actions, each [T, B, ...]."""
         del present
         return self.prepare(trajectory)
 
@@ -160,10 +142,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> float:
-        """Normaliser of the losses of one prepared global batch, to be passed to its micro batches.
-
-        It belongs to the whole global batch, over all ranks.
-        """
+        """Of the losses of a prepared global batch, over all ranks; goes to its micro batches."""
 
     def losses(self) -> tuple[Loss, ...]:
         """What is trained, in the order of the optimizer steps on one global batch."""
@@ -173,46 +152,33 @@ class Algorithm(ABC):
         return self.loss(modules["policy"](batch), batch, normalizer=normalizer)
 
     def loss(self, evaluation: Evaluation, batch: Batch, *, normalizer: float) -> Share:
-        """Share of a micro batch in loss and metrics of the policy, summed over micro batches.
+        """Share of a prepared micro batch in loss and metrics of the policy.
 
-        The sums equal loss and metrics of the global batch whatever the split.
+        Summed over micro batches they are those of the global batch whatever the split. A
+        ValueError says what the batch lacks.
 
         Args:
             evaluation: The micro batch under the present weights.
-            batch: The prepared micro batch.
+            batch: It.
             normalizer: :meth:`normalizer` of the global batch.
 
         Returns:
             Scalar loss, and scalars without gradient; ``actor/approx_kl`` among them where
             ``actor.target_kl`` is to end a phase early.
-
-        Raises:
-            ValueError: The batch lacks what the loss needs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss of a policy alone")
 
     def value_loss(self, values: Tensor, batch: Batch, *, normalizer: float) -> Share:
-        """As :meth:`loss`, of the critic.
-
-        Args:
-            values: [n, V] under the present weights of the critic.
-            batch: The prepared micro batch.
-            normalizer: :meth:`normalizer` of the global batch.
-        """
+        """As :meth:`loss`, of a critic that gave ``values`` [n, V]."""
         raise NotImplementedError(f"{type(self).__name__} has no critic")
 
     def accepts(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the update of a global batch may be applied to the policy.
-
-        Args:
-            metrics: Of its loss, summed over all micro batches and ranks.
-        """
+        """Whether an update of the policy whose loss has these metrics may be applied."""
         del metrics
         return True
 
     def after_update(self, modules: Modules) -> None:
         """Change modules that no loss trains, such as target networks, after each global batch."""
-        del modules
 
     def state_dict(self) -> dict[str, Any]:
         """Running statistics; a tree of tensors and numbers."""
@@ -220,4 +186,3 @@ class Algorithm(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
-        del state

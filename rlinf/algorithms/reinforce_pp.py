@@ -28,8 +28,7 @@ class ReturnCredit(Credit):
     not trained on.
     """
 
-    def __init__(self, config: ReinforcePPConfig) -> None:
-        self._config = config
+    _config: ReinforcePPConfig
 
     def of_answers(self, batch: Batch) -> CreditEstimate:
         """See :meth:`Credit.of_answers`."""
@@ -64,8 +63,4 @@ class ReturnCredit(Credit):
 class ReinforcePP(ClippedObjective):
     """Returns, normalised over all terms of the rollout; clipped surrogate."""
 
-    config: ReinforcePPConfig
-
-    def _credit_of(self, group_size: int) -> Credit:
-        del group_size
-        return ReturnCredit(self.config)
+    credit = ReturnCredit

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import leave_one_out_advantages
-from rlinf.algorithms.grpo import GRPO
+from rlinf.algorithms.grpo import GRPO, GroupCredit
 from rlinf.algorithms.objective import PolicyTerms
+
+
+class _LeaveOneOutCredit(GroupCredit):
+    def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        return leave_one_out_advantages(scores=scores, groups=groups)
 
 
 class RLOO(GRPO):
@@ -17,7 +24,7 @@ class RLOO(GRPO):
     from 1 it is clipped as in PPO.
     """
 
-    compare = staticmethod(leave_one_out_advantages)
+    credit = _LeaveOneOutCredit
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         """The loss of a sequence, in equal parts on its tokens."""
@@ -25,6 +32,4 @@ class RLOO(GRPO):
         of_sequence = (log_ratio * batch.mask).sum(dim=1, keepdim=True)
         terms = self._clipped(of_sequence.expand_as(log_ratio), batch)
         tokens = batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return PolicyTerms(
-            loss=terms.loss / tokens, ratio=terms.ratio, clipped_ratio=terms.clipped_ratio
-        )
+        return replace(terms, loss=terms.loss / tokens)

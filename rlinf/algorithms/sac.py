@@ -39,12 +39,8 @@ def soft_targets(
 ) -> Tensor:
     """y = r + d (min_j Q̄_j(s', a') − α log π(a'|s')) [N] (eq. 3, 5).
 
-    Args:
-        rewards: [N] r.
-        discounts: [N] d = γ^C, 0 where the episode terminated.
-        next_values: [H, N] of the target Q functions.
-        next_log_probs: [N].
-        alpha: Scalar.
+    Discounts [N] are γ^C, 0 where the episode terminated; ``next_values`` [H, N] are of the target
+    Q functions.
     """
     return rewards + discounts * (next_values.amin(dim=0) - alpha * next_log_probs)
 
@@ -55,24 +51,12 @@ def critic_terms(*, values: Tensor, targets: Tensor) -> Tensor:
 
 
 def policy_terms(*, values: Tensor, log_probs: Tensor, alpha: Tensor) -> Tensor:
-    """[N] α log π(a|s) − min_j Q_j(s, a) (eq. 7).
-
-    Args:
-        values: [H, N].
-        log_probs: [N].
-        alpha: Scalar, without gradient.
-    """
+    """[N] α log π(a|s) − min_j Q_j(s, a) (eq. 7), of values [H, N]."""
     return alpha * log_probs - values.amin(dim=0)
 
 
 def temperature_terms(*, alpha: Tensor, log_probs: Tensor, target_entropy: float) -> Tensor:
-    """[N] −α (log π(a|s) + H̄) (eq. 18).
-
-    Args:
-        alpha: Scalar, with gradient.
-        log_probs: [N], without.
-        target_entropy: H̄ in nats.
-    """
+    """[N] −α (log π(a|s) + H̄) (eq. 18); of ``alpha`` alone there is a gradient, H̄ is in nats."""
     return -alpha * (log_probs + target_entropy)
 
 
@@ -140,9 +124,10 @@ class SAC(Algorithm):
     def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """A batch with the noise [N, C, A] of the actions that its losses sample."""
         actions = batch.inputs[RAW_ACTIONS]
-        noise = {name: actions.new_empty(actions.shape) for name in (NOISE, NEXT_NOISE)}
-        for tensor in noise.values():
-            tensor.normal_(generator=generator)
+        noise = {
+            name: actions.new_empty(actions.shape).normal_(generator=generator)
+            for name in (NOISE, NEXT_NOISE)
+        }
         return replace(batch, inputs={**batch.inputs, **noise})
 
     def normalizer(self, batch: Batch) -> float:

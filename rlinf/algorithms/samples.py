@@ -1,4 +1,4 @@
-"""From rollouts to batches: what credit says about one, and the rows of one over time."""
+"""From rollouts to batches: what credit says about one, the rows of one over time, its metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.base_config import Level
+from rlinf.algorithms.base_config import Level, PolicyConfig
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import episode_length_weights, idle_rows, normalize
 from rlinf.algorithms.losses import at_level
@@ -36,7 +36,16 @@ class CreditEstimate:
 
 
 class Credit(ABC):
-    """Where the advantages of an algorithm come from."""
+    """Where the advantages of an algorithm come from.
+
+    Args:
+        config: Of the algorithm.
+        group_size: Environments of a group.
+    """
+
+    def __init__(self, config: PolicyConfig, group_size: int = 1) -> None:
+        del group_size
+        self._config = config
 
     def value_dim(self, chunk: int) -> int:
         """See :meth:`Algorithm.value_dim`."""
@@ -45,11 +54,7 @@ class Credit(ABC):
 
     @abstractmethod
     def of_answers(self, batch: Batch) -> CreditEstimate:
-        """Credit of the terms of answers.
-
-        Raises:
-            ValueError: The batch lacks what is needed.
-        """
+        """Credit of the terms of answers; a ValueError where the batch lacks what is needed."""
 
     @abstractmethod
     def of_chunk_steps(self, trajectory: Trajectory) -> CreditEstimate:
@@ -61,7 +66,6 @@ class Credit(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
-        del state
 
 
 def rows_of(
@@ -93,10 +97,11 @@ def rows_of(
         return rows if kept is None else rows[kept]
 
     log_probs = at_level(flat(trajectory.log_probs), logprob_type)
-    row_weights = None if weights is None else flat(weights)
+    shares = None if weights is None else flat(weights)
     of_rows = flat(advantages)
     if normalized:
-        of_rows = normalize(of_rows, weights=row_weights)
+        of_rows = normalize(of_rows, weights=shares)
+    proximal = proximal_log_probs
     return Batch(
         inputs={name: flat(column) for name, column in trajectory.forward_inputs.items()},
         mask=torch.ones_like(log_probs),
@@ -106,14 +111,12 @@ def rows_of(
         groups=flat(trajectory.env_ids.expand(trajectory.num_steps, -1)),
         truncated=flat(trajectory.truncations.any(dim=-1)),
         valid=flat(trajectory.valid),
-        weights=row_weights,
+        weights=shares,
         values=flat(trajectory.values) if returns is not None else None,
         returns=None if returns is None else flat(returns),
         # Those of a primitive action hold for each of its dimensions.
         advantages=of_rows.repeat_interleave(log_probs.shape[1] // of_rows.shape[1], dim=1),
-        proximal_log_probs=(
-            None if proximal_log_probs is None else at_level(flat(proximal_log_probs), logprob_type)
-        ),
+        proximal_log_probs=None if proximal is None else at_level(flat(proximal), logprob_type),
     )
 
 
@@ -135,3 +138,98 @@ def row_weights(
     if by_length and not bool(active.all()):
         return episode_length_weights(rows)
     return rows.float()
+
+
+def answer_metrics(batch: Batch, prepared: Batch) -> dict[str, float]:
+    """Rewards, lengths, age and advantages of answers, ``batch`` before and ``prepared`` after
+    preparation."""
+    trained = prepared.mask > 0
+    metrics = {
+        "rollout/rewards": mean(batch.rewards[batch.valid]),
+        "rollout/response_length": mean(batch.mask.sum(dim=1)),
+        "rollout/truncated": mean(batch.truncated),
+        "rollout/valid": mean(batch.valid),
+        "rollout/trained_sequences": float(trained.any(dim=1).sum()),
+        "rollout/trained_tokens": float(trained.sum()),
+    }
+    staleness = batch.staleness()
+    if staleness is not None:
+        metrics.update(staleness_metrics(staleness[batch.mask > 0]))
+    return metrics | _advantage_metrics(prepared)
+
+
+def chunk_step_metrics(trajectory: Trajectory, batch: Batch) -> dict[str, float]:
+    """Mean reward of a chunk step, and advantages of the samples that were made of a rollout."""
+    rewards = trajectory.rewards.sum(dim=-1)[trajectory.valid]
+    return {"rollout/rewards": mean(rewards), **_advantage_metrics(batch)}
+
+
+def _advantage_metrics(batch: Batch) -> dict[str, float]:
+    counted = advantages_of(batch)[_trained(batch, batch.mask)]
+    if not counted.numel():
+        return {}
+    return {
+        "rollout/advantages_mean": mean(counted),
+        "rollout/advantages_max": counted.max().item(),
+        "rollout/advantages_min": counted.min().item(),
+    }
+
+
+def equal_groups(batch: Batch) -> float:
+    """Fraction of the groups in which all valid rewards are equal: they teach nothing."""
+    numbers, group = torch.unique(batch.groups[batch.valid], return_inverse=True)
+    rewards = batch.rewards[batch.valid]
+    low = rewards.new_full((len(numbers),), torch.inf).scatter_reduce(0, group, rewards, "amin")
+    high = rewards.new_full((len(numbers),), -torch.inf).scatter_reduce(0, group, rewards, "amax")
+    return mean(low == high)
+
+
+def critic_metrics(batch: Batch) -> dict[str, float]:
+    """1 − Var(returns − values) / Var(returns) of the critic before its update, 0 for constant
+    returns; nothing without one."""
+    if batch.values is None or batch.returns is None:
+        return {}
+    counted = _trained(batch, batch.values)
+    targets, values = batch.returns[counted].double(), batch.values[counted].double()
+    total = targets.var(correction=0) if targets.numel() else targets.new_zeros(())
+    left = (targets - values).var(correction=0) / total if total > 0 else None
+    return {"critic/explained_variance": 0.0 if left is None else 1.0 - left.item()}
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Mean and largest staleness, and the share of each value that occurs.
+
+    Args:
+        staleness: [N] int64 of samples or tokens: training phases between the weights that made
+            them and those that the phase began with.
+    """
+    if not staleness.numel():
+        return {}
+    values, counts = torch.unique(staleness, return_counts=True)
+    metrics = {
+        f"rollout/staleness_share/{value}": count / staleness.numel()
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+    }
+    metrics["rollout/staleness"] = mean(staleness)
+    metrics["rollout/staleness_max"] = float(values[-1])
+    return metrics
+
+
+def advantages_of(batch: Batch) -> Tensor:
+    """[N, K] advantages of a prepared batch; a ValueError where it has none."""
+    if batch.advantages is None:
+        raise ValueError("the batch has no advantages: prepare it first")
+    return batch.advantages
+
+
+def mean(tensor: Tensor) -> float:
+    """Mean in float64; 0 of nothing."""
+    return tensor.double().mean().item() if tensor.numel() else 0.0
+
+
+def _trained(batch: Batch, column: Tensor) -> Tensor:
+    """Bool, of the shape of ``column``, [N, K] or [N, V]: what counts in the loss."""
+    counted = batch.mask > 0
+    if column.shape != counted.shape:
+        counted = counted.any(dim=1, keepdim=True).expand(column.shape)
+    return counted if batch.weights is None else counted & (batch.weights > 0).unsqueeze(1)

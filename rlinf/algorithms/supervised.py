@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.protocol import Algorithm, Loss, Modules
+from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 
 Objective = Literal["likelihood", "squared_error"]
 
@@ -37,20 +37,13 @@ class Supervised(Algorithm):
     def losses(self) -> tuple[Loss, ...]:
         """One, of the policy; see the class."""
 
-        def of(
-            modules: Modules, batch: Batch, normalizer: float
-        ) -> tuple[Tensor, dict[str, Tensor]]:
+        def of(modules: Modules, batch: Batch, normalizer: float) -> Share:
             return self.errors(modules["policy"], batch).sum() / normalizer, {}
 
         return (Loss("policy", ("policy",), of),)
 
     def errors(self, policy: Any, batch: Batch) -> Tensor:
-        """[N, K] error of each term, 0 where it is not to be learnt.
-
-        Args:
-            policy: Called with a batch; with ``squared_error`` its ``mode`` is, with the inputs.
-            batch: N rows.
-        """
+        """[N, K] error of each term, 0 where it is not to be learnt."""
         errors: Tensor
         if self._objective == "likelihood":
             errors = -batch.fold(policy(batch).log_probs)

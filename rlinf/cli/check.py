@@ -56,7 +56,7 @@ def check_engine(
     """Check that a rollout engine keeps the engine protocol, on a model of random weights."""
     from rlinf.config.load import with_overrides
     from rlinf.config.validate import check, validate
-    from rlinf.engines.registry import REGISTRY
+    from rlinf.engines.config import REGISTRY
 
     recipe = with_overrides(f"engine {name}", {"type": name}, settings or [])
     config = validate(REGISTRY.load(name), recipe.data, recipe)

@@ -88,8 +88,7 @@ def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> Non
         return
 
     from rlinf.config.dump import to_yaml
-    from rlinf.monitor.log import logging_to
-    from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.monitor.run_directory import RunDirectory, logging_to
 
     with RunDirectory.create(config.runner.output_dir, loaded.short_name) as directory:
         directory.write_config(to_yaml(config))

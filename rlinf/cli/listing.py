@@ -31,10 +31,10 @@ class Kind(StrEnum):
 # The registries of each kind, and what each is for where there are several; the docstring of a
 # registered class says what it is.
 REGISTRIES = {
-    Kind.ENVS: {"": "rlinf.envs.registry:REGISTRY"},
+    Kind.ENVS: {"": "rlinf.envs.base:REGISTRY"},
     Kind.MODELS: {"": "rlinf.models.registry:REGISTRY"},
-    Kind.ALGORITHMS: {"": "rlinf.algorithms.registry:REGISTRY"},
-    Kind.ENGINES: {"text": "rlinf.engines.registry:REGISTRY"},
+    Kind.ALGORITHMS: {"": "rlinf.algorithms.base_config:REGISTRY"},
+    Kind.ENGINES: {"text": "rlinf.engines.config:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},

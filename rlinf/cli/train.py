@@ -74,7 +74,7 @@ def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, res
         directory: The open run directory.
         resume: Whether the run goes on.
     """
-    from rlinf.monitor.log import logging_to
+    from rlinf.monitor.run_directory import logging_to
 
     reporting.log = directory.log
     print_batches(config)

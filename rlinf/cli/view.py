@@ -66,8 +66,9 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     from rlinf.flow.plan import PLAN_FILE, Plan
     from rlinf.monitor.curve import Curve
     from rlinf.monitor.decisions import read_decisions
-    from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
+    from rlinf.monitor.metrics_log import read_metrics
     from rlinf.monitor.report.page import RunReport
+    from rlinf.monitor.run_directory import METRICS_FILE
     from rlinf.monitor.timeline import read_events
 
     task, _, config = read_config(str(run / CONFIG_FILE), [])

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.registry import load_attribute
+from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -285,6 +285,20 @@ class SGLangEngineConfig(EngineConfig):
     def devices_per_engine(self) -> int:
         """Devices that one engine computes on."""
         return self.tensor_parallel_size
+
+
+REGISTRY = Registry(
+    "engine",
+    "rlinf.engines",
+    {
+        "hf": "rlinf.engines.config:HFEngineConfig",
+        "vllm": "rlinf.engines.config:VLLMEngineConfig",
+        "sglang": "rlinf.engines.config:SGLangEngineConfig",
+    },
+    EngineConfig,
+)
+"""A package adds an engine by an entry point in the group ``rlinf.engines`` that names its config
+class, a subclass of :class:`EngineConfig`."""
 
 
 def local_directory(path: Path | str) -> Path:

@@ -38,16 +38,10 @@ _LORA = Lora(rank=8, alpha=16.0)
 
 
 class Subject:
-    """An engine, and the model that its answers are compared with.
-
-    Args:
-        engine: The engine, with weights equal to those of ``model``.
-        model: A transformers model of its own parameters.
-    """
+    """An engine, and a model of equal weights that its answers are compared with."""
 
     def __init__(self, engine: Engine, model: Any) -> None:
-        self.engine = engine
-        self.model = model
+        self.engine, self.model = engine, model
         self._random = torch.Generator().manual_seed(17)
         self._requests = 0
 
@@ -104,11 +98,7 @@ class Subject:
         return 900 if self.engine.generates_between_steps else 16
 
     def begin(self, requests: Sequence[GenerationRequest]) -> None:
-        """Submit requests, and step until all have tokens and none has ended.
-
-        Raises:
-            NotMetError: One of them ended.
-        """
+        """Submit requests, and step until all have tokens; none may end."""
         for request in requests:
             self.engine.submit(request)
         finished: list[FinishedCompletion] = []
@@ -131,10 +121,9 @@ class Subject:
     ) -> np.ndarray:
         """[L] log-probs of a completion by one full forward pass of the model, or of another."""
         text = np.concatenate([request.prompt_tokens, tokens])
+        scorer = self.model if model is None else model
         with torch.no_grad():
-            logits = (self.model if model is None else model)(torch.from_numpy(text)[None]).logits[
-                0
-            ]
+            logits = scorer(torch.from_numpy(text)[None]).logits[0]
         log_probs = (logits / request.sampling.temperature).log_softmax(-1)
         positions = torch.arange(len(request.prompt_tokens) - 1, len(text) - 1)
         found: np.ndarray = log_probs[positions, torch.from_numpy(tokens)].numpy()
@@ -169,7 +158,6 @@ def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
             model = _with_adapter(model)
             module = copy.deepcopy(model)
             source = ModelSource(path=Path(folder), module=module, lora=_LORA)
-        if hasattr(model, "get_base_model"):
             model = model.get_base_model()
         changes = {"dtype": "float32", "max_running_requests": 6}
         with config.model_copy(update=changes).build(source) as engine:
@@ -194,11 +182,8 @@ def _tiny_model(kind: Kind) -> Any:
         "pad_token_id": END,
     }
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    config = (
-        Qwen3MoeConfig(**sizes, **experts, head_dim=32)
-        if kind == "experts"
-        else Qwen2Config(**sizes)
-    )
+    moe = kind == "experts"
+    config = Qwen3MoeConfig(**sizes, **experts, head_dim=32) if moe else Qwen2Config(**sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(23)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -210,15 +195,7 @@ def _with_adapter(model: Any) -> Any:
     settings = peft.LoraConfig(
         r=_LORA.rank,
         lora_alpha=int(_LORA.alpha),
-        target_modules=[
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "up_proj",
-            "gate_proj",
-            "down_proj",
-        ],
+        target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):

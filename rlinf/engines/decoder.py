@@ -11,15 +11,132 @@ from torch import Tensor
 
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig
-from rlinf.engines.kv_cache import ROUND, RaggedCache
-from rlinf.engines.prefill import Prefilled
+from rlinf.engines.prompts import Prefilled
 from rlinf.engines.protocol import KeptCache
 
+_ROUND = 64  # columns by which buffers grow
 _SORT_COST = 4  # of putting rows in order, in passes of attention over the cache
 
 
+class RaggedCache:
+    """Keys and values of the running sequences; takes the place of a transformers cache.
+
+    Buffers [slots, K, capacity, D] per layer, which grow as needed: a sequence has a slot, a token
+    the column of its position. Lengths and masks are known to the engine and never asked for.
+
+    Args:
+        device: Of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows = self._columns = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Slots and columns that there is space for."""
+        return (self._keys[0].shape[0], self._keys[0].shape[2]) if self._keys else (0, 0)
+
+    def aim(self, rows: Tensor, columns: Tensor) -> None:
+        """Say where the next forward pass writes its first m rows [m]; more rows are padding."""
+        self._rows, self._columns = rows, columns
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [n, K, 1, D] where it was aimed; returns the whole buffers of the layer."""
+        place, rows = (self._keys[layer], self._values[layer]), len(self._rows)
+        for buffer, new in zip(place, (keys, values), strict=True):
+            buffer[self._rows, :, self._columns] = new[:rows, :, 0]
+        return place
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Not asked for, as positions are given; any number is right."""
+        return self.shape[1]
+
+    def add(self, first: int, results: Sequence[Prefilled], columns: int) -> None:
+        """Take computed texts into slots from ``first`` on; they may grow to ``columns``."""
+        widest = max(result.capture.layers[0][0].shape[2] for result in results)
+        slots, have = first + len(results), self.shape
+        if slots > have[0]:
+            slots = max(slots, 2 * have[0])
+        wanted = max(min(columns, 2 * widest), widest, have[1])
+        self._resize(max(slots, have[0]), wanted, results[0].capture.layers)
+        self._write(np.arange(first, first + len(results)), results)
+
+    def replace(self, results: Sequence[Prefilled]) -> None:
+        """Put texts that were computed anew into all slots."""
+        shape = self.shape
+        # Columns beyond a text are weighted with 0, which does not hide a NaN of former weights.
+        self.clear()
+        self._resize(*shape, results[0].capture.layers)
+        self._write(np.arange(len(results)), results)
+
+    def reach(self, columns: int) -> None:
+        """Have at least that many columns: where they grow, by half of what there is or more."""
+        slots, have = self.shape
+        if columns > have:
+            layers = list(zip(self._keys, self._values, strict=True))
+            self._resize(slots, max(columns, 3 * have // 2), layers)
+
+    def _resize(self, slots: int, columns: int, like: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """``like`` gives layers, heads, dimension, number format and device."""
+        have = self.shape
+        columns = -(-columns // _ROUND) * _ROUND
+        if (slots, columns) == have:
+            return
+        for index, layer in enumerate(like):
+            for buffers, example in zip((self._keys, self._values), layer, strict=True):
+                grown = example.new_zeros(slots, example.shape[1], columns, example.shape[3])
+                if have[0]:
+                    grown[: have[0], :, : have[1]] = buffers[index]
+                    buffers[index] = grown
+                else:
+                    buffers.append(grown)
+
+    def _write(self, slots: np.ndarray, results: Sequence[Prefilled]) -> None:
+        """Copy texts into slots, those of one forward pass at once."""
+        captures = {id(result.capture): result.capture for result in results}
+        for number, capture in captures.items():
+            members = [i for i, result in enumerate(results) if id(result.capture) == number]
+            rows = self.tensor(np.array([results[i].row for i in members]))
+            places = self.tensor(slots[members])
+            for index, (keys, values) in enumerate(capture.layers):
+                width = keys.shape[2]
+                self._keys[index][places, :, :width] = keys[rows]
+                self._values[index][places, :, :width] = values[rows]
+
+    def kept(self, slot: int, tokens: int, version: int) -> KeptCache:
+        """What was computed of the first tokens of a slot, under these weights."""
+        layers = zip(self._keys, self._values, strict=True)
+        parts = [buffer[slot, :, :tokens] for layer in layers for buffer in layer]
+        return KeptCache(
+            version=version,
+            shapes=tuple(tuple(part.shape) for part in parts),
+            numbers=torch.cat([part.reshape(-1) for part in parts]).cpu(),
+        )
+
+    @torch.inference_mode()
+    def move(self, source: np.ndarray, target: np.ndarray, columns: int) -> None:
+        """Copy slots to others, as far as ``columns``."""
+        if len(source):
+            rows, places = self.tensor(source), self.tensor(target)
+            for buffer in (*self._keys, *self._values):
+                buffer[places, :, :columns] = buffer[rows, :, :columns]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._keys, self._values = [], []
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array on the device of the buffers."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
 class Decoder:
-    """The caches of the running sequences, and forward passes over them.
+    """Forward passes over the caches of the running sequences.
 
     Args:
         model: A causal language model of transformers, with the ragged attention.
@@ -28,46 +145,8 @@ class Decoder:
 
     def __init__(self, model: Any, config: HFEngineConfig) -> None:
         self._model, self._config = model, config
-        self._cache = RaggedCache()
+        self.cache = RaggedCache(model.device)
         self._wasted = 0
-
-    def add(self, first: int, results: Sequence[Prefilled], columns: int) -> None:
-        """Take computed texts into slots from ``first`` on; they may grow to ``columns``."""
-        widest = max(result.capture.layers[0][0].shape[2] for result in results)
-        wanted = max(min(columns, 2 * widest), widest)
-        self._cache.reserve(first + len(results), wanted, results[0].capture)
-        self._write(np.arange(first, first + len(results)), results)
-
-    def replace(self, results: Sequence[Prefilled]) -> None:
-        """Put texts that were computed anew into all slots."""
-        shape = self._cache.shape
-        # Columns beyond a text are weighted with 0, which does not hide a NaN of former weights.
-        self._cache.clear()
-        self._cache.reserve(shape[0], shape[1], results[0].capture)
-        self._write(np.arange(len(results)), results)
-
-    def _write(self, slots: np.ndarray, results: Sequence[Prefilled]) -> None:
-        """Copy texts into slots, those of one forward pass at once."""
-        captures = {id(result.capture): result.capture for result in results}
-        for number, capture in captures.items():
-            members = [i for i, result in enumerate(results) if id(result.capture) == number]
-            rows = np.array([results[i].row for i in members])
-            self._cache.write(self._tensor(slots[members]), capture, self._tensor(rows))
-
-    def kept(self, slot: int, tokens: int, version: int) -> KeptCache:
-        """What was computed of the first tokens of a slot, under these weights."""
-        parts = self._cache.read(slot, tokens)
-        return KeptCache(
-            version=version,
-            shapes=tuple(tuple(part.shape) for part in parts),
-            numbers=torch.cat([part.reshape(-1) for part in parts]).cpu(),
-        )
-
-    def move(self, source: np.ndarray, target: np.ndarray, columns: int) -> None:
-        """Copy slots to others, as far as ``columns``."""
-        if len(source):
-            with torch.inference_mode():
-                self._cache.move(self._tensor(source), self._tensor(target), columns)
 
     def order(self, lengths: np.ndarray) -> np.ndarray | None:
         """Slots by falling length where putting them so pays, which is then done; else None.
@@ -78,13 +157,9 @@ class Decoder:
         if not len(lengths) or self._wasted <= _SORT_COST * int(lengths.sum()):
             return None
         order = np.argsort(-lengths, kind="stable")
-        self.move(order, np.sort(order), int(lengths.max()))
+        self.cache.move(order, np.sort(order), int(lengths.max()))
         self._wasted = 0
         return order
-
-    def clear(self) -> None:
-        """Give the caches back."""
-        self._cache.clear()
 
     def decode(self, active: np.ndarray) -> list[Tensor]:
         """Logits of the next tokens, each [.., V], together in order.
@@ -95,14 +170,12 @@ class Decoder:
         if not len(active):
             return []
         cached = active["cached"]
-        longest = int(cached.max()) + 1
-        if longest > self._cache.shape[1]:
-            self._cache.extend(longest)
+        lengths = cached + 1
+        self.cache.reach(int(lengths.max()))
         if self._config.deterministic:
             logits = self._decode_blocks(active)
         else:
-            slots = self._tensor(np.arange(len(active)))
-            lengths = cached + 1
+            slots = self.cache.tensor(np.arange(len(active)))
             plan = ragged_attention.plan_segments(
                 lengths, dtype=self._model.dtype, device=self._model.device
             )
@@ -116,12 +189,12 @@ class Decoder:
         self, numbers: np.ndarray, targets: Tensor, plan: ragged_attention.DecodePlan
     ) -> Tensor:
         """[n, V] logits of sequences; the first of them are written to slots ``targets``."""
-        positions = self._tensor(numbers["cached"])
-        self._cache.aim(targets, positions[: len(targets)])
+        positions = self.cache.tensor(numbers["cached"])
+        self.cache.aim(targets, positions[: len(targets)])
         logits: Tensor = self._model(
-            self._tensor(numbers["last"])[:, None],
+            self.cache.tensor(numbers["last"])[:, None],
             position_ids=positions[:, None],
-            past_key_values=self._cache,
+            past_key_values=self.cache,
             use_cache=True,
             plan=plan,
         ).logits
@@ -129,8 +202,8 @@ class Decoder:
 
     def _decode_blocks(self, active: np.ndarray) -> list[Tensor]:
         """The same in forward passes of one shape, which depends on a sequence's length alone."""
-        size, cached = self._config.block_size, active["cached"]
-        windows = -(-(cached + 1) // ROUND) * ROUND
+        size, lengths = self._config.block_size, active["cached"] + 1
+        windows = -(-lengths // _ROUND) * _ROUND
         logits: list[Tensor] = [torch.empty(0)] * len(active)
         for window in np.unique(windows):
             members = np.flatnonzero(windows == window)
@@ -138,16 +211,13 @@ class Decoder:
                 block = members[first : first + size]
                 padded = np.pad(block, (0, size - len(block)), mode="edge")
                 plan = ragged_attention.plan_block(
-                    self._tensor(padded),
-                    cached[padded] + 1,
+                    self.cache.tensor(padded),
+                    lengths[padded],
                     int(window),
                     dtype=self._model.dtype,
                     device=self._model.device,
                 )
-                rows = self._forward(active[padded], self._tensor(block), plan)
+                rows = self._forward(active[padded], self.cache.tensor(block), plan)
                 for slot, row in zip(block, rows, strict=False):
                     logits[slot] = row
         return logits
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.device)

@@ -60,21 +60,20 @@ class HFEngine(Engine):
         self.keeps_stale_caches = config.on_update == "keep"
         self.carries_caches = self._model.device.type in _CARRIED
         self._tokenizer, self._path = source.tokenizer, source.path
-        text = self._model.config.get_text_config()
-        vocabulary = int(text.vocab_size)
         self._end_tokens = end_tokens(self._model)
-        self._unfinished: Unfinished[None] = Unfinished(
-            context=getattr(text, "max_position_embeddings", None), vocabulary=vocabulary
-        )
+        text = self._model.config.get_text_config()
+        context, vocabulary = getattr(text, "max_position_embeddings", None), int(text.vocab_size)
+        self._unfinished: Unfinished[None] = Unfinished(context=context, vocabulary=vocabulary)
         self._waiting: deque[GenerationRequest] = deque()
         self._running = Running(config.max_running_requests, vocabulary, self._model.device)
         self._prompts = Prompts(self._model, config)
         self._decoder = Decoder(self._model, config)
+        self._cache = self._decoder.cache
         self.version = 0
 
     @property
     def unfinished(self) -> int:
-        """Requests that were submitted and neither returned nor aborted."""
+        """See :attr:`Engine.unfinished`."""
         return len(self._unfinished)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -107,34 +106,22 @@ class HFEngine(Engine):
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""
         chosen = set(self._unfinished.chosen(request_ids))
-        slots = [
-            slot
-            for slot, request in enumerate(self._running.requests)
-            if request.request_id in chosen
-        ]
+        running = enumerate(self._running.requests)
+        slots = [slot for slot, request in running if request.request_id in chosen]
         aborted = self._collect(dict.fromkeys(slots, "abort"))
-        kept: deque[GenerationRequest] = deque()
-        for request in self._waiting:
-            if request.request_id in chosen:
-                aborted.append(answer(request, (), (), (), "abort"))
-                self._prompts.forget(request)
-                self._unfinished.pop(request.request_id)
-            else:
-                kept.append(request)
-        self._waiting = kept
+        for request in [each for each in self._waiting if each.request_id in chosen]:
+            aborted.append(answer(request, (), (), (), "abort"))
+            self._prompts.forget(request)
+            self._unfinished.pop(request.request_id)
+        self._waiting = deque(r for r in self._waiting if r.request_id in self._unfinished)
         return aborted
 
     def interrupt(self) -> list[FinishedCompletion]:
         """End all requests, with what was computed of them; see :meth:`Engine.interrupt`."""
-        caches: dict[int, KeptCache] = {}
+        caches = {request.request_id: request.cache for request in self._waiting}
         if self.carries_caches:
-            cached = self._running.active["cached"].tolist()
             for slot, request in enumerate(self._running.requests):
-                kept = self._decoder.kept(slot, cached[slot], self.version)
-                caches[request.request_id] = kept
-        for request in self._waiting:
-            if request.cache is not None:
-                caches[request.request_id] = request.cache
+                caches[request.request_id] = self._kept(slot)
         return [replace(item, cache=caches.get(item.request_id)) for item in self.abort()]
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -154,12 +141,12 @@ class HFEngine(Engine):
         if self._config.on_update == "recompute" and len(self._running):
             texts = [self._running.cached_tokens(slot) for slot in range(len(self._running))]
             with torch.inference_mode():
-                self._decoder.replace(self._prompts.read(texts, [False] * len(texts)))
+                self._cache.replace(self._prompts.read(texts, [False] * len(texts)))
 
     def release_memory(self) -> None:
         """Give the caches back, and on an accelerator the weights if they are the engine's own."""
         self._unfinished.require_none()
-        self._decoder.clear()
+        self._cache.clear()
         self._prompts.drop()
         if not self._shared:
             self._device = self._model.device
@@ -172,7 +159,7 @@ class HFEngine(Engine):
 
     def close(self) -> None:
         """Give the caches back."""
-        self._decoder.clear()
+        self._cache.clear()
         self._prompts.drop()
         self._waiting.clear()
         self._unfinished.clear()
@@ -182,14 +169,12 @@ class HFEngine(Engine):
 
         Those that have some, from an earlier abort, take the slots before them.
         """
-        begun = list(self._next_waiting())
+        begun = sorted(self._next_waiting(), key=lambda item: not item[1])
         if not begun:
             return []
-        taken = [request for request, _ in begun]
-        begun.sort(key=lambda item: not item[1])
         results = self._prompts.compute(begun)
-        columns = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for r in taken)
-        self._decoder.add(len(self._running), results, columns)
+        columns = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for r, _ in begun)
+        self._cache.add(len(self._running), results, columns)
         for request, drawn in begun:
             cached = len(request.prompt_tokens) + max(drawn - 1, 0)
             self._running.add(
@@ -238,14 +223,12 @@ class HFEngine(Engine):
     def _finish(self, stopped: np.ndarray) -> list[FinishedCompletion]:
         """Take out what ended, and put the rest in order when that pays."""
         active = self._running.active
-        reasons: dict[int, StopReason] = {}
-        for slot in np.flatnonzero(active["count"] >= active["limit"]).tolist():
-            reasons[slot] = "length"
+        full = np.flatnonzero(active["count"] >= active["limit"]).tolist()
+        reasons: dict[int, StopReason] = dict.fromkeys(full, "length")
         for slot, request in enumerate(self._running.requests):
             if request.sampling.stop and self._ends_with_text(slot, request):
                 reasons[slot] = "stop"
-        for slot in np.flatnonzero(stopped).tolist():
-            reasons[slot] = "stop"
+        reasons |= dict.fromkeys(np.flatnonzero(stopped).tolist(), "stop")
         finished = self._collect(reasons)
         order = self._decoder.order(self._running.active["cached"])
         if order is not None:
@@ -256,27 +239,26 @@ class HFEngine(Engine):
         """Take slots out of the batch and return what they have."""
         if not reasons:
             return []
-        finished = [
-            FinishedCompletion(
-                request_id=self._running.requests[slot].request_id,
-                completion=self._running.completion(slot, reason),
-                cache=self._kept(slot, reason),
+        finished = []
+        for slot, reason in reasons.items():
+            request = self._running.requests[slot]
+            wanted = reason == "stop" and request.keep_cache and self.carries_caches
+            finished.append(
+                FinishedCompletion(
+                    request_id=request.request_id,
+                    completion=self._running.completion(slot, reason),
+                    cache=self._kept(slot) if wanted else None,
+                )
             )
-            for slot, reason in reasons.items()
-        ]
         columns = int(self._running.active["cached"].max())
         source, target = self._running.remove(np.fromiter(reasons, np.int64, len(reasons)))
-        self._decoder.move(source, target, columns)
+        self._cache.move(source, target, columns)
         for item in finished:
             self._unfinished.pop(item.request_id)
         return finished
 
-    def _kept(self, slot: int, reason: StopReason) -> KeptCache | None:
-        """The caches of a sequence that ended, where its request asked for them."""
-        wanted = self.carries_caches and self._running.requests[slot].keep_cache
-        if not wanted or reason != "stop":
-            return None
-        return self._decoder.kept(slot, int(self._running.active["cached"][slot]), self.version)
+    def _kept(self, slot: int) -> KeptCache:
+        return self._cache.kept(slot, int(self._running.active["cached"][slot]), self.version)
 
     def _ends_with_text(self, slot: int, request: GenerationRequest) -> bool:
         """Whether a stop text was completed by the last tokens."""

@@ -79,21 +79,14 @@ def _load(config: HFEngineConfig, source: ModelSource) -> Any:
 
     logging.disable_progress_bar()
     assert source.path is not None
-    model = AutoModelForCausalLM.from_pretrained(
-        local_directory(source.path),
-        dtype=config.dtype,
-        local_files_only=True,
-        use_safetensors=True,
+    path = local_directory(source.path)
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=config.dtype, local_files_only=True, use_safetensors=True
     )
-    return model
 
 
 def tokenizer_of(path: Path | None) -> Any:
-    """The tokenizer in a model directory, for stop texts.
-
-    Raises:
-        ConfigError: There is no directory.
-    """
+    """The tokenizer in a model directory, for stop texts."""
     if path is None:
         raise ConfigError("stop texts need a tokenizer, and none was given", key="stop")
     from transformers import AutoTokenizer

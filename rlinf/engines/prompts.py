@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rlinf.engines.config import HFEngineConfig
-from rlinf.engines.kv_cache import PromptCapture
-from rlinf.engines.prefill import Prefilled, prefill
 from rlinf.engines.protocol import GenerationRequest, KeptCache
 
 Begun = tuple[GenerationRequest, int]
 """A request, and how many tokens of its partial completion are read like a prompt, or carried."""
+
+_PASS = {"cpu": 64}
+"""Tokens of padding that take as long as one more forward pass, by device, where measured."""
+
+
+class PromptCapture:
+    """Takes the place of a transformers cache, and keeps keys and values of whole prompts.
+
+    They are [N, K, P, D] per layer, of one forward pass.
+    """
+
+    def __init__(self, layers: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+        self.layers = list(layers)
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep them; attention is over what was given."""
+        self.layers.append((keys, values))
+        return keys, values
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Tokens before the prompts: none."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Keys and values of one text, and what the model says after it."""
+
+    capture: PromptCapture
+    row: int  # in the capture
+    logits: Tensor | None  # [V] after its last token, where they were asked for
 
 
 class Prompts:
@@ -67,11 +101,9 @@ class Prompts:
         new = [key for key in texts if key not in known]
         computed = self.read([texts[key] for key in new], [key in wants_logits for key in new])
         known.update(zip(new, computed, strict=True))
-        for key in wants_logits:
-            self._known[key] = known[key]
+        self._known.update((key, known[key]) for key in wants_logits)
         results = iter(
-            known[key] if wanted else Prefilled(known[key].capture, known[key].row, None)
-            for key, wanted in keys
+            known[key] if wanted else replace(known[key], logits=None) for key, wanted in keys
         )
         return [
             next(results) if request.cache is None else self._carried(request.cache)
@@ -80,15 +112,76 @@ class Prompts:
 
     def _carried(self, cache: KeptCache) -> Prefilled:
         parts = [part[None].to(self._model.device) for part in cache.parts()]
-        layers = zip(parts[::2], parts[1::2], strict=True)
-        return Prefilled(PromptCapture(layers), 0, None)
+        return Prefilled(PromptCapture(zip(parts[::2], parts[1::2], strict=True)), 0, None)
 
     def read(self, texts: Sequence[np.ndarray], wants_logits: Sequence[bool]) -> list[Prefilled]:
-        """Run texts through the model; see :func:`~rlinf.engines.prefill.prefill`."""
-        return prefill(
-            self._model,
-            texts,
-            wants_logits,
-            max_tokens=self._config.max_prefill_tokens,
-            alone=self._config.deterministic,
-        )
+        """Run texts through the model; see :func:`prefill`."""
+        # One text per forward pass: its result then depends on nothing else.
+        most = 1 if self._config.deterministic else self._config.max_prefill_tokens
+        return prefill(self._model, texts, wants_logits, max_tokens=most)
+
+
+def prefill(
+    model: Any, texts: Sequence[np.ndarray], wants_logits: Sequence[bool], *, max_tokens: int
+) -> list[Prefilled]:
+    """Run texts through the model, several per forward pass, padded on the right.
+
+    Padding comes after every token of a text, so that causality alone hides it.
+
+    Args:
+        model: A causal language model of transformers.
+        texts: Tokens [P] of each.
+        wants_logits: Whose logits are needed.
+        max_tokens: Bound of the tokens of a forward pass, padding included; a longer text has its
+            own.
+    """
+    results: dict[int, Prefilled] = {}
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+    most_padding = _PASS.get(model.device.type, max_tokens)
+    for chunk in _chunks(order, texts, max_tokens, most_padding):
+        capture = PromptCapture()
+        lengths = np.array([len(texts[number]) for number in chunk])
+        padded = np.zeros((len(chunk), lengths[-1]), np.int64)
+        for row, number in enumerate(chunk):
+            padded[row, : lengths[row]] = texts[number]
+        ends = np.unique(lengths[[wants_logits[number] for number in chunk]])
+        logits = _forward(model, padded, ends, capture)
+        for row, number in enumerate(chunk):
+            end = int(np.searchsorted(ends, lengths[row]))
+            wanted = logits[row, end] if wants_logits[number] else None
+            results[number] = Prefilled(capture, row, wanted)
+    return [results[number] for number in range(len(texts))]
+
+
+def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCapture) -> Tensor:
+    """Logits [N, U, V] after the first ``ends`` [U] tokens; any one place if there are none."""
+    device = model.device
+    positions = torch.arange(tokens.shape[1], device=device)[None].expand(len(tokens), -1)
+    logits: Tensor = model(
+        torch.from_numpy(tokens).to(device),
+        position_ids=positions,
+        past_key_values=capture,
+        use_cache=True,
+        logits_to_keep=torch.from_numpy(ends - 1).to(device) if len(ends) else 1,
+    ).logits
+    return logits
+
+
+def _chunks(
+    order: list[int], texts: Sequence[np.ndarray], max_tokens: int, most_padding: int
+) -> Iterator[list[int]]:
+    """Texts by increasing length, as many as fit into ``max_tokens``, at least one.
+
+    A text that would pad those before it by more than ``most_padding`` begins the next chunk.
+    """
+    chunk: list[int] = []
+    for number in order:
+        if chunk:
+            length = len(texts[number])
+            padding = len(chunk) * (length - len(texts[chunk[-1]]))
+            if (len(chunk) + 1) * length > max_tokens or padding > most_padding:
+                yield chunk
+                chunk = []
+        chunk.append(number)
+    if chunk:
+        yield chunk

@@ -15,22 +15,16 @@ from torch import Tensor
 
 from rlinf.data.sequences import Completion
 from rlinf.engines.config import SamplingConfig
-from rlinf.errors import ConfigError
 
 Weights = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """The LoRA adapter that an engine serves on top of its model.
-
-    Args:
-        rank: Inner dimension.
-        alpha: Its output is multiplied by alpha / rank.
-    """
+    """The LoRA adapter that an engine serves on top of its model."""
 
     rank: int
-    alpha: float
+    alpha: float  # its output is multiplied by alpha / rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +74,7 @@ class KeptCache:
 
     def parts(self) -> list[Tensor]:
         """Keys and values of each layer in turn, without a copy."""
-        sizes = [math.prod(shape) for shape in self.shapes]
-        pieces = torch.split(self.numbers, sizes)
+        pieces = torch.split(self.numbers, [math.prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(pieces, self.shapes, strict=True)]
 
 
@@ -92,8 +85,7 @@ class GenerationRequest:
     Args:
         request_id: Chosen by the caller; no two unfinished requests have the same.
         prompt_tokens: [P] int64, unpadded, P >= 1.
-        seed: Seed of the sampling, not negative. Requests of a group share their prompt and differ
-            in this.
+        seed: Of the sampling, not negative; requests of a group share all but this.
         sampling: How the tokens are drawn.
         partial: The beginning of the completion, from an abort, to be continued; its length counts
             for ``max_new_tokens``.
@@ -114,17 +106,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedCompletion:
-    """A completion that ended, or was aborted.
-
-    Args:
-        request_id: Of its request.
-        completion: Tokens from the first one, those of ``partial`` included.
-        cache: What :meth:`Engine.interrupt` gives along, or a request asked for; otherwise None.
-    """
+    """A completion that ended, or was aborted."""
 
     request_id: int
-    completion: Completion
-    cache: KeptCache | None = None
+    completion: Completion  # from its first token on, those of ``partial`` included
+    cache: KeptCache | None = None  # given by `Engine.interrupt`, or where the request asked for it
 
 
 class Engine(ABC):
@@ -139,8 +125,7 @@ class Engine(ABC):
     """Whether an aborted sequence, continued under the same weights, is what it would have been."""
 
     carries_caches: bool = False
-    """Whether the engine gives caches along, with which a completion is continued without
-    computing its tokens again."""
+    """Whether it gives caches along that save computing the tokens of a completion again."""
 
     keeps_stale_caches: bool = False
     """Whether running sequences go on with caches of old weights after an update."""
@@ -225,15 +210,9 @@ class Engine(ABC):
     def adopt_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights as :meth:`update_weights` does, by tensors that may be kept.
 
-        An engine that can compute with them where they lie takes them in place of its own. The
-        caller may write new values into them between two steps, and then calls this again.
-
-        Args:
-            weights: As for :meth:`update_weights`; they are never written to.
-            version: Number of the new weights.
-
-        Raises:
-            ValueError: A name is unknown or missing, or a shape differs.
+        An engine that can compute with them where they lie takes them in place of its own, and
+        never writes to them. The caller may write new values into them between two steps, and then
+        calls this again.
         """
         self.update_weights(weights, version)
 
@@ -275,37 +254,3 @@ class Engine(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def check_request(request: GenerationRequest, *, context: int | None, vocabulary: int) -> None:
-    """Refuse a request that no engine can serve.
-
-    Args:
-        request: The request.
-        context: Longest prompt plus completion of the model; None: unbounded.
-        vocabulary: V, rows of its embedding.
-
-    Raises:
-        ConfigError: It would be longer than the context of the model.
-        ValueError: The prompt is empty or holds a token that is not one, the seed is negative, or
-            the partial completion has nothing to be continued.
-    """
-    prompt, sampling = request.prompt_tokens, request.sampling
-    if prompt.ndim != 1 or not len(prompt):
-        raise ValueError(f"prompt_tokens of shape {prompt.shape}, expected [P] with P >= 1")
-    if prompt.min() < 0 or prompt.max() >= vocabulary:
-        raise ValueError(f"a prompt token is not within the {vocabulary} of the model")
-    if request.seed < 0:
-        raise ValueError(f"seed {request.seed} is negative")
-    longest = len(prompt) + sampling.max_new_tokens
-    if context is not None and longest > context:
-        raise ConfigError(
-            f"{sampling.max_new_tokens} new tokens after a prompt of {len(prompt)} exceed the "
-            f"model's context of {context}; nearest: {max(context - len(prompt), 0)}",
-            key="max_new_tokens",
-        )
-    if request.partial is not None and len(request.partial) >= sampling.max_new_tokens:
-        raise ValueError(
-            f"a partial completion of {len(request.partial)} tokens leaves none of "
-            f"max_new_tokens {sampling.max_new_tokens}"
-        )

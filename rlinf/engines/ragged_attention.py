@@ -36,40 +36,23 @@ def register() -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring rows that attend as far as the longest of them.
+    """Neighbouring rows that attend as far as the longest of them."""
 
-    Args:
-        rows: Their slots.
-        window: W, columns that they look at.
-        bias: [rows, 1, 1, W], 0 where a row may look and -inf elsewhere.
-    """
-
-    rows: slice
-    window: int
-    bias: Tensor
+    rows: slice  # their slots
+    window: int  # W, columns that they look at
+    bias: Tensor  # [rows, 1, 1, W], 0 where a row may look and -inf elsewhere
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """Who looks where in one decoding step.
+    """Who looks where in one decoding step."""
 
-    Args:
-        segments: Rows of the batch in order.
-        gather: [n] slots of the batch's rows, or None if they are the first n slots.
-    """
-
-    segments: Sequence[Segment]
-    gather: Tensor | None = None
+    segments: Sequence[Segment]  # rows of the batch in order
+    gather: Tensor | None = None  # [n] slots of the batch's rows; None: the first n slots
 
 
 def plan_segments(lengths: np.ndarray, *, dtype: torch.dtype, device: torch.device) -> DecodePlan:
-    """Divide rows into segments of similar lengths.
-
-    Args:
-        lengths: [n] columns that each row looks at, at least 1.
-        dtype: Of the attention scores.
-        device: Where they are computed.
-    """
+    """Divide rows, which look at ``lengths`` [n] columns each, into segments of similar lengths."""
     n, start, window = len(lengths), 0, 0
     bounds: list[tuple[int, int, int]] = []
     for first in range(0, n, _BLOCK):

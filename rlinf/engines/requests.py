@@ -1,22 +1,22 @@
-"""What every engine keeps of its requests: which are unfinished, and how their answers are put
-together."""
+"""What every engine keeps of its requests, and how their answers are put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from rlinf.data.sequences import Completion, StopReason
-from rlinf.engines.protocol import FinishedCompletion, GenerationRequest, check_request
+from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
+from rlinf.errors import ConfigError
 
 StateT = TypeVar("StateT")
 
 
-class Unfinished(Generic[StateT]):
-    """Requests that were taken and not returned yet, each with what the engine notes of it.
+class Unfinished(dict[int, StateT]):
+    """Requests that were taken and not returned yet, by number, with what is noted of each.
 
     Args:
         context: Longest prompt plus completion of the model; None: unbounded.
@@ -24,55 +24,46 @@ class Unfinished(Generic[StateT]):
     """
 
     def __init__(self, *, context: int | None, vocabulary: int) -> None:
+        super().__init__()
         self._context, self._vocabulary = context, vocabulary
-        self._states: dict[int, StateT] = {}
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._states)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._states
-
-    def __getitem__(self, number: int) -> StateT:
-        return self._states[number]
-
-    def __setitem__(self, number: int, state: StateT) -> None:
-        self._states[number] = state
 
     def check(self, request: GenerationRequest) -> None:
-        """Refuse a request whose number is in use, or that no engine can serve.
+        """Refuse a request that cannot be served.
 
         Raises:
-            ConfigError: See :func:`~rlinf.engines.protocol.check_request`.
-            ValueError: Likewise, or its number is in use.
+            ConfigError: It would be longer than the context of the model.
+            ValueError: Its number is in use, the prompt is empty or holds a token that is not one,
+                the seed is negative, or the partial completion has nothing to be continued.
         """
-        if request.request_id in self._states:
+        if request.request_id in self:
             raise ValueError(f"request {request.request_id} is unfinished")
-        check_request(request, context=self._context, vocabulary=self._vocabulary)
+        prompt, most = request.prompt_tokens, request.sampling.max_new_tokens
+        if prompt.ndim != 1 or not len(prompt):
+            raise ValueError(f"prompt_tokens of shape {prompt.shape}, expected [P] with P >= 1")
+        if prompt.min() < 0 or prompt.max() >= self._vocabulary:
+            raise ValueError(f"a prompt token is not within the {self._vocabulary} of the model")
+        if request.seed < 0:
+            raise ValueError(f"seed {request.seed} is negative")
+        if self._context is not None and len(prompt) + most > self._context:
+            raise ConfigError(
+                f"{most} new tokens after a prompt of {len(prompt)} exceed the model's context of "
+                f"{self._context}; nearest: {max(self._context - len(prompt), 0)}",
+                key="max_new_tokens",
+            )
+        if request.partial is not None and len(request.partial) >= most:
+            raise ValueError(
+                f"a partial completion of {len(request.partial)} tokens leaves none of "
+                f"max_new_tokens {most}"
+            )
 
-    def chosen(self, request_ids: Sequence[int] | None) -> list[int]:
+    def chosen(self, request_ids: Iterable[int] | None) -> list[int]:
         """Those of ``request_ids`` that are unfinished; None: all."""
-        wanted = self._states if request_ids is None else dict.fromkeys(request_ids)
-        return [number for number in wanted if number in self._states]
-
-    def pop(self, number: int) -> StateT:
-        """Forget a request; returns what was noted of it."""
-        return self._states.pop(number)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._states.clear()
+        wanted = self if request_ids is None else dict.fromkeys(request_ids)
+        return [number for number in wanted if number in self]
 
     def require_none(self) -> None:
-        """Refuse to go on while there are any.
-
-        Raises:
-            RuntimeError: There are.
-        """
-        if self._states:
+        """Refuse to go on while there are any, by a RuntimeError."""
+        if self:
             raise RuntimeError(f"{len(self)} requests are unfinished; abort them first")
 
 
@@ -109,15 +100,7 @@ def answer(
     versions: Sequence[int] | np.ndarray,
     reason: StopReason,
 ) -> FinishedCompletion:
-    """A request with its new tokens behind those that it began with.
-
-    Args:
-        request: The request.
-        tokens: [n] new tokens.
-        log_probs: [n] of them.
-        versions: [n] of the weights that sampled them.
-        reason: Why it ended.
-    """
+    """A request with its new tokens, log-probs and versions [n] behind those it began with."""
     completion = Completion(
         tokens=np.array(tokens, np.int64),
         log_probs=np.array(log_probs, np.float32),

@@ -30,26 +30,18 @@ _NUMBERS = np.dtype(
     ],
     align=True,
 )
+_TOKEN = np.dtype([("token", np.int64), ("log_prob", np.float32), ("version", np.int64)])
 
 
 class Running:
-    """Numbers, tokens and requests of the running sequences.
-
-    Args:
-        slots: How many can run at the same time.
-        vocabulary: V, tokens of the model.
-        device: Of the model.
-    """
+    """Numbers, tokens and requests of at most ``slots`` running sequences; V ``vocabulary``."""
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
         self.requests: list[GenerationRequest] = []
         self.numbers = np.zeros(slots, _NUMBERS)
         self._stops = np.full((slots, 1), -1, np.int64)
-        self._tokens = np.zeros((slots, 0), np.int64)
-        self._log_probs = np.zeros((slots, 0), np.float32)
-        self._versions = np.zeros((slots, 0), np.int64)
-        self._vocabulary = vocabulary
-        self._device = device
+        self._text = np.zeros((slots, 0), _TOKEN)
+        self._vocabulary, self._device = vocabulary, device
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -71,14 +63,15 @@ class Running:
             drawn: Tokens of the partial completion that need not be computed again.
         """
         sampling, slot = request.sampling, len(self.requests)
-        self._reserve(sampling.max_new_tokens, len(stops))
+        self._stops = _widened(self._stops, len(stops), -1)
+        self._text = _widened(self._text, sampling.max_new_tokens, 0)
         known = 0
         if request.partial is not None:
             known = len(request.partial)
-            self._tokens[slot, :known] = request.partial.tokens
-            self._log_probs[slot, :known] = request.partial.log_probs
-            self._versions[slot, :known] = request.partial.versions
-        last = self._tokens[slot, drawn - 1] if drawn else 0
+            self._text["token"][slot, :known] = request.partial.tokens
+            self._text["log_prob"][slot, :known] = request.partial.log_probs
+            self._text["version"][slot, :known] = request.partial.versions
+        last = self._text["token"][slot, drawn - 1] if drawn else 0
         self.numbers[slot] = (
             cached, last, drawn, known, sampling.max_new_tokens, sampling.min_new_tokens,
             request.seed % 2**64, sampling.temperature, sampling.repetition_penalty,
@@ -90,8 +83,8 @@ class Running:
 
     def cached_tokens(self, slot: int) -> np.ndarray:
         """[cached] tokens of prompt and completion that are in the cache."""
-        prompt, numbers = self.requests[slot].prompt_tokens, self.numbers[slot]
-        return np.concatenate([prompt, self._tokens[slot, : numbers["cached"] - len(prompt)]])
+        prompt, cached = self.requests[slot].prompt_tokens, self.numbers["cached"][slot]
+        return np.concatenate([prompt, self._text["token"][slot, : cached - len(prompt)]])
 
     def lengths(self) -> np.ndarray:
         """[n] tokens of each completion; given ones that were not yet computed again count."""
@@ -102,9 +95,9 @@ class Running:
         """What a sequence has."""
         length, given = int(self.lengths()[slot]), self.requests[slot].partial
         return Completion(
-            tokens=self._tokens[slot, :length].copy(),
-            log_probs=self._log_probs[slot, :length].copy(),
-            versions=self._versions[slot, :length].copy(),
+            tokens=self._text["token"][slot, :length].copy(),
+            log_probs=self._text["log_prob"][slot, :length].copy(),
+            versions=self._text["version"][slot, :length].copy(),
             stop_reason=reason,
             seed=self.requests[slot].seed,
             sampled=None if given is None else extended_mask(given, length),
@@ -114,12 +107,7 @@ class Running:
         """The last ``length`` tokens of a completion, as far as they are of its last turn."""
         count, given = int(self.numbers["count"][slot]), self.requests[slot].partial
         begin = 0 if given is None else given.turn_start
-        return self._tokens[slot, max(begin, count - length) : count]
-
-    def text(self, slot: int) -> np.ndarray:
-        """Prompt and completion so far."""
-        prompt, count = self.requests[slot].prompt_tokens, int(self.numbers["count"][slot])
-        return np.concatenate([prompt, self._tokens[slot, :count]])
+        return self._text["token"][slot, max(begin, count - length) : count]
 
     def how_to_draw(self, rows: np.ndarray) -> Draw:
         """How the next token of each of ``rows`` is drawn."""
@@ -148,7 +136,9 @@ class Running:
 
     def _seen(self, rows: np.ndarray) -> torch.Tensor:
         """[m, S] tokens of prompt and completion, filled up with the first token of the prompt."""
-        texts = [self.text(row) for row in rows]
+        prompts, counts = (self.requests[row].prompt_tokens for row in rows), self.numbers["count"]
+        parts = zip(rows, prompts, strict=True)
+        texts = [np.concatenate([p, self._text["token"][r, : counts[r]]]) for r, p in parts]
         seen = np.empty((len(rows), max(map(len, texts))), np.int64)
         for number, text in enumerate(texts):
             seen[number, : len(text)] = text
@@ -174,28 +164,24 @@ class Running:
         rows, count = np.arange(len(active)), active["count"]
         given = count < active["known"]
         if given.any():
-            tokens = np.where(given, self._tokens[rows, count], tokens)
+            tokens = np.where(given, self._text["token"][rows, count], tokens)
             rows, count = rows[~given], count[~given]
-        self._tokens[rows, count] = tokens[rows]
-        self._log_probs[rows, count] = log_probs[rows]
-        self._versions[rows, count] = version
+        self._text["token"][rows, count] = tokens[rows]
+        self._text["log_prob"][rows, count] = log_probs[rows]
+        self._text["version"][rows, count] = version
         active["last"] = tokens
         active["count"] += 1
         stopped: np.ndarray = (self._stops[: len(active)] == tokens[:, None]).any(1) & ~given
         return stopped
 
     def remove(self, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drop slots; the last sequences move into the holes.
-
-        Returns:
-            Slots [m] that moved, and where they moved to [m].
-        """
+        """Drop slots; the last sequences move into the holes. Returns which [m], and where [m]."""
         total, left = len(self.requests), len(self.requests) - len(gone)
         keep = np.ones(total, np.bool_)
         keep[gone] = False
         source = left + np.flatnonzero(keep[left:])
         target = np.flatnonzero(~keep[:left])
-        for array in (self.numbers, self._stops, self._tokens, self._log_probs, self._versions):
+        for array in (self.numbers, self._stops, self._text):
             array[target] = array[source]
         for old, new in zip(source, target, strict=True):
             self.requests[new] = self.requests[old]
@@ -204,15 +190,9 @@ class Running:
 
     def reorder(self, order: np.ndarray) -> None:
         """Put the sequence of slot ``order[i]`` into slot i."""
-        for array in (self.numbers, self._stops, self._tokens, self._log_probs, self._versions):
+        for array in (self.numbers, self._stops, self._text):
             array[: len(order)] = array[order]
         self.requests = [self.requests[old] for old in order]
-
-    def _reserve(self, columns: int, stops: int) -> None:
-        self._stops = _widened(self._stops, stops, -1)
-        self._tokens = _widened(self._tokens, columns, 0)
-        self._log_probs = _widened(self._log_probs, columns, 0)
-        self._versions = _widened(self._versions, columns, 0)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -18,16 +18,13 @@ _BITS = 40  # of the uniform number: fewer than a float64 has, so that u · tota
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Counter-based uniform numbers.
+    """Counter-based uniform numbers [n] float64 in [0, 1).
 
     The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014, figure 15).
 
     Args:
         seeds: [n] uint64.
         positions: [n] int64, index of the token within its completion.
-
-    Returns:
-        [n] float64 in [0, 1).
     """
     stream = _mix(seeds + _GOLDEN)
     bits = _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
@@ -43,48 +40,28 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """What changes the distribution of m of the rows besides temperature.
+    """What changes the distribution of m of the rows besides temperature."""
 
-    Args:
-        rows: [m] int64, which rows.
-        seen: [m, S] int64, tokens that occurred, filled up with any of them; None: no penalty.
-        penalty: [m, 1] float32, repetition penalty.
-        banned: [m, V] bool, tokens that must not be drawn; None: there are none.
-        top_k: [m, 1] int64, number of the most likely tokens to draw from, V for all; None: all.
-        top_p: [m, 1] float32, sum of the probabilities to draw from.
-    """
-
-    rows: Tensor
-    seen: Tensor | None
-    penalty: Tensor
-    banned: Tensor | None
-    top_k: Tensor | None
-    top_p: Tensor
+    rows: Tensor  # [m] int64, which
+    seen: Tensor | None  # [m, S] int64 tokens that occurred, filled up with any; None: no penalty
+    penalty: Tensor  # [m, 1] float32, repetition penalty
+    banned: Tensor | None  # [m, V] bool, tokens that must not be drawn; None: there are none
+    top_k: Tensor | None  # [m, 1] int64, how many of the most likely, V for all; None: all
+    top_p: Tensor  # [m, 1] float32, sum of the probabilities to draw from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How n tokens are drawn.
+    """How n tokens are drawn."""
 
-    Args:
-        uniforms: [n] float64.
-        temperature: [n, 1] float32, or None if all are 1.
-        greedy: [n] bool, or None if no row takes the most likely token.
-        filters: For the rows that have any.
-    """
-
-    uniforms: Tensor
-    temperature: Tensor | None = None
-    greedy: Tensor | None = None
-    filters: Filters | None = None
+    uniforms: Tensor  # [n] float64
+    temperature: Tensor | None = None  # [n, 1] float32; None: all are 1
+    greedy: Tensor | None = None  # [n] bool; None: no row takes the most likely token
+    filters: Filters | None = None  # for the rows that have any
 
 
 def draw_tokens(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-    """Draw one token per row.
-
-    Args:
-        logits: [n, V].
-        draw: How.
+    """Draw one token per row of ``logits`` [n, V].
 
     Returns:
         Tokens [n] int64, and their log-probs [n] float32 under softmax(logits / temperature) over

@@ -31,54 +31,27 @@ from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What the model said in one turn.
+    """What the model said in one turn: m tokens.
 
-    Args:
-        tokens: [m] int64.
-        log_probs: [m] float32 of each under the distribution that it was sampled from.
-        versions: [m] int64, of the weights that sampled each.
-        stop_reason: ``stop``: an end token, stop text or end of a turn; ``length``: a token limit;
-            ``abort``: interrupted, and to be generated further.
+    It ended by ``stop``: an end token, stop text or end of a turn; ``length``: a token limit;
+    ``abort``: interrupted, and to be generated further.
     """
 
-    tokens: np.ndarray
-    log_probs: np.ndarray
-    versions: np.ndarray
+    tokens: np.ndarray  # [m] int64
+    log_probs: np.ndarray  # [m] float32 under the distribution that each was sampled from
+    versions: np.ndarray  # [m] int64, of the weights that sampled each
     stop_reason: StopReason
-
-    @classmethod
-    def of(cls, completion: Completion) -> Turn:
-        """The last turn of a completion."""
-        last = slice(completion.turn_start, None)
-        return cls(
-            tokens=completion.tokens[last],
-            log_probs=completion.log_probs[last],
-            versions=completion.versions[last],
-            stop_reason=completion.stop_reason,
-        )
 
 
 class Session:
     """One text that grows by given and by sampled tokens; made by :meth:`Sessions.open`."""
 
     def __init__(
-        self,
-        sessions: Sessions,
-        number: int,
-        prompt: np.ndarray,
-        seed: int,
-        begun: Completion | None,
+        self, sessions: Sessions, number: int, prompt: np.ndarray, completion: Completion
     ) -> None:
-        self._sessions = sessions
-        self.number = number
+        self._sessions, self.number = sessions, number
         self.prompt_tokens = prompt.astype(np.int64)
-        self.completion = begun or Completion(
-            tokens=np.zeros(0, np.int64),
-            log_probs=np.zeros(0, np.float32),
-            versions=np.zeros(0, np.int64),
-            stop_reason="abort",
-            seed=seed,
-        )
+        self.completion = completion
 
     @property
     def running(self) -> bool:
@@ -88,7 +61,14 @@ class Session:
     @property
     def turn(self) -> Turn:
         """The last turn; empty, with the reason ``abort``, where nothing was sampled yet."""
-        return Turn.of(self.completion)
+        found = self.completion
+        last = slice(found.turn_start, None)
+        return Turn(
+            tokens=found.tokens[last],
+            log_probs=found.log_probs[last],
+            versions=found.versions[last],
+            stop_reason=found.stop_reason,
+        )
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
         """Put given tokens behind the text; before the first sampled one they are the prompt.
@@ -177,7 +157,7 @@ class Sessions:
         begun: Completion | None = None,
         cache: KeptCache | None = None,
     ) -> Session:
-        """A new session.
+        """A new session, of which nothing is generated yet.
 
         Args:
             prompt_tokens: [P] tokens that it begins with.
@@ -185,13 +165,18 @@ class Sessions:
             number: Its number on the engine; None: the next one that was not given out.
             begun: What an earlier session had, to go on with it.
             cache: What the engine gave with ``begun``.
-
-        Returns:
-            The session; nothing is generated yet.
         """
         if number is None:
             number, self._opened = self._opened, self._opened + 1
-        session = Session(self, number, np.asarray(prompt_tokens, np.int64), seed, begun)
+        none = np.zeros(0, np.int64)
+        empty = Completion(
+            tokens=none,
+            log_probs=none.astype(np.float32),
+            versions=none,
+            stop_reason="abort",
+            seed=seed,
+        )
+        session = Session(self, number, np.asarray(prompt_tokens, np.int64), begun or empty)
         if cache is not None:
             self._keep(number, cache)
         return session

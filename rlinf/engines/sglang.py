@@ -77,7 +77,7 @@ class SGLangEngine(Engine):
 
     @property
     def unfinished(self) -> int:
-        """Requests that were submitted and neither returned nor aborted."""
+        """See :attr:`Engine.unfinished`."""
         return len(self._flights)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -88,22 +88,17 @@ class SGLangEngine(Engine):
 
     def step(self) -> list[FinishedCompletion]:
         """Wait a moment for sequences to end."""
-        flights = {number: self._flights[number] for number in self._flights}
-        if not flights:
+        if not self._flights:
             return []
-        answers = [flight.answer for flight in flights.values()]
+        answers = [flight.answer for flight in self._flights.values()]
         self._engine.loop.run_until_complete(
             asyncio.wait(answers, timeout=_MOMENT, return_when=asyncio.FIRST_COMPLETED)
         )
-        ended = [number for number, flight in flights.items() if flight.answer.done()]
+        ended = [number for number, flight in self._flights.items() if flight.answer.done()]
         return [self._land(number) for number in ended]
 
     def progress(self) -> dict[int, int]:
-        """Refused: SGLang gives a sequence when it has ended.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Refused by a ConfigError: SGLang gives a sequence when it has ended."""
         raise ConfigError("sglang does not tell how long unfinished answers are", key="type")
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
@@ -126,7 +121,7 @@ class SGLangEngine(Engine):
         given = list(file_weights(self._structure, whole).items())
         if not given:
             raise ValueError("no weights were given, and SGLang shares none with a trainer")
-        requests = {number: self._flights[number].request for number in self._flights}
+        requests = {number: flight.request for number, flight in self._flights.items()}
         landed = self.abort()
         reply = self._engine.update_weights_from_tensor(given, flush_cache=True)
         if not getattr(reply, "success", reply[0] if isinstance(reply, tuple) else True):
@@ -178,20 +173,14 @@ class SGLangEngine(Engine):
         flight = self._flights.pop(number)
         about = flight.answer.result()["meta_info"]
         scored = about.get("output_token_logprobs") or []
+        reasons: dict[str, StopReason] = {"stop": "stop", "length": "length"}
         return answer(
             flight.request,
             tokens=[entry[1] for entry in scored],
             log_probs=[entry[0] for entry in scored],
             versions=[self.version] * len(scored),
-            reason=_reason(about["finish_reason"]),
+            reason=reasons.get(about["finish_reason"]["type"], "abort"),
         )
-
-
-def _reason(found: dict[str, Any]) -> StopReason:
-    kind = found["type"]
-    if kind == "stop":
-        return "stop"
-    return "length" if kind == "length" else "abort"
 
 
 def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) -> dict[str, Any]:

@@ -45,15 +45,7 @@ def assign_weights(model: nn.Module, weights: Weights, *, may_be_empty: bool) ->
 def adopt_weights(model: nn.Module, weights: Weights) -> bool:
     """Put tensors in the place of a model's own, or copy those of another type or device.
 
-    Args:
-        model: As for :func:`assign_weights`.
-        weights: Likewise, and not nothing.
-
-    Returns:
-        Whether all of them were put in place.
-
-    Raises:
-        ValueError: As :func:`assign_weights`.
+    Takes and refuses what :func:`assign_weights` does; returns whether all were put in place.
     """
     given, targets = dict(weights), _targets(model)
     _check(given, targets)
@@ -139,22 +131,14 @@ def sizes_of(path: Path) -> tuple[int, int | None]:
 
 
 class AdapterFile:
-    """An adapter as the files that servers load, in a folder that ends with this object.
-
-    Args:
-        lora: Rank and scaling.
-    """
+    """An adapter as the files that servers load, in a folder that ends with this object."""
 
     def __init__(self, lora: Lora) -> None:
         self.lora = lora
         self._folder = tempfile.TemporaryDirectory(prefix="rlinf-adapter-")
 
     def write(self, tensors: Mapping[str, Tensor]) -> Path:
-        """Write the tensors; returns the folder.
-
-        Raises:
-            ValueError: There are none, or some belong to no adapter.
-        """
+        """Write the tensors, at least one and all of an adapter; returns the folder."""
         strange = [name for name in tensors if not is_adapter(name)]
         if strange or not tensors:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a simulator adapter is: a :class:`gymnasium.Env` with a few optional abilities.
+"""What a simulator adapter is, and which there are.
 
 Files on the env side (this one, ``host.py``, ``process.py``, the adapters) run in env processes,
 perhaps under another interpreter. They import the standard library, numpy, gymnasium and, lazily,
@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+
+from rlinf.config.registry import Registry
 
 Observation = dict[str, np.ndarray]
 """One observation: ``states`` float32 [D]; ``main_images``, ``wrist_images`` uint8 [H, W, 3];
@@ -85,3 +87,13 @@ class SimulatorEnv(gymnasium.Env[Observation, np.ndarray]):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``; called after a reset with the seed of the same episode."""
         raise NotImplementedError
+
+
+ADAPTERS = {
+    "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
+    "metaworld": "rlinf.envs.metaworld.adapter:MetaWorldEnv",
+}
+
+REGISTRY = Registry("env type", "rlinf.envs", ADAPTERS, SimulatorEnv)
+"""This table, and the entry points of other packages. To import an adapter does not import its
+simulator."""

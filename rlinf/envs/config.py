@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -16,7 +14,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
-from rlinf.envs.registry import REGISTRY
+from rlinf.envs.base import REGISTRY
 from rlinf.errors import ConfigError
 
 
@@ -99,23 +97,6 @@ class EnvConfig(StrictModel):
                 "example envs/simulator/bin/python",
                 key="python",
             )
-
-    def process_count(self, num_envs: int, cores: int) -> int:
-        """Return how many processes serve ``num_envs`` envs on so many cores."""
-        return min(self.processes or cores, num_envs)
-
-    def cores_of_processes(self, processes: int, cores: Sequence[int]) -> list[list[int]]:
-        """Return which of ``cores`` each process may use."""
-        if not self.pin_processes or processes < 2:
-            return [list(cores)] * processes
-        return [[cores[number % len(cores)]] for number in range(processes)]
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, ascending."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

@@ -37,23 +37,7 @@ def check_env(config: EnvConfig) -> list[CheckResult]:
     """
     config.check()
     evidence = _Evidence(config)
-    return [outcome(name, check, evidence) for name, check in CHECKS]
-
-
-def _actions(spec: EnvSpec, rounds: int = _ROUNDS) -> np.ndarray:
-    """Return random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
-    generator = np.random.default_rng(_SEED)
-    shape = (rounds, _ENVS, _CHUNK, spec.action_dim)
-    if spec.num_actions is not None:
-        return generator.integers(0, spec.num_actions, shape).astype(np.float32)
-    low, high = np.array(spec.action_low), np.array(spec.action_high)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    return generator.uniform(low, high, shape).astype(np.float32)
-
-
-def _run(env: SupervisedVectorEnv, actions: np.ndarray) -> list[VectorStep]:
-    return [env.chunk_step(chunk) for chunk in actions]
+    return [outcome(name, check, evidence) for name, check in CHECKS.items()]
 
 
 @dataclass
@@ -66,24 +50,6 @@ class _Play:
     state: dict[str, Any]
     picture: np.ndarray | str
     processes: list[psutil.Process]
-
-
-@dataclass
-class _Replay:
-    """What they did in one process: from the start, from a saved state, after a kill."""
-
-    steps: list[VectorStep]
-    resumed: list[VectorStep]
-    recovered: list[VectorStep]
-
-
-@dataclass
-class _Group:
-    """What they did in groups, with fixed reset states and terminations ignored."""
-
-    first: Observations
-    steps: list[VectorStep]
-    again: Observations
 
 
 class _Evidence:
@@ -110,9 +76,9 @@ class _Evidence:
         with self._open(2) as env:
             processes = [psutil.Process(number) for number in env.process_ids]
             first, actions = env.reset(), _actions(env.env_spec)
-            steps = _run(env, actions[:1])
+            steps = [env.chunk_step(actions[0])]
             state = env.state_dict()
-            steps += _run(env, actions[1:])
+            steps += map(env.chunk_step, actions[1:])
             try:
                 picture: np.ndarray | str = env.render(0)
             except RunFailure as error:
@@ -120,39 +86,51 @@ class _Evidence:
             return _Play(env.env_spec, first, steps, state, picture, processes)
 
     @cached_property
-    def replay(self) -> _Replay:
+    def replay(self) -> tuple[list[VectorStep], list[VectorStep], list[VectorStep]]:
+        """The same in one process: from the start, from a saved state, after a kill."""
         actions, state = _actions(self.play.spec), self.play.state
         with self._open(1) as env:
             env.reset()
-            steps = _run(env, actions)
+            steps = [env.chunk_step(chunk) for chunk in actions]
             env.load_state_dict(state)
-            resumed = _run(env, actions[1:])
+            resumed = [env.chunk_step(chunk) for chunk in actions[1:]]
             env.load_state_dict(state)
-            recovered = _run(env, actions[1:2])
+            recovered = [env.chunk_step(actions[1])]
             os.kill(env.process_ids[0], signal.SIGKILL)
-            recovered += _run(env, actions[2:])
-        return _Replay(steps, resumed, recovered)
+            recovered += map(env.chunk_step, actions[2:])
+        return steps, resumed, recovered
 
     @cached_property
-    def group(self) -> _Group:
+    def group(self) -> tuple[Observations, list[VectorStep], Observations]:
+        """In groups, with fixed reset states and terminations ignored: an epoch, and a reset."""
         changes = {"group_size": 2, "use_fixed_reset_states": True, "ignore_terminations": True}
         with self._open(1, **changes) as env:
             first = env.reset()
-            steps = _run(env, _actions(env.env_spec))
-            return _Group(first, steps, env.reset())
+            steps = [env.chunk_step(chunk) for chunk in _actions(env.env_spec)]
+            return first, steps, env.reset()
 
 
-def _difference(left: Sequence[VectorStep], right: Sequence[VectorStep]) -> str:
-    """Return where two runs differ first, or nothing."""
+def _actions(spec: EnvSpec) -> np.ndarray:
+    """Random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
+    generator = np.random.default_rng(_SEED)
+    shape = (_ROUNDS, _ENVS, _CHUNK, spec.action_dim)
+    if spec.num_actions is not None:
+        return generator.integers(0, spec.num_actions, shape).astype(np.float32)
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return generator.uniform(low, high, shape).astype(np.float32)
+
+
+def _require_same(left: Sequence[VectorStep], right: Sequence[VectorStep], message: str) -> None:
     names = ("rewards", "terminations", "truncations", "final_mask", "episode_ids", "reset_seeds")
     for number, (one, other) in enumerate(zip(left, right, strict=True)):
         for name in names:
-            if not np.array_equal(getattr(one, name), getattr(other, name)):
-                return f"{name} of chunk {number}"
+            same = np.array_equal(getattr(one, name), getattr(other, name))
+            require(same, f"{message}: {name} of chunk {number}")
         for key, value in one.observations.items():
-            if not np.array_equal(value, other.observations[key]):
-                return f"observation '{key}' of chunk {number}"
-    return ""
+            same = np.array_equal(value, other.observations[key])
+            require(same, f"{message}: observation '{key}' of chunk {number}")
 
 
 def _spaces(evidence: _Evidence) -> str:
@@ -176,8 +154,8 @@ def _steps(evidence: _Evidence) -> str:
 
 
 def _determinism(evidence: _Evidence) -> str:
-    difference = _difference(evidence.play.steps, evidence.replay.steps)
-    require(not difference, f"the same seed in 2 processes and in 1 differs: {difference}")
+    steps, _, _ = evidence.replay
+    _require_same(evidence.play.steps, steps, "the same seed in 2 processes and in 1 differs")
     return "the same seed gives the same episodes, in 1 and in 2 processes"
 
 
@@ -201,22 +179,23 @@ def _auto_reset(evidence: _Evidence) -> str:
 
 
 def _groups(evidence: _Evidence) -> str:
-    for key, value in evidence.group.first.items():
+    first, _, _ = evidence.group
+    for key, value in first.items():
         same = np.array_equal(value[0::2], value[1::2])
         require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
     return "envs of a group start in the same state"
 
 
 def _fixed_states(evidence: _Evidence) -> str:
-    for key, value in evidence.group.first.items():
-        same = np.array_equal(value, evidence.group.again[key])
-        require(same, f"'{key}' differs between two epochs")
+    first, _, again = evidence.group
+    for key, value in first.items():
+        require(np.array_equal(value, again[key]), f"'{key}' differs between two epochs")
     return "fixed reset states are the same in every epoch"
 
 
 def _ignored_terminations(evidence: _Evidence) -> str:
-    terminated = any(step.terminations.any() for step in evidence.group.steps)
-    require(not terminated, "an episode was terminated")
+    _, steps, _ = evidence.group
+    require(not any(step.terminations.any() for step in steps), "an episode was terminated")
     return "only truncation ends an episode"
 
 
@@ -225,27 +204,27 @@ def _chunks(evidence: _Evidence) -> str:
         flags = step.terminations | step.truncations
         require(not flags[:, :-1].any(), "a flag stands before the last column")
         for record in step.episodes:
+            length = record.episode_len
             require(
-                record.episode_len <= _HORIZON,
-                f"an episode of {record.episode_len} steps instead of at most {_HORIZON}",
+                length <= _HORIZON, f"an episode of {length} steps instead of at most {_HORIZON}"
             )
-            executed = (record.episode_len - 1) % _CHUNK + 1
-            rest = step.rewards[record.env, executed:]
+            rest = step.rewards[record.env, (length - 1) % _CHUNK + 1 :]
             require(not rest.any(), "actions after the end of an episode earned a reward")
     return "flags in the last column; nothing is executed after the end of an episode"
 
 
 def _state(evidence: _Evidence) -> str:
-    difference = _difference(evidence.play.steps[1:], evidence.replay.resumed)
-    require(not difference, f"going on from a saved state differs: {difference}")
+    _, resumed, _ = evidence.replay
+    _require_same(evidence.play.steps[1:], resumed, "going on from a saved state differs")
     given = evidence.play.state["simulator"]["size"].any()
     how = "the simulator's state" if given else "replaying the actions since the reset"
     return f"resumed by {how}, bitwise equal to never having stopped"
 
 
 def _recovery(evidence: _Evidence) -> str:
-    difference = _difference(evidence.play.steps[1:], evidence.replay.recovered)
-    require(not difference, f"after a killed process the envs go on differently: {difference}")
+    _, _, recovered = evidence.replay
+    message = "after a killed process the envs go on differently"
+    _require_same(evidence.play.steps[1:], recovered, message)
     return "a killed process is replaced and its envs go on where they were"
 
 
@@ -267,19 +246,19 @@ def _close(evidence: _Evidence) -> str:
     return f"{len(processes)} processes ended"
 
 
-CHECKS: tuple[tuple[str, Callable[[_Evidence], str]], ...] = (
-    ("spaces", _spaces),
-    ("steps", _steps),
-    ("same seed, same episodes", _determinism),
-    ("initial states", _initial_states),
-    ("auto-reset", _auto_reset),
-    ("groups", _groups),
-    ("fixed reset states", _fixed_states),
-    ("ignored terminations", _ignored_terminations),
-    ("chunks", _chunks),
-    ("save and resume", _state),
-    ("recovery", _recovery),
-    ("pictures", _pictures),
-    ("close", _close),
-)
+CHECKS: dict[str, Callable[[_Evidence], str]] = {
+    "spaces": _spaces,
+    "steps": _steps,
+    "same seed, same episodes": _determinism,
+    "initial states": _initial_states,
+    "auto-reset": _auto_reset,
+    "groups": _groups,
+    "fixed reset states": _fixed_states,
+    "ignored terminations": _ignored_terminations,
+    "chunks": _chunks,
+    "save and resume": _state,
+    "recovery": _recovery,
+    "pictures": _pictures,
+    "close": _close,
+}
 """The suite: what is checked, and the function that raises when it is not met."""

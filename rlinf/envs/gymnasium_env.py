@@ -46,7 +46,6 @@ class GymnasiumEnv(SimulatorEnv):
 
     def __init__(self, options: GymnasiumOptions) -> None:
         super().__init__(options)
-        self._options = options
         try:
             self._env = gymnasium.make(
                 options.id,
@@ -57,12 +56,16 @@ class GymnasiumEnv(SimulatorEnv):
         except gymnasium.error.Error as error:
             raise ConfigError(str(error), key="options.id") from error
         self._raw_space = self._env.observation_space
-        self._is_image = _is_image(self._raw_space)
-        self.observation_space = spaces.Dict(
-            {"main_images": self._raw_space}
-            if self._is_image
-            else {"states": spaces.Box(-np.inf, np.inf, (_flat_size(self),), np.float32)}
-        )
+        shape = self._raw_space.shape or ()
+        self._is_image = self._raw_space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+        if self._is_image:
+            self.observation_space = spaces.Dict(main_images=self._raw_space)
+        elif self._raw_space.is_np_flattenable:
+            size = int(spaces.flatdim(self._raw_space))
+            states = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            self.observation_space = spaces.Dict(states=states)
+        else:
+            raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
         self.action_space = _flat_action_space(self._env.action_space, options.id)
         self._return = 0.0
 
@@ -91,9 +94,18 @@ class GymnasiumEnv(SimulatorEnv):
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Execute one action."""
-        observation, reward, terminated, truncated, info = self._env.step(self._given(action))
+        space = self._env.action_space
+        given: Any = (
+            int(action) + int(space.start)
+            if isinstance(space, spaces.Discrete)
+            else np.asarray(action, space.dtype).reshape(space.shape or ())
+        )
+        observation, reward, terminated, truncated, info = self._env.step(given)
         self._return += float(reward)
-        info = self._with_success(info)
+        if self.options.success_key is not None:
+            info = {**info, "success": bool(info.get(self.options.success_key, False))}
+        elif self.options.success_return is not None:
+            info = {**info, "success": self._return >= self.options.success_return}
         return self._converted(observation), float(reward), terminated, truncated, info
 
     def render(self) -> Any:
@@ -104,38 +116,11 @@ class GymnasiumEnv(SimulatorEnv):
         """Close the environment."""
         self._env.close()
 
-    def _given(self, action: Any) -> Any:
-        space = self._env.action_space
-        if isinstance(space, spaces.Discrete):
-            return int(action) + int(space.start)
-        return np.asarray(action, space.dtype).reshape(space.shape or ())
-
     def _converted(self, observation: Any) -> Observation:
         if self._is_image:
             return {"main_images": np.asarray(observation)}
         flat = spaces.flatten(self._raw_space, observation)
         return {"states": np.asarray(flat, np.float32)}
-
-    def _with_success(self, info: dict[str, Any]) -> dict[str, Any]:
-        options = self._options
-        if options.success_key is not None:
-            return {**info, "success": bool(info.get(options.success_key, False))}
-        if options.success_return is not None:
-            return {**info, "success": self._return >= options.success_return}
-        return info
-
-
-def _is_image(space: gymnasium.Space[Any]) -> bool:
-    shape = space.shape or ()
-    return space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
-
-
-def _flat_size(env: GymnasiumEnv) -> int:
-    space = env._raw_space
-    if not space.is_np_flattenable:
-        name = env._options.id
-        raise ConfigError(f"{name} has observations of varying size", key="options.id")
-    return int(spaces.flatdim(space))
 
 
 def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:

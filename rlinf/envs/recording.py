@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlinf.data.demonstrations import Demonstration
-from rlinf.envs.base import Observation
+from rlinf.envs.base import REGISTRY, Observation
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.registry import REGISTRY
-from rlinf.envs.results import Observations
+from rlinf.envs.results import EpisodeRecord, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
@@ -46,26 +45,19 @@ def expert_of(config: EnvConfig) -> Actor:
     return lambda spec: act_on_batch
 
 
-class _Episode:
-    """What was recorded of the running episode of one env."""
+_Step = tuple[Mapping[str, np.ndarray], np.ndarray, float]
+"""Observation by key, action [A], reward."""
 
-    def __init__(self) -> None:
-        self.observations: list[Mapping[str, np.ndarray]] = []
-        self.actions: list[np.ndarray] = []
-        self.rewards: list[float] = []
 
-    def whole(self, seed: int, success: bool) -> Demonstration:
-        """The episode as arrays."""
-        return Demonstration(
-            observations={
-                key: np.stack([seen[key] for seen in self.observations])
-                for key in self.observations[0]
-            },
-            actions=np.stack(self.actions),
-            rewards=np.asarray(self.rewards, np.float32),
-            seed=seed,
-            success=success,
-        )
+def _whole(episode: Sequence[_Step], record: EpisodeRecord) -> Demonstration:
+    seen, actions, rewards = zip(*episode, strict=True)
+    return Demonstration(
+        observations={key: np.stack([each[key] for each in seen]) for key in seen[0]},
+        actions=np.stack(actions),
+        rewards=np.asarray(rewards, np.float32),
+        seed=record.seed,
+        success=record.success_once,
+    )
 
 
 def record_episodes(
@@ -99,7 +91,8 @@ def record_episodes(
     with SupervisedVectorEnv(
         played, num_envs=count, seed=seed, purpose="eval", episode_seeds=episodes, max_chunk=1
     ) as env:
-        act, running = actor(env.env_spec), [_Episode() for _ in range(count)]
+        act = actor(env.env_spec)
+        running: list[list[_Step]] = [[] for _ in range(count)]
         low, high = (np.asarray(bound, np.float32) for bound in
                      (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
         observations = env.reset()
@@ -116,16 +109,14 @@ def record_episodes(
             step = env.chunk_step(executed[:, None])
             for row, episode in enumerate(running):
                 if step.active[row]:
-                    episode.observations.append({k: a[row] for k, a in observations.items()})
-                    episode.actions.append(actions[row])
-                    episode.rewards.append(float(step.rewards[row, 0]))
+                    seen = {key: array[row] for key, array in observations.items()}
+                    episode.append((seen, actions[row], float(step.rewards[row, 0])))
             for spoilt in np.flatnonzero(~step.valid):
-                running[spoilt] = _Episode()
+                running[spoilt].clear()
             for record in step.episodes:
                 if record.valid:
-                    episode = running[record.env]
-                    kept[record.episode_id] = episode.whole(record.seed, record.success_once)
-                running[record.env] = _Episode()
+                    kept[record.episode_id] = _whole(running[record.env], record)
+                running[record.env].clear()
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over
             observations = step.observations

@@ -25,48 +25,38 @@ class FaultReason(StrEnum):
 
 @dataclass(frozen=True)
 class EnvFault:
-    """One closed episode that must not be trained on.
-
-    Args:
-        env: Global env number, or -1 when an idle process ended and no episode was lost.
-        reason: What kind of fault.
-        detail: Message or stack of the env side.
-        episode_id: The episode that was lost, -1 when none was.
-    """
+    """One closed episode that must not be trained on."""
 
     env: int
+    """Global env number, or -1 when an idle process ended and no episode was lost."""
     reason: FaultReason
     detail: str
+    """Message or stack of the env side."""
     episode_id: int
+    """The episode that was lost, -1 when none was."""
 
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One ended episode.
-
-    Args:
-        env: Global env number.
-        episode_id: Unique number of the episode in the run, or the id given by the episode list.
-        seed: Seed of its reset.
-        success_once: Whether any step reported success.
-        success_at_end: Whether the last step reported success.
-        fail_once: Whether any step reported failure.
-        episode_return: Sum of the simulator's rewards (before ``reward_scale``).
-        episode_len: Primitive steps.
-        reward: ``episode_return / episode_len``.
-        valid: False when a fault closed the episode.
-    """
+    """One ended episode."""
 
     env: int
+    """Global env number."""
     episode_id: int
+    """Unique number of the episode in the run, or the id given by the episode list."""
     seed: int
+    """Seed of its reset."""
     success_once: bool
     success_at_end: bool
     fail_once: bool
     episode_return: float
+    """Sum of the simulator's rewards (before ``reward_scale``)."""
     episode_len: int
+    """Primitive steps."""
     reward: float
+    """``episode_return / episode_len``."""
     valid: bool
+    """False when a fault closed the episode."""
 
 
 RECORD_DTYPE = np.dtype(
@@ -85,21 +75,10 @@ RECORD_DTYPE = np.dtype(
 
 
 def read_record(env: int, row: np.void) -> EpisodeRecord:
-    """Return the record that an env process wrote into shared memory."""
-    length = int(row["episode_len"])
-    total = float(row["episode_return"])
-    return EpisodeRecord(
-        env=env,
-        episode_id=int(row["episode_id"]),
-        seed=int(row["seed"]),
-        success_once=bool(row["success_once"]),
-        success_at_end=bool(row["success_at_end"]),
-        fail_once=bool(row["fail_once"]),
-        episode_return=total,
-        episode_len=length,
-        reward=total / max(length, 1),
-        valid=bool(row["valid"]),
-    )
+    """The record that an env process wrote into shared memory."""
+    values = dict(zip(RECORD_DTYPE.fields or (), row.item(), strict=True))
+    mean = values["episode_return"] / max(values["episode_len"], 1)
+    return EpisodeRecord(env=env, reward=mean, **values)
 
 
 Observations = dict[str, np.ndarray]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -15,67 +14,42 @@ from rlinf.errors import ConfigError
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Shapes of one env, without the leading env dimension.
-
-    Args:
-        observation_shapes: Shape by observation key.
-        observation_dtypes: numpy type name by observation key (``float32``, ``uint8``).
-        action_kind: ``continuous`` (Box) or ``discrete``.
-        action_dim: A; 1 for a discrete action, which travels as its index.
-        action_low: Lower bounds [A] (0 for discrete).
-        action_high: Upper bounds [A] (number of choices - 1 for discrete).
-        task_descriptions: The tasks in words; empty when the simulator has none.
-        max_episode_steps: Primitive steps after which an episode is truncated.
-    """
+    """Shapes of one env, without the leading env dimension."""
 
     observation_shapes: dict[str, tuple[int, ...]]
     observation_dtypes: dict[str, str]
+    """numpy type names (``float32``, ``uint8``)."""
     action_kind: str
+    """``continuous`` (Box) or ``discrete``."""
     action_dim: int
+    """A; 1 for a discrete action, which travels as its index."""
     action_low: tuple[float, ...]
+    """[A]; 0 for a discrete action."""
     action_high: tuple[float, ...]
+    """[A]; number of choices - 1 for a discrete action."""
     task_descriptions: tuple[str, ...]
+    """In words; empty when the simulator has none."""
     max_episode_steps: int
+    """Primitive steps after which an episode is truncated."""
 
     @property
     def num_actions(self) -> int | None:
         """Number of choices of a discrete action, None for a continuous one."""
         return int(self.action_high[0]) + 1 if self.action_kind == "discrete" else None
 
-    def observation_space(self) -> spaces.Dict:
-        """Return the gymnasium space of one observation."""
-        entries: dict[str, gymnasium.Space[Any]] = {}
-        for key, shape in self.observation_shapes.items():
-            dtype = np.dtype(self.observation_dtypes[key])
-            low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
-            entries[key] = spaces.Box(low, high, shape, dtype.type)
-        return spaces.Dict(entries)
-
-    def action_space(self) -> gymnasium.Space[Any]:
-        """Return the gymnasium space of one action."""
-        if self.num_actions is not None:
-            return spaces.Discrete(self.num_actions)
-        low, high = (np.array(x, np.float32) for x in (self.action_low, self.action_high))
-        return spaces.Box(low, high, dtype=np.float32)
-
     def to_json(self) -> dict[str, Any]:
-        """Return the plain form that travels between processes."""
+        """The plain form that travels between processes."""
         return {**self.__dict__}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
-        """Return the spec whose plain form is ``data``."""
+        """The spec whose plain form is ``data``."""
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
         shapes = {key: tuple(shape) for key, shape in data["observation_shapes"].items()}
-        tuples = {key: tuple(data[key]) for key in ("action_low", "action_high")}
-        descriptions = tuple(data["task_descriptions"])
-        return cls(
-            **{
-                **data,
-                **tuples,
-                "observation_shapes": shapes,
-                "task_descriptions": descriptions,
-            }
-        )
+        plain["observation_shapes"] = shapes
+        return cls(**plain)
 
 
 def spec_of(env: SimulatorEnv, max_episode_steps: int) -> EnvSpec:

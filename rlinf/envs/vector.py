@@ -10,28 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
-import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from rlinf.envs.results import Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 
 
 class VectorEnv(ABC):
-    """N envs that are stepped together by action chunks.
-
-    Stage ``s`` of ``stages`` is the contiguous slice ``s`` of the envs; several stages can be in
-    flight at once. Not thread-safe.
-
-    Attributes:
-        num_envs: N.
-        first_env: Global number of the first env; seeds depend on global numbers alone.
-        stages: Pipeline stages.
-    """
+    """N envs that are stepped together by action chunks; not thread-safe."""
 
     num_envs: int
     first_env: int
+    """Global number of the first env; seeds depend on global numbers alone."""
     stages: int
+    """Stage ``s`` is the contiguous slice ``s`` of the envs; several can be in flight at once."""
 
     @property
     @abstractmethod
@@ -130,11 +123,21 @@ class VectorEnv(ABC):
         )
 
     @property
-    def single_observation_space(self) -> gymnasium.Space[Any]:
+    def single_observation_space(self) -> spaces.Dict:
         """The gymnasium space of one observation."""
-        return self.env_spec.observation_space()
+        spec = self.env_spec
+        entries: dict[str, spaces.Space[Any]] = {}
+        for key, shape in spec.observation_shapes.items():
+            dtype = np.dtype(spec.observation_dtypes[key])
+            low, high = (0, 255) if dtype == np.uint8 else (-np.inf, np.inf)
+            entries[key] = spaces.Box(low, high, shape, dtype.type)
+        return spaces.Dict(entries)
 
     @property
-    def single_action_space(self) -> gymnasium.Space[Any]:
+    def single_action_space(self) -> spaces.Box | spaces.Discrete:
         """The gymnasium space of one primitive action."""
-        return self.env_spec.action_space()
+        spec = self.env_spec
+        if spec.num_actions is not None:
+            return spaces.Discrete(spec.num_actions)
+        low, high = (np.array(x, np.float32) for x in (spec.action_low, spec.action_high))
+        return spaces.Box(low, high, dtype=np.float32)

@@ -24,7 +24,7 @@ from rlinf.flow.stage_worker import StageCall, StageReport
 from rlinf.flow.stream import Item, Ports, StepAborted
 from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler import Cluster
-from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.scheduler.worker_group import WorkerGroup
 
 Arguments = Mapping[str, dict[str, Any]]

@@ -25,7 +25,7 @@ from rlinf.flow.plan import (
     Residency,
     read_plan_choice,
 )
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.scheduler.accelerators import installed_accelerators
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement
@@ -143,13 +143,11 @@ class PlacedConfig(StrictModel):
             return self.cluster.plan
         components: dict[str, ComponentPlan] = {}
         for entry in parse_component_placement(self.placement()):
-            assigned: dict[int, tuple[int, ...]] = {}
-            for segment in entry.segments(self.devices):
-                assigned |= segment.assignment()
+            processes = entry.processes(self.devices)
             for name in entry.components:
                 components[name] = ComponentPlan(
-                    devices=tuple(sorted({d for devices in assigned.values() for d in devices})),
-                    processes=len(assigned),
+                    devices=tuple(sorted({d for devices in processes for d in devices})),
+                    processes=len(processes),
                     pipeline_stages=self.pipeline_stages(name),
                 )
         return Plan(components=components).with_residency(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlinf.errors import UserError
-from rlinf.monitor.loggers.jsonl import METRICS_FILE, read_metrics
+from rlinf.monitor.metrics_log import read_metrics
+from rlinf.monitor.run_directory import METRICS_FILE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,17 +27,14 @@ STEP_TIME = "time/step"
 
 @dataclass(frozen=True)
 class CurveKind:
-    """What is drawn of a kind of run.
-
-    Args:
-        steps: Metric that runs along the bottom, and what it is called.
-        success: Success rate while training, with a legend; None where there is none.
-        value: What the right picture shows, and what it is called.
-    """
+    """What is drawn of a kind of run: metrics, and what they are called."""
 
     steps: tuple[str, str]
+    """What runs along the bottom."""
     success: tuple[str, str] | None
+    """Success rate while training, where there is one."""
     value: tuple[str, str]
+    """What the right picture shows."""
 
 
 EMBODIED = CurveKind(
@@ -90,12 +89,8 @@ class Curve:
 
     def seconds(self) -> list[Point]:
         """(steps, training seconds so far); pauses between resumes do not count."""
-        points: list[Point] = []
-        total = 0.0
-        for line in self.lines:
-            total += line.get(STEP_TIME, 0.0)
-            points.append((self._at(line), total))
-        return points
+        totals = accumulate(line.get(STEP_TIME, 0.0) for line in self.lines)
+        return [(self._at(line), total) for line, total in zip(self.lines, totals, strict=True)]
 
     def over_seconds(self, points: Sequence[Point]) -> list[Point]:
         """The same points by training seconds instead of steps."""
@@ -104,14 +99,7 @@ class Curve:
 
 
 def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) -> Path:
-    """Draw the learning curve of one run as a PNG.
-
-    Args:
-        run_dir: The run; its ``metrics.jsonl`` is read.
-        path: The picture, by default ``learning_curve.png`` in the run directory.
-
-    Returns:
-        The path that was written.
+    """Draw the learning curve of one run as a PNG, by default in the run directory.
 
     Raises:
         UserError: The run has no metrics yet.
@@ -164,9 +152,6 @@ def overlay_curves(
         metric: What is drawn; where runs were not evaluated, their training success.
         against: What runs along the bottom: steps, or training seconds.
 
-    Returns:
-        The path that was written.
-
     Raises:
         UserError: A run has no metrics yet.
     """
@@ -213,11 +198,7 @@ def _draw_band(axes: Axes, series: Sequence[Sequence[Point]], label: str, color:
 
     grid = np.unique([x for points in series for x, _ in points])
     # Beyond its last point a run that reached its goal early keeps its value.
-    values = [
-        np.interp(grid, [x for x, _ in points], [y for _, y in points])
-        for points in series
-        if points
-    ]
+    values = [np.interp(grid, *np.array(points).T) for points in series if points]
     if not values:
         return
     axes.plot(grid, np.median(values, axis=0), color=color, label=label)
@@ -240,12 +221,10 @@ def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:
     if np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
         return
 
-    def to_time(values: Any) -> Any:
-        return np.interp(values, steps, times)
-
-    def to_steps(values: Any) -> Any:
-        return np.interp(values, times, steps)
-
+    to_time, to_steps = (
+        partial(np.interp, xp=steps, fp=times),
+        partial(np.interp, xp=times, fp=steps),
+    )
     # Time is known between the first and the last step alone.
     axes.set_xlim(0, steps[-1])
     axes.secondary_xaxis("top", functions=(to_time, to_steps)).set_xlabel("training seconds")

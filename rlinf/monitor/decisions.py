@@ -62,21 +62,20 @@ class Decision:
 _DECISION = TypeAdapter(Decision)
 
 
-def append_decision(run_dir: Path | str, decision: Decision) -> None:
-    """Write one decision behind the others of a run; it is with the system when this returns."""
+def note_decision(run_dir: Path | str, decision: Decision) -> None:
+    """Write one decision behind the others of a run; it is with the system when this returns.
+
+    That it cannot be written, such as on a full disk, is a warning: no reason to stop training.
+    """
     line = json.dumps(asdict(decision)).encode() + b"\n"
     path = Path(run_dir) / DECISIONS_FILE
-    torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    with open(path, "ab", buffering=0) as file:
-        # A killed process may have left a line without its end; this one must not join it.
-        file.write(b"\n" + line if torn else line)
-
-
-def note_decision(run_dir: Path | str, decision: Decision) -> None:
-    """:func:`append_decision`, with a warning where it fails: no reason to stop training."""
     try:
-        append_decision(run_dir, decision)
-    except OSError as error:  # such as a full disk
+        before = path.read_bytes() if path.is_file() else b""
+        torn = before and not before.endswith(b"\n")
+        with open(path, "ab", buffering=0) as file:
+            # A killed process may have left a line without its end; this one must not join it.
+            file.write(b"\n" + line if torn else line)
+    except OSError as error:
         log.warning("a decision was not written (%s): %s", error.strerror, decision)
 
 

@@ -24,21 +24,14 @@ _SAMPLE_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Memory of one process [bytes].
-
-    Args:
-        pid: The process.
-        parent: The process that started it.
-        command: How it was started.
-        now: What it holds.
-        peak: The most that it held since :func:`reset_peaks`, or since its start.
-    """
+    """Memory of one process [bytes]."""
 
     pid: int
     parent: int
     command: tuple[str, ...]
     now: int
     peak: int
+    """The most that it held since :func:`reset_peaks`, or since its start."""
 
 
 def process_memory(pid: int) -> ProcessMemory:
@@ -62,11 +55,7 @@ def process_memory(pid: int) -> ProcessMemory:
 
 
 def tree_memory(pid: int | None = None) -> list[ProcessMemory]:
-    """Memory of a process and of everything that it started, the process itself first.
-
-    Args:
-        pid: The process; by default this one.
-    """
+    """Memory of a process (by default this one) and of all that it started, itself first."""
     found = []
     for member in (pid or os.getpid(), *_descendants(pid or os.getpid())):
         with suppress(ProcessLookupError):
@@ -100,12 +89,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Held:
-    """What was held during a :class:`MemoryWatch` [bytes].
-
-    Args:
-        peak: The most.
-        resident: What was held at its end.
-    """
+    """What was held during a :class:`MemoryWatch`: the most, and at its end [bytes]."""
 
     peak: int = 0
     resident: int = 0
@@ -114,15 +98,11 @@ class Held:
 class MemoryWatch:
     """Measures the memory that a part of a program holds; a context manager.
 
-    On an accelerator it is what torch allocated there. Without one, and with a process of its own,
-    it is that of the process and all that it started. Where several workers are threads of one
-    process, theirs cannot be told apart; what is measured then is the growth of the process while
-    the part runs, sampled every 5 ms, with that of all parts that run at the same time.
-
-    Args:
-        own_process: Whether the process does nothing else.
-        platform: Torch's module for the accelerator of the part, such as ``torch.cuda``; None
-            without one.
+    On an accelerator (``platform`` is torch's module for it) it is what torch allocated there.
+    Without one, and with a process of its own, it is that of the process and all that it started.
+    Where several workers are threads of one process, theirs cannot be told apart: measured is the
+    growth of the process while the part runs, sampled every 5 ms, with that of all parts that run
+    at the same time.
     """
 
     def __init__(self, *, own_process: bool, platform: Any = None) -> None:
@@ -171,16 +151,12 @@ def _own_rss() -> int:
 
 
 def _in_use(platform: Any) -> Any:
-    """Torch's module for an accelerator where this process uses it; None otherwise."""
+    """Torch's module for an accelerator, such as ``torch.cuda``, where this process uses it."""
     return platform if platform is not None and platform.is_initialized() else None
 
 
 def accelerator_memory(platform: Any) -> list[int]:
-    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU.
-
-    Args:
-        platform: Torch's module for it, such as ``torch.cuda``; None without one.
-    """
+    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU."""
     device = _in_use(platform)
     if device is None:
         return []
@@ -190,12 +166,8 @@ def accelerator_memory(platform: Any) -> list[int]:
 class TreeWatch:
     """Peaks of a process and of everything that it starts, also of what ends before the watch does.
 
-    A context manager. Every process keeps its own peak, which is read a few times per second, so
-    that nothing is missed but the last moment of a process that ends.
-
-    Args:
-        pid: The process; by default this one.
-        interval: Seconds between two readings.
+    A context manager. Every process keeps its own peak, which is read every ``interval`` seconds,
+    so that nothing is missed but the last moment of a process that ends.
     """
 
     def __init__(self, pid: int | None = None, *, interval: float = 0.2) -> None:
@@ -203,7 +175,8 @@ class TreeWatch:
         self._interval = interval
         self._stop = threading.Event()
         self._found: dict[int, ProcessMemory] = {}
-        self._most = 0
+        self.together = 0
+        """The most that all processes of a reading held, each at its peak up to then [bytes]."""
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
 
     def __enter__(self) -> TreeWatch:
@@ -220,11 +193,6 @@ class TreeWatch:
         """The largest peak of each process."""
         return list(self._found.values())
 
-    @property
-    def together(self) -> int:
-        """The most that all processes of a reading held, each at its peak up to then [bytes]."""
-        return self._most
-
     def _run(self) -> None:
         while not self._stop.is_set():
             self._read()
@@ -237,4 +205,4 @@ class TreeWatch:
             known = self._found.get(process.pid)
             peak = max(process.peak, 0 if known is None else known.peak)
             self._found[process.pid] = replace(process, peak=peak)
-        self._most = max(self._most, sum(self._found[p.pid].peak for p in alive))
+        self.together = max(self.together, sum(self._found[p.pid].peak for p in alive))

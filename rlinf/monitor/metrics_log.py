@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlinf.checkpoint.files import DISK_FULL
 from rlinf.errors import CheckpointError
-from rlinf.monitor.config import LoggerConfig
-from rlinf.monitor.loggers.base import REGISTRY, LoggerContext, MetricLogger
-from rlinf.monitor.loggers.jsonl import JsonlLogger
+from rlinf.monitor.loggers.base import REGISTRY, LoggerConfig, LoggerContext, MetricLogger
+from rlinf.monitor.run_directory import METRICS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -109,3 +112,104 @@ class MetricsLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class JsonlLogger(MetricLogger):
+    """Appends to ``metrics.jsonl``; a line is written when its step ends.
+
+    Values that JSON has no number for are the texts ``"nan"``, ``"inf"`` and ``"-inf"``. While the
+    disk is full, lines wait in memory for the next step.
+    """
+
+    title = "metrics.jsonl"
+
+    def __init__(self, context: LoggerContext) -> None:
+        self.path = context.run_dir / METRICS_FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the run
+        self._lines = sum(1 for _ in _whole_lines(self.path))
+        self._waiting = b""
+        self._drop_half_line()
+
+    def log(self, step: int, metrics: Mapping[str, float], unix_time: float) -> None:
+        """Append one line; it is in the hands of the operating system when this returns.
+
+        Raises:
+            OSError: The file cannot be written, for another reason than a full disk.
+        """
+        entry = {"step": step, "time": round(unix_time, 3)}
+        values = {name: _json_value(value) for name, value in metrics.items()}
+        self._waiting += json.dumps({**entry, **values}, allow_nan=False).encode() + b"\n"
+        self._lines += 1
+        self._write_waiting()
+
+    def cursor(self) -> dict[str, int]:
+        """Return where the next line begins."""
+        return {"bytes": self._file.tell() + len(self._waiting), "lines": self._lines}
+
+    def truncate(self, cursor: Mapping[str, int]) -> int:
+        """Remove every line behind a cursor; return the last step that is left, or 0.
+
+        A file that is shorter than the cursor (the machine lost power) is kept as it is.
+        """
+        self._waiting = b""
+        length = self._file.seek(0, os.SEEK_END)
+        if length < cursor["bytes"]:
+            logger.warning(
+                "%s has %d bytes, the checkpoint was made at %d: some lines are lost.",
+                self.path, length, cursor["bytes"],
+            )  # fmt: skip
+        else:
+            self._file.truncate(cursor["bytes"])
+        self._drop_half_line()
+        steps = [int(entry["step"]) for entry in _entries(self.path)]
+        self._lines = len(steps)
+        return max(steps, default=0)
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        self._write_waiting()
+        self._file.close()
+
+    def _write_waiting(self) -> None:
+        """Write whole lines or none: what follows a half line would be lost with it."""
+        begin, waited = self._file.tell(), self._waiting.count(b"\n")
+        try:
+            if self._file.write(self._waiting) == len(self._waiting):
+                self._waiting = b""
+                return
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+        self._file.truncate(begin)
+        self._file.seek(begin)
+        if waited == 1:
+            logger.warning("The disk is full: %s waits. Free some space.", self.path)
+
+    def _drop_half_line(self) -> None:
+        """A killed process may have left a line without its end; the next one must not join it."""
+        whole = sum(len(line) for line in _whole_lines(self.path))
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+
+def read_metrics(path: Path | str) -> list[dict[str, float]]:
+    """Return the lines of a ``metrics.jsonl``: ``step``, ``time`` and every metric, as numbers."""
+    return [{name: float(value) for name, value in line.items()} for line in _entries(Path(path))]
+
+
+def _entries(path: Path) -> Iterator[dict[str, float]]:
+    for line in _whole_lines(path):
+        yield json.loads(line)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _json_value(value: float) -> float | str:
+    value = float(value)
+    return value if math.isfinite(value) else repr(value)

@@ -33,7 +33,6 @@ class Progress:
         total_steps: Training steps of the whole run.
         figures: What is shown, besides step, times and ETA: label, metric and format.
         done_steps: Training steps that were done before, by a run that is resumed.
-        title: Shown before the bar.
         line_interval: Least seconds between two plain lines.
         console: Where to write; standard output by default.
         clock: Returns seconds.
@@ -45,7 +44,6 @@ class Progress:
         *,
         figures: Sequence[tuple[str, str, str]],
         done_steps: int = 0,
-        title: str = "training",
         line_interval: float = 5.0,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -53,7 +51,6 @@ class Progress:
         self._total = total_steps
         self._shown_figures = tuple(figures)
         self._first = self._step = done_steps
-        self._title = title
         self._line_interval = line_interval
         self._console = console or Console(highlight=False)
         self._clock = clock
@@ -123,7 +120,7 @@ class Progress:
     def _display(self) -> RenderableType:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
-            Text(self._title, style="bold"),
+            Text("training", style="bold"),
             ProgressBar(total=max(self._total, 1), completed=self._step, width=40),
             f"{self._step}/{self._total}",
             f"elapsed {_clock_text(self._clock() - self._begin)}",

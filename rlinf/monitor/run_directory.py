@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlinf.checkpoint.files import point_link, write_atomic
 from rlinf.errors import UserError
 
 CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
 LATEST = "latest"
 _LOCK_FILE = ".lock"
+_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
 
 class RunDirectory:
@@ -31,9 +37,17 @@ class RunDirectory:
     Built by :meth:`create` or :meth:`open`; a context manager that gives up the lock.
     """
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = lock
+        self.name = path.name
+        self.config = path / CONFIG_FILE
+        self.metrics = path / METRICS_FILE
+        self.log = path / "run.log"
+        self.timeline = path / "timeline.json"
+        self.checkpoints = path / "checkpoints"
+        self.evaluations = path / "evaluations"
+        self.videos = path / "videos"
+        self._lock: int | None = _lock(path)
 
     @classmethod
     def create(
@@ -60,7 +74,7 @@ class RunDirectory:
     def _at(cls, path: Path | str) -> RunDirectory:
         path = Path(path).expanduser().absolute()
         _make(path)
-        run = cls(path, _lock(path))
+        run = cls(path)
         found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
         if found:
             run.close()
@@ -84,50 +98,10 @@ class RunDirectory:
         if not (path / CONFIG_FILE).is_file():
             raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
         _check_writable(path)
-        run = cls(path, _lock(path))
+        run = cls(path)
         for directory in (run.checkpoints, run.evaluations, run.videos):
             directory.mkdir(exist_ok=True)
         return run
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """File with the resolved configuration."""
-        return self.path / CONFIG_FILE
-
-    @property
-    def metrics(self) -> Path:
-        """File with the numbers of every step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """File with what the run said."""
-        return self.path / "run.log"
-
-    @property
-    def timeline(self) -> Path:
-        """File with the trace."""
-        return self.path / "timeline.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Directory of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def evaluations(self) -> Path:
-        """Directory of evaluation specifications and results."""
-        return self.path / "evaluations"
-
-    @property
-    def videos(self) -> Path:
-        """Directory of videos."""
-        return self.path / "videos"
 
     def write_config(self, text: str) -> None:
         """Write the resolved configuration; from here on the run can be resumed."""
@@ -148,7 +122,7 @@ class RunDirectory:
 
 
 def _unused(parent: Path) -> Path:
-    """A path named by the present time that no run has yet, made so that no other run gets it."""
+    """A directory named by the present time, made so that no other run gets it."""
     _make(parent)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     for number in range(1, 1000):
@@ -227,3 +201,49 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def logging_to(
+    path: Path, *, level: int = logging.INFO, screen_level: int = logging.WARNING
+) -> Iterator[None]:
+    """Append the project's log lines, and Python's warnings, to a file; show the grave ones."""
+    file = logging.FileHandler(path, encoding="utf-8")
+    file.setFormatter(logging.Formatter(_FORMAT))
+    file.setLevel(level)
+    handlers = (file, _ScreenHandler(screen_level))
+    loggers = [logging.getLogger("rlinf"), logging.getLogger("py.warnings")]
+    levels = [logger.level for logger in loggers]
+    logging.captureWarnings(True)
+    for logger in loggers:
+        logger.setLevel(min(level, screen_level))
+        for handler in handlers:
+            logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+            for handler in handlers:
+                logger.removeHandler(handler)
+        for handler in handlers:
+            handler.close()
+
+
+class _ScreenHandler(logging.Handler):
+    """Writes to what ``sys.stderr`` is at that moment.
+
+    While a live display is shown that is a stand-in, which puts the line above the display. Rich's
+    own log handler looks behind the stand-in and would write into the display.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record as a line."""
+        try:
+            label = f"{record.levelname.lower()}:"
+            if sys.stderr.isatty():
+                label = f"\x1b[1;33m{label}\x1b[0m"
+            sys.stderr.write(f"{label} {self.format(record)}\n")
+        except OSError:
+            self.handleError(record)

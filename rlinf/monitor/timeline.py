@@ -16,8 +16,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
@@ -66,7 +66,18 @@ class Timeline:
             category: Kind of event: ``stage``, ``lease``, ``transfer``, ``residency``.
             arguments: JSON values shown beside the event.
         """
-        return _Span(self, name, category, arguments) if self.enabled else _OFF
+        return self._timed(name, category, arguments) if self.enabled else _OFF
+
+    @contextmanager
+    def _timed(self, name: str, category: str, arguments: dict[str, Any]) -> Iterator[None]:
+        begin = time.time_ns()
+        try:
+            yield
+        except BaseException as error:
+            arguments["failed"] = type(error).__name__
+            raise
+        finally:
+            self.record(name, begin, time.time_ns(), category=category, **arguments)
 
     def record(
         self, name: str, begin_ns: int, end_ns: int, *, category: str = "stage", **arguments: Any
@@ -89,34 +100,6 @@ class Timeline:
     def drain(self) -> list[Event]:
         """Return the events so far, as plain dicts, and forget them."""
         return [self._events.popleft() for _ in range(len(self._events))]
-
-
-class _Span:
-    """One span being timed."""
-
-    __slots__ = ("_arguments", "_begin", "_category", "_name", "_timeline")
-
-    def __init__(
-        self, timeline: Timeline, name: str, category: str, arguments: Mapping[str, Any]
-    ) -> None:
-        self._timeline = timeline
-        self._name = name
-        self._category = category
-        self._arguments = arguments
-
-    def __enter__(self) -> None:
-        self._begin = time.time_ns()
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        failed = {} if kind is None else {"failed": kind.__name__}
-        self._timeline.record(
-            self._name,
-            self._begin,
-            time.time_ns(),
-            category=self._category,
-            **self._arguments,
-            **failed,
-        )
 
 
 class TimelineFile:
@@ -153,16 +136,10 @@ class TimelineFile:
                 self._file.flush()
             except OSError as error:
                 logger.warning("%s is not continued: %s.", self.path, error.strerror)
-                self._drop()
+                self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _drop(self) -> None:
-        """Close without another try to write what could not be written."""
+        """Close the file, without another try to write what could not be written."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -179,11 +156,11 @@ class TimelineFile:
         process, thread = event["process"], event["thread"]
         if process not in self._processes:
             self._processes[process] = self._first_process + len(self._processes)
-            yield self._named("process_name", self._processes[process], 0, process)
+            yield _named("process_name", self._processes[process], 0, process)
         pid = self._processes[process]
         if (process, thread) not in self._threads:
             self._threads[process, thread] = 1 + len(self._threads)
-            yield self._named("thread_name", pid, self._threads[process, thread], thread)
+            yield _named("thread_name", pid, self._threads[process, thread], thread)
         yield {
             "ph": "X",
             "name": event["name"],
@@ -196,9 +173,9 @@ class TimelineFile:
             "args": event["args"],
         }
 
-    @staticmethod
-    def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
 
 def _make_ready(path: Path, file: TextIO) -> int:
@@ -214,14 +191,12 @@ def _make_ready(path: Path, file: TextIO) -> int:
 
 def read_events(path: Path | str) -> list[Event]:
     """The events that were written to a trace, as :meth:`Timeline.drain` gave them."""
-    processes: dict[int, str] = {}
-    threads: dict[tuple[int, int], str] = {}
+    names: dict[tuple[str, int, int], str] = {}
     found: list[Event] = []
     for line in read_timeline(path):
-        if line["name"] == "process_name" and line["ph"] == "M":
-            processes[line["pid"]] = line["args"]["name"]
-        elif line["name"] == "thread_name" and line["ph"] == "M":
-            threads[line["pid"], line["tid"]] = line["args"]["name"]
+        pid, tid = line["pid"], line["tid"]
+        if line["ph"] == "M":
+            names[line["name"], pid, tid] = line["args"]["name"]
         elif line["ph"] == "X":
             found.append(
                 {
@@ -229,8 +204,8 @@ def read_events(path: Path | str) -> list[Event]:
                     "cat": line["cat"],
                     "begin_ns": round(line["ts"] * 1000),
                     "end_ns": round((line["ts"] + line["dur"]) * 1000),
-                    "process": processes.get(line["pid"], ""),
-                    "thread": threads.get((line["pid"], line["tid"]), "?"),
+                    "process": names.get(("process_name", pid, 0), ""),
+                    "thread": names.get(("thread_name", pid, tid), "?"),
                     "args": line["args"],
                 }
             )

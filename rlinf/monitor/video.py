@@ -17,16 +17,17 @@ def write_video(path: Path | str, frames: Sequence[np.ndarray], fps: float = 30)
         frames: Pictures, each uint8 [H, W, 3]; :func:`tile` makes one of several environments.
         fps: Frames per second.
 
-    Returns:
-        The path that was written.
-
     Raises:
         ValueError: There is no frame, or one of another shape or type.
         OSError: The encoder failed or the disk is full.
     """
     import imageio_ffmpeg
 
-    pictures = [_even(picture) for picture in _checked(frames)]
+    pictures = _checked(frames)
+    height, width, _ = pictures[0].shape
+    # The colour format halves both sizes: repeat the last row or column where needed.
+    odd = ((0, height % 2), (0, width % 2), (0, 0))
+    pictures = [np.ascontiguousarray(np.pad(picture, odd, mode="edge")) for picture in pictures]
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width, _ = pictures[0].shape
@@ -49,15 +50,9 @@ def write_video(path: Path | str, frames: Sequence[np.ndarray], fps: float = 30)
 
 
 def tile(videos: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Put the frames of several environments into one picture each, in a near-square grid.
+    """The frames of several environments, uint8 [H, W, 3] of one size, in a near-square grid.
 
-    Those that end early stand still.
-
-    Args:
-        videos: Frames of each environment, uint8 [H, W, 3], all of one size.
-
-    Returns:
-        As many pictures as the longest video has frames.
+    Videos that end early stand still until the longest ends.
     """
     checked = [_checked(video) for video in videos]
     shape = checked[0][0].shape
@@ -89,10 +84,3 @@ def _checked(frames: Sequence[np.ndarray]) -> list[np.ndarray]:
         if frame.shape != checked[0].shape:
             raise ValueError(f"frames of different sizes: {checked[0].shape} and {frame.shape}")
     return checked
-
-
-def _even(picture: np.ndarray) -> np.ndarray:
-    """Repeat the last row or column where needed: the colour format halves both sizes."""
-    height, width, _ = picture.shape
-    padded = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    return np.ascontiguousarray(padded)

@@ -1,24 +1,31 @@
 """A child process that answers messages: started, watched for its end and for hangs, ended.
 
-:class:`SupervisedProcess` is the parent's handle, :func:`serve` the child's main loop. A child is
-any module of this package with ``main(lifeline, commands, *descriptors)``. Imports no more than
-the standard library.
+:class:`SupervisedProcess` is the parent's handle, :func:`serve` the child's main loop. Imports the
+standard library alone: a child starts quickly, also under an interpreter with few packages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import fcntl
+import json
 import os
 import select
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import IO, Any, Literal
 
+import rlinf
 from rlinf.errors import ConfigError, MissingPackageError, UserError
-from rlinf.processes.child import ONE_THREAD, ChildProcess, watch_parent
 from rlinf.processes.wire import receive, send
 
 Loss = Literal["crash", "hang", "exception"]
@@ -27,17 +34,29 @@ Loss = Literal["crash", "hang", "exception"]
 CLOSE = "close"
 """Operation after whose answer a child ends."""
 
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_TAIL_BYTES = 4000
+_LARGEST_LOG = 16 * 2**20
+_STACK_SECONDS = 0.3
+_END_SECONDS = 1.0
 _LONGEST_POLL_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
+# The package is found by its place and not by a search path: the folder around an installed package
+# also holds every other package of this interpreter, which another interpreter must not see.
+_BOOTSTRAP = """\
+import importlib, importlib.util, json, sys
+root, path, module = sys.argv[1:4]
+sys.path[:] = json.loads(path) or sys.path
+spec = importlib.util.spec_from_file_location(
+    "rlinf", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["rlinf"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["rlinf"])
+importlib.import_module(module).main(*map(int, sys.argv[4:]))
+"""
 
 
 class ProcessLostError(Exception):
-    """A child ended, hangs or cannot go on.
-
-    Args:
-        reason: Which of these.
-        detail: What is known about it: its output, its stacks.
-    """
+    """A child ended, hangs or cannot go on; ``detail`` holds its output, its stacks."""
 
     def __init__(self, reason: Loss, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -45,17 +64,29 @@ class ProcessLostError(Exception):
         self.detail = detail
 
 
-class SupervisedProcess:
-    """One child that answers every message, in order.
+class RefusedValueError(ValueError):
+    """A child found a value illegal: what its ValueError says, and where it was raised."""
 
-    It builds what it works with when it is started; :meth:`receive` has its answer to that.
+    def __init__(self, reason: str, stack: str) -> None:
+        super().__init__(reason)
+        self.stack = stack
+
+
+class SupervisedProcess:
+    """One child, in a session of its own, that answers every message, in order.
+
+    It builds what it works with when it is started; :meth:`receive` has its answer to that. Ctrl-C
+    reaches the parent alone, which ends the child cleanly; what the child prints goes to a file
+    that is read when it is lost.
 
     Args:
-        module: Its module; ``main`` of it calls :func:`serve`.
+        module: One of this package, whose ``main(lifeline, commands, *descriptors)`` calls
+            :func:`serve`.
         settings: What it must know, as plain values; its first message, of operation ``start``.
         descriptors: File descriptors that it inherits, given to ``main``.
         environment: Variables on top of those of this process.
-        python: Interpreter; None: this one.
+        python: Interpreter, which finds other packages by itself; None: this one, with what it
+            finds.
         message_seconds: How long a message may be on its way, once it has begun.
 
     Raises:
@@ -68,22 +99,37 @@ class SupervisedProcess:
         settings: Mapping[str, Any],
         *,
         descriptors: Sequence[int] = (),
-        environment: Mapping[str, str] = ONE_THREAD,
+        environment: Mapping[str, str] = _ONE_THREAD,
         python: str | None = None,
         message_seconds: float = 30.0,
     ) -> None:
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(message_seconds)
+        lifeline, self._lifeline = os.pipe()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        inherited = (lifeline, theirs.fileno(), *descriptors)
+        root, path = Path(rlinf.__file__).parent, sys.path if python is None else []
+        command = [python or sys.executable, "-c", _BOOTSTRAP, str(root), json.dumps(path), module]
         try:
-            inherited = [theirs.fileno(), *descriptors]
-            self._child = ChildProcess(module, inherited, environment, python=python)
+            self._process = subprocess.Popen(
+                [*command, *map(str, inherited)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=inherited,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
         except OSError as error:
             self.connection.close()
+            self._log.close()
+            os.close(self._lifeline)
             reason = f"cannot start {python or sys.executable}: {error.strerror}"
             raise ConfigError(reason, key="python") from error
         finally:
             theirs.close()
-        self.pid = self._child.pid
+            os.close(lifeline)
+        self.pid = self._process.pid
         with contextlib.suppress(OSError):  # one that has ended already is noticed later
             send(self.connection, {"operation": "start", **settings})
 
@@ -93,13 +139,16 @@ class SupervisedProcess:
         Raises:
             ProcessLostError: The child ended, or does not read.
         """
-        self._child.forget_long_output()
+        log = self._log.fileno()
+        if os.fstat(log).st_size > _LARGEST_LOG:
+            os.ftruncate(log, 0)
+            os.lseek(log, 0, os.SEEK_SET)  # the child's end of the file is the same
         try:
             send(self.connection, {"operation": operation, **content})
         except TimeoutError as error:
             raise self._hang("a message was not taken in time") from error
         except OSError as error:
-            raise ProcessLostError("crash", self._child.obituary()) from error
+            raise self._crash() from error
 
     def receive(
         self, seconds: float, *, progress: Callable[[], int] | None = None
@@ -121,7 +170,7 @@ class SupervisedProcess:
         except TimeoutError as error:
             raise self._hang("a message was not given in time") from error
         except (EOFError, OSError, ValueError) as error:
-            raise ProcessLostError("crash", self._child.obituary()) from error
+            raise self._crash() from error
         if "pid" in message:  # the interpreter may be a program that starts another
             self.pid = int(message["pid"])
         if "error" in message:
@@ -149,27 +198,52 @@ class SupervisedProcess:
                 raise self._hang(f"no answer within {seconds:g} s")
 
     def _hang(self, what: str) -> ProcessLostError:
-        return ProcessLostError("hang", f"{what}\n{self._child.stacks(self.pid)}")
+        """Ask where its threads are and add the answer, if any."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(_STACK_SECONDS)
+        return ProcessLostError("hang", f"{what}\n{self.output_tail()}")
 
-    def obituary(self) -> str:
+    def _crash(self) -> ProcessLostError:
         """How it ended, with the end of what it printed; waits a moment for its end."""
-        return self._child.obituary()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        code = self._process.returncode
+        if code is None:
+            how = "it closed its connection and still runs"
+        elif code < 0:
+            how = f"it ended with signal {signal.Signals(-code).name}"
+        else:
+            how = f"it ended with exit code {code}"
+        text = f"{how}; the end of its output:\n{self.output_tail()}"
+        return ProcessLostError("crash", text)
 
     def output_tail(self) -> str:
         """The end of what it printed."""
-        return self._child.output_tail()
+        size = os.fstat(self._log.fileno()).st_size
+        content = os.pread(self._log.fileno(), _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
+        return content.replace(b"\0", b"").decode(errors="replace").strip() or "(nothing)"
 
     def kill(self) -> None:
         """End it and whatever it started, now; may be called again."""
-        self._child.kill()
+        if self._lifeline >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._log.close()
+            os.close(self._lifeline)
+            self._lifeline = -1
         self.connection.close()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let it close what it has, for so long at most, then end it; nothing may be in flight."""
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(OSError, ValueError, UserError, ProcessLostError):
-            self.ask(CLOSE, seconds=seconds)
-            self._child.wait(max(0.0, deadline - time.monotonic()))
+        if self._lifeline >= 0:
+            with contextlib.suppress(
+                OSError, ValueError, UserError, ProcessLostError, subprocess.TimeoutExpired
+            ):
+                self.ask(CLOSE, seconds=seconds)
+                self._process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
 
 
@@ -179,11 +253,11 @@ def serve(
     """Answer the messages of the parent until it says ``close`` or goes away.
 
     Args:
-        lifeline: See :func:`~rlinf.processes.child.watch_parent`.
+        lifeline: Reading end of a pipe that nobody writes to and whose closing is the parent's end.
         commands: Descriptor of the socket to the parent.
         answer: From a message, with its ``operation``, to the content of its answer.
     """
-    watch_parent(lifeline)
+    _watch_parent(lifeline)
     with (
         socket.socket(fileno=commands) as connection,
         contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
@@ -201,17 +275,36 @@ def serve(
                 return
 
 
+def _watch_parent(lifeline: int) -> None:
+    """End this process and its group when the parent ends; print stacks when it asks."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        # The kernel itself kills the group, also where a call that hangs lets no thread run.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    def end_with_parent() -> None:
+        os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
 def _described(error: Exception) -> dict[str, Any]:
-    stack = "".join(traceback.format_exception(error))
     if isinstance(error, MissingPackageError):
         return {"package": [error.package, error.extra, error.needed_for]}
     if isinstance(error, ConfigError):
         return {"reason": error.reason, "key": error.key}
     if isinstance(error, UserError):
         return {"reason": str(error), "key": ""}
-    if isinstance(error, ValueError):
-        return {"value": str(error), "stack": stack}
-    return {"stack": stack}
+    stack = "".join(traceback.format_exception(error))
+    return (
+        {"value": str(error), "stack": stack} if isinstance(error, ValueError) else {"stack": stack}
+    )
 
 
 def _error_of(report: dict[str, Any]) -> Exception:
@@ -222,16 +315,3 @@ def _error_of(report: dict[str, Any]) -> Exception:
     if "value" in report:
         return RefusedValueError(report["value"], report["stack"])
     return ProcessLostError("exception", report["stack"])
-
-
-class RefusedValueError(ValueError):
-    """A child found a value illegal.
-
-    Args:
-        reason: What its ValueError says.
-        stack: Where it was raised.
-    """
-
-    def __init__(self, reason: str, stack: str) -> None:
-        super().__init__(reason)
-        self.stack = stack

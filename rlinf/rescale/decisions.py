@@ -8,7 +8,6 @@ is expected to save.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -27,25 +26,23 @@ _QUEUED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice:
-    """What a policy decides.
+    """What a policy decides, and why, in words with the numbers that decided.
 
-    Args:
-        action: ``stay``; ``release``: workers of the rollout give up their devices; ``resize``:
-            the trainer gets another number of ranks; ``borrow``: an account of what the rollout
-            gained by the devices of the trainer, on which it begins in any case.
-        count: Workers that give up their devices, ranks of the trainer, or devices borrowed.
-        reason: In words, with the numbers that decided.
-        cost_seconds: What carrying it out takes.
-        gain_seconds: What the step is expected to be shorter by, the cost taken off.
-        numbers: Further numbers by name.
+    The actions are ``stay``; ``release``: ``count`` workers of the rollout give up their devices;
+    ``resize``: the trainer gets another number of ranks; ``borrow``: an account of what the rollout
+    gained by devices of the trainer, on which it begins in any case.
     """
 
     action: Action
     count: int
     reason: str
-    cost_seconds: float = 0.0
-    gain_seconds: float = 0.0
+    cost_seconds: float = 0.0  # of carrying it out
+    gain_seconds: float = 0.0  # by which the step is expected to be shorter, the cost taken off
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def _stay(count: int, reason: str, **numbers: float) -> DeviceChoice:
+    return DeviceChoice(action="stay", count=count, reason=reason, numbers=numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,38 +61,22 @@ class DecodeCost:
 class RolloutState:
     """Where a rollout stands.
 
-    Args:
-        running: Unfinished sequences of each worker that has its device, in the order in which
-            workers would give it up.
-        total: Sequences of the step.
-        capacity: Sequences that one worker runs at once.
-        left: Decoding steps that the running sequences have to go.
-        decode: Of one worker.
-        handover_seconds: What bringing one sequence to another worker takes.
-        train_seconds: Training of the whole step by one rank; None: not known yet.
-        last_seconds: Of these, the last global batch, which waits for the last sequence.
-        ready: How many of their batches could be trained on now.
-        trainer_sizes: Ranks that the trainer can have, ascending.
-        speeds: How many times as fast as one rank so many train, where measured; see
-            :func:`speed`.
-        trainer_devices: Devices that it has already.
-        rollout_bias: How many times as long as predicted the rollout goes on once workers have
-            left.
+    Its workers are those that have their devices, in the order in which they would give them up.
     """
 
-    running: tuple[int, ...]
-    total: int
-    capacity: int
-    left: TokensLeft
-    decode: DecodeCost
-    handover_seconds: float
-    train_seconds: float | None
-    last_seconds: float
-    ready: int
-    trainer_sizes: tuple[int, ...]
-    speeds: Mapping[int, float] = field(default_factory=dict)
-    trainer_devices: int = 0
-    rollout_bias: float = 1.0
+    running: tuple[int, ...]  # unfinished sequences of each worker
+    total: int  # sequences of the step
+    capacity: int  # sequences that one worker runs at once
+    left: TokensLeft  # of the running sequences
+    decode: DecodeCost  # of one worker
+    handover_seconds: float  # of bringing one sequence to another worker
+    train_seconds: float | None  # of the whole step by one rank; None: not known yet
+    last_seconds: float  # of these, the last global batch, which waits for the last sequence
+    ready: int  # batches that could be trained on now
+    trainer_sizes: tuple[int, ...]  # ranks that the trainer can have, ascending
+    speeds: Mapping[int, float] = field(default_factory=dict)  # see `speed`
+    trainer_devices: int = 0  # that it has already
+    rollout_bias: float = 1.0  # factor on the predicted time that it goes on once workers have left
 
 
 def release(state: RolloutState) -> DeviceChoice:
@@ -116,10 +97,9 @@ def release(state: RolloutState) -> DeviceChoice:
     """
     live, sequences = len(state.running), sum(state.running)
     if not sequences:
-        return DeviceChoice(action="stay", count=0, reason="no sequence runs")
+        return _stay(0, "no sequence runs")
     if live == 1 or not state.ready:
-        why = "one worker is left" if live == 1 else "no global batch is complete"
-        return DeviceChoice(action="stay", count=0, reason=why)
+        return _stay(0, "one worker is left" if live == 1 else "no global batch is complete")
     if state.train_seconds is None:
         return _by_threshold(state)
     outlook = _Outlook(state, state.train_seconds)
@@ -131,7 +111,7 @@ def release(state: RolloutState) -> DeviceChoice:
         for count in sorted(counts)
         if 0 < count < live and _legal(state, count)
     }
-    best = min(options, key=lambda count: options[count], default=0)
+    best = min(options, key=options.__getitem__, default=0)
     gain = now - options.get(best, now)
     points = range(1, len(PARTS))
     later = min(
@@ -141,14 +121,12 @@ def release(state: RolloutState) -> DeviceChoice:
         "running": float(sequences), "seconds_left": now, "ready": float(state.ready),
         "steps_left": state.left.longest,
     }  # fmt: skip
+    where = f"{sequences} sequences run on {live} workers"
     if gain <= _WORTH * now:
-        why = f"{sequences} sequences run on {live} workers; moving saves {max(gain, 0.0):.3f} s"
-        return DeviceChoice(action="stay", count=0, reason=why, numbers=numbers)
+        return _stay(0, f"{where}; moving saves {max(gain, 0.0):.3f} s", **numbers)
     if later < now - gain - _WORTH * gain:
-        why = f"{sequences} sequences run on {live} workers; moving later saves {now - later:.3f} s"
-        return DeviceChoice(
-            action="stay", count=0, reason=f"{why}, now {gain:.3f}", numbers=numbers
-        )
+        why = f"{where}; moving later saves {now - later:.3f} s, now {gain:.3f}"
+        return _stay(0, why, **numbers)
     return DeviceChoice(
         action="release",
         count=best,
@@ -169,7 +147,7 @@ def _by_threshold(state: RolloutState) -> DeviceChoice:
         count -= 1
     if 2 * sequences > state.total or not fits or not count:
         why = f"{sequences} of {state.total} sequences run, and training was not timed yet"
-        return DeviceChoice(action="stay", count=0, reason=why)
+        return _stay(0, why)
     return DeviceChoice(
         action="release",
         count=count,
@@ -220,8 +198,7 @@ class _Outlook:
     """
 
     def __init__(self, state: RolloutState, train_seconds: float) -> None:
-        self.state = state
-        self.train_seconds = train_seconds
+        self.state, self.train_seconds = state, train_seconds
         self.live, self.sequences = len(state.running), sum(state.running)
         self.most = max(state.running)
         devices = range(state.trainer_devices, state.trainer_devices + self.live + 1)
@@ -230,11 +207,9 @@ class _Outlook:
         self.handovers = [_handover(state, count) for count in range(self.live)]
 
     def seconds_left(self, count: int, point: int = 0) -> float:
-        """Until rollout and training have ended.
+        """Until rollout and training have ended, where ``count`` workers give their devices up.
 
-        Args:
-            count: Workers that give their devices up.
-            point: They do so after this one of the :data:`PARTS` of the decoding steps left.
+        They do so after the part ``point`` of the :data:`PARTS` of the decoding steps left.
         """
         state, left = self.state, self.state.left
         tokens = left.mean - left.to_go[point]
@@ -257,26 +232,15 @@ class _Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """Where a trainer stands between two optimizer steps.
+    """Where a trainer stands between two optimizer steps."""
 
-    Args:
-        size: Ranks that train.
-        offered: Devices that it could have.
-        sizes: Ranks that it can have, ascending.
-        batches: Optimizer steps that are left.
-        seconds_left: They together, by one rank; None: not known yet.
-        move_seconds: What changing the number of ranks takes; None: not known yet.
-        speeds: How many times as fast as one rank so many train, where measured; see
-            :func:`speed`.
-    """
-
-    size: int
-    offered: int
-    sizes: tuple[int, ...]
-    batches: int
-    seconds_left: float | None
-    move_seconds: float | None
-    speeds: Mapping[int, float] = field(default_factory=dict)
+    size: int  # ranks that train
+    offered: int  # devices that it could have
+    sizes: tuple[int, ...]  # ranks that it can have, ascending
+    batches: int  # optimizer steps that are left
+    seconds_left: float | None  # of these by one rank; None: not known yet
+    move_seconds: float | None  # of changing the number of ranks; None: not known yet
+    speeds: Mapping[int, float] = field(default_factory=dict)  # see `speed`
 
 
 def resize(state: TrainerState) -> DeviceChoice:
@@ -288,7 +252,7 @@ def resize(state: TrainerState) -> DeviceChoice:
     """
     size = largest_size(state.sizes, state.offered)
     if size <= state.size or not state.batches:
-        return DeviceChoice(action="stay", count=state.size, reason="no more devices for it")
+        return _stay(state.size, "no more devices for it")
     if state.seconds_left is None or state.move_seconds is None:
         why = f"{size} devices are free; moves were not timed yet"
         return DeviceChoice(action="resize", count=size, reason=why)
@@ -299,7 +263,7 @@ def resize(state: TrainerState) -> DeviceChoice:
     numbers = {"batches": float(state.batches), "seconds_left": state.seconds_left}
     if saved <= cost:
         why = f"{size} ranks would save {saved:.3f} s, moving takes {cost:.3f} s"
-        return DeviceChoice(action="stay", count=state.size, reason=why, numbers=numbers)
+        return _stay(state.size, why, **numbers)
     return DeviceChoice(
         action="resize",
         count=size,
@@ -328,8 +292,7 @@ def borrow(
     alone = tokens * decode.of(sequences / own)
     together = tokens * decode.of(sequences / (own + trainers))
     if alone - together <= _WORTH * together:
-        why = f"{own + trainers} workers were not faster than {own}"
-        return DeviceChoice(action="stay", count=0, reason=why)
+        return _stay(0, f"{own + trainers} workers were not faster than {own}")
     why = (
         "an account, not a choice: the rollout began on the trainer's devices, which nobody else "
         f"could use before a batch was complete; {own + trainers} workers decode in about "
@@ -339,16 +302,13 @@ def borrow(
 
 
 def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
-    """Which worker takes each group.
+    """Which worker takes each group, as an index into ``loads``.
 
     Workers are filled one after the other up to the mean of what will run; the last takes the rest.
 
     Args:
         giving: Running sequences of each group.
         loads: What runs on each worker that can take some.
-
-    Returns:
-        Index into ``loads`` for each group.
     """
     mean = (sum(giving) + sum(loads)) / len(loads)
     filled, found, target = list(loads), [], 0
@@ -362,8 +322,5 @@ def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
 
 def from_both_ends(items: Sequence[Item]) -> list[Item]:
     """The first, the last, the second, the last but one, and so on to those in the middle."""
-    found: list[Item] = []
-    rest = deque(items)
-    while rest:
-        found.append(rest.popleft() if len(found) % 2 == 0 else rest.pop())
-    return found
+    ahead, back = iter(items), reversed(items)
+    return [next(back if number % 2 else ahead) for number in range(len(items))]

@@ -29,7 +29,7 @@ from rlinf.trainers.ranks import Grid
 Kind = Literal["go", "move", "end"]
 
 _KEPT = 4096
-"""Commands that stay in the store; every rank has read what is older."""
+"""Instructions that stay in the store; every rank has read what is older."""
 
 
 class MoveFailed(RLinfError):  # noqa: N818 - what happened, as StepAborted
@@ -37,41 +37,30 @@ class MoveFailed(RLinfError):  # noqa: N818 - what happened, as StepAborted
 
 
 @dataclass(frozen=True)
-class Command:
+class Instruction:
     """What rank 0 wants of all.
 
-    Args:
-        kind: ``go``: the ranks that train take the next global batch; ``move``: their number
-            changes; ``end``: the phase is over.
-        size: Ranks that train, after it.
-        before: Ranks that train, before it.
-        done: Global batches of the phase that were trained on.
+    ``go``: the ranks that train take the next global batch; ``move``: their number changes;
+    ``end``: the phase is over.
     """
 
     kind: Kind
-    size: PositiveInt
-    before: PositiveInt
-    done: NonNegativeInt = 0
+    size: PositiveInt  # ranks that train, after it
+    before: PositiveInt  # ranks that train, before it
+    done: NonNegativeInt = 0  # global batches of the phase that were trained on
 
 
-_COMMAND = TypeAdapter(Command)
+_INSTRUCTION = TypeAdapter(Instruction)
 
 
 @dataclass(frozen=True)
 class MoveReport:
-    """What a move took on one rank.
-
-    Args:
-        seconds: From its begin to its end.
-        prepared: Part of it in which the groups and the new division were made.
-        transferred: Part of it in which tensors travelled.
-        bytes_sent: By this rank, everything in float32.
-    """
+    """What a move took on one rank."""
 
     seconds: float
-    prepared: float
-    transferred: float
-    bytes_sent: int
+    prepared: float  # part of it in which the groups and the new division were made
+    transferred: float  # part of it in which tensors travelled
+    bytes_sent: int  # by this rank, everything in float32
 
 
 class JoiningRanks:
@@ -80,7 +69,7 @@ class JoiningRanks:
     Args:
         rank: Of this process.
         world_size: Processes.
-        store: torch's key-value store at which they meet; keys of it are plain data, whoever wrote
+        store: torch's key-value store at which they meet; its values are plain data, whoever wrote
             them.
         device: Where this process computes.
         timeout_s: Seconds after which a lost process is given up.
@@ -116,14 +105,14 @@ class JoiningRanks:
         self._read = 0
         self._moves = 0
 
-    # -- what rank 0 commands ------------------------------------------------------------------
+    # -- what rank 0 says -----------------------------------------------------------------------
 
-    def send(self, command: Command) -> None:
+    def send(self, instruction: Instruction) -> None:
         """Tell all ranks, of which rank 0 is the one that may."""
-        self._store.set(f"command/{self._read}", json.dumps(asdict(command)))
+        self._store.set(f"instruction/{self._read}", json.dumps(asdict(instruction)))
         # Otherwise all would stay in memory for the whole run.
         if self._read >= _KEPT:
-            self._delete(f"command/{self._read - _KEPT}")
+            self._delete(f"instruction/{self._read - _KEPT}")
         self._read += 1
 
     def _delete(self, *keys: str) -> None:
@@ -132,34 +121,29 @@ class JoiningRanks:
             for key in keys:
                 self._store.delete_key(key)
 
-    def next_command(self, while_waiting: Callable[[], None]) -> Command:
-        """The next command of rank 0.
+    def next_instruction(self, while_waiting: Callable[[], None]) -> Instruction:
+        """The next instruction of rank 0.
 
         Args:
             while_waiting: Called between two looks, which it lets some time pass; may raise to stop
                 waiting.
-        """
-        key = f"command/{self._read}"
-        while not self._store.check([key]):
-            while_waiting()
-        self._read += 1
-        command = self._parsed(self._store.get(key))
-        self.size = command.before
-        return command
-
-    def _parsed(self, data: bytes) -> Command:
-        """A command that was read.
 
         Raises:
             RLinfError: It is none: something else writes into the store.
         """
+        key = f"instruction/{self._read}"
+        while not self._store.check([key]):
+            while_waiting()
+        self._read += 1
+        data = self._store.get(key)
         try:
-            command = _COMMAND.validate_json(data)
+            said = _INSTRUCTION.validate_json(data)
         except ValidationError as error:
-            raise RLinfError(f"the store holds no command, but {data[:80]!r}") from error
-        if max(command.size, command.before) > self.world_size:
-            raise RLinfError(f"{command} is for more than {self.world_size} ranks")
-        return command
+            raise RLinfError(f"the store holds no instruction, but {data[:80]!r}") from error
+        if max(said.size, said.before) > self.world_size:
+            raise RLinfError(f"{said} is for more than {self.world_size} ranks")
+        self.size = said.before
+        return said
 
     def offer(self, phase: int) -> None:
         """Say that this rank has its device, and may be made to train in a phase."""
@@ -179,15 +163,10 @@ class JoiningRanks:
     # -- a move ---------------------------------------------------------------------------------
 
     def move(self, trainer: MovableTrainer, before: int, after: int) -> MoveReport:
-        """Let another number of ranks train; all ranks call it.
+        """Let another number of ranks train; all ranks call it, each with its own trainer.
 
         The new group is made before the old one is left, and left only when every rank has its
         part of the model.
-
-        Args:
-            trainer: This rank's.
-            before: Ranks that train now.
-            after: Ranks that are to train.
 
         Raises:
             MoveFailed: A rank could not get ready or not transfer, or did not answer in time. All
@@ -218,9 +197,7 @@ class JoiningRanks:
         numbers = json.loads(self._store.get(f"numbers/{number}")) if joins else None
         trainer.finish(prepared, numbers)
         former, self._group, self.size = self._group, trial.own, after
-        for group in (former, union):
-            if group is not None and group is not trial.own:
-                forget_group(group)
+        _forget_groups(*(group for group in (former, union) if group is not trial.own))
         seconds = time.perf_counter() - begin
         return MoveReport(seconds, ready - begin, moved - ready, prepared.transfer.bytes_sent)
 
@@ -252,14 +229,11 @@ class JoiningRanks:
         self._agree(trial, "moved", error)
 
     def _agree(self, trial: _Trial, phase: str, error: Exception | None) -> None:
-        """Learn from rank 0, who asks all, whether every member came so far.
+        """Learn from rank 0, who asks all, whether every member came so far; else MoveFailed.
 
         Rank 0 waits for all votes together as long as for a lost process, from its own on. The
         others wait for what it says, which must be the same for all: also where it is as late as
         that itself.
-
-        Raises:
-            MoveFailed: One did not.
         """
         place = f"vote/{trial.number}/{phase}"
         words = "ok" if error is None else f"{type(error).__name__}: {error}"
@@ -274,7 +248,7 @@ class JoiningRanks:
             self._store.set(place, "; ".join(bad) or "ok")
         verdict = self._vote(place, 3 * self._timeout.total_seconds())
         if verdict != "ok":
-            trial.forget()
+            _forget_groups(trial.union, trial.own)
             raise MoveFailed(verdict) from error
 
     def _vote(self, key: str, seconds: float) -> str:
@@ -293,25 +267,12 @@ class JoiningRanks:
 
 @dataclass
 class _Trial:
-    """A move that is not over.
-
-    Args:
-        number: Of the move.
-        members: Ranks that take part, from 0 on.
-        union: Process group of them.
-        own: Process group of the ranks that are to train, where this is one of several.
-    """
+    """A move that is not over."""
 
     number: int
-    members: int
-    union: Any
-    own: Any
-
-    def forget(self) -> None:
-        """Leave the groups."""
-        forget_group(self.union)
-        if self.own is not None and self.own is not self.union:
-            forget_group(self.own)
+    members: int  # ranks that take part, from 0 on
+    union: Any  # process group of them
+    own: Any  # process group of the ranks that are to train, where this is one of several
 
 
 def _keys_of(number: int, members: int) -> list[str]:
@@ -321,7 +282,9 @@ def _keys_of(number: int, members: int) -> list[str]:
     return [f"numbers/{number}", *places, *votes]
 
 
-def forget_group(group: Any) -> None:
-    """Leave a process group, also one whose peers are gone."""
-    with suppress(Exception):  # what broke it is told elsewhere
-        dist.destroy_process_group(group)
+def _forget_groups(*groups: Any) -> None:
+    """Leave process groups, also such whose peers are gone, each once; None is none."""
+    for group in dict.fromkeys(groups):
+        if group is not None:
+            with suppress(Exception):  # what broke it is told elsewhere
+                dist.destroy_process_group(group)

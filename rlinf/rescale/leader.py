@@ -6,13 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rlinf.rescale.decisions import (
-    DecodeCost,
-    DeviceChoice,
-    RolloutState,
-    borrow,
-    release,
-)
+from rlinf.rescale.decisions import DecodeCost, DeviceChoice, RolloutState, borrow, release
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.measured import PredictionBias
 from rlinf.workers.global_batches import complete_batches
@@ -21,38 +15,22 @@ from rlinf.workers.group_book import MovingGroup
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
-    """What a worker tells the one that decides.
-
-    Args:
-        rank: Of the worker.
-        step: Number of the training step that it is about.
-        running: Tokens of each unfinished sequence.
-        ended: Tokens of sequences that ended, or were cut off, since the last time.
-        bounds: As in :class:`~rlinf.workers.global_batches.LengthBounds`.
-        complete: Longest answers of groups that are complete, by slot, since the last time.
-        given: Groups that it has sent to others in this step.
-        adopted: Groups that it has got from others.
-        left: Whether it has given its device up.
-    """
+    """What a worker tells the one that decides."""
 
     rank: int
     step: int
-    running: tuple[int, ...]
-    ended: tuple[int, ...]
-    bounds: Mapping[int, int]
-    complete: Mapping[int, int]
-    given: int
-    adopted: int
-    left: bool = False
+    running: tuple[int, ...]  # tokens of each unfinished sequence
+    ended: tuple[int, ...]  # tokens of sequences that ended, or were cut off, since the last time
+    bounds: Mapping[int, int]  # as in `rlinf.workers.global_batches.LengthBounds`
+    complete: Mapping[int, int]  # longest answers of groups completed since then, by slot
+    given: int  # groups that it has sent to others in this step
+    adopted: int  # groups that it has got from others
+    left: bool = False  # whether it has given its device up
 
 
 @dataclass(frozen=True)
 class ReleaseDevice:
-    """Give the device up and bring what runs to others.
-
-    Args:
-        loads: Sequences that run on each of those, by rank.
-    """
+    """Give the device up and bring what runs to others, by rank with what runs there already."""
 
     loads: Mapping[int, int]
 
@@ -71,40 +49,24 @@ class RolloutEnded:
 
 @dataclass(frozen=True)
 class TrainingSeconds:
-    """What the last training phase took, as if by one rank.
+    """What the last training phase took, as if by one rank."""
 
-    Args:
-        seconds: All of its batches.
-        last_seconds: The last one, whose answers are the longest.
-        speeds: How many times as fast as one rank each number of ranks trains.
-    """
-
-    seconds: float
-    last_seconds: float
-    speeds: Mapping[int, float]
+    seconds: float  # of all batches
+    last_seconds: float  # of the last one, whose answers are the longest
+    speeds: Mapping[int, float]  # how many times as fast as one rank each number of ranks trains
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSizes:
-    """What is known of a rollout before it begins.
+    """What is known of a rollout before it begins."""
 
-    Args:
-        workers: That generate; each has a device.
-        slots: Groups of a step.
-        group_size: Sequences of a group.
-        global_batches: Optimizer steps of a training step.
-        max_new_tokens: Of a sequence.
-        capacity: Sequences that one worker runs at once.
-        trainer_sizes: Ranks that the trainer can have, ascending.
-    """
-
-    workers: int
-    slots: int
+    workers: int  # that generate; each has a device
+    slots: int  # groups of a step
     group_size: int
-    global_batches: int
+    global_batches: int  # optimizer steps of a training step
     max_new_tokens: int
-    capacity: int
-    trainer_sizes: tuple[int, ...]
+    capacity: int  # sequences that one worker runs at once
+    trainer_sizes: tuple[int, ...]  # ranks that the trainer can have, ascending
 
 
 class RolloutLeader:
@@ -164,11 +126,7 @@ class RolloutLeader:
     def decide(
         self, cost: Callable[[], DecodeCost]
     ) -> list[tuple[int, ReleaseDevice | RolloutEnded]]:
-        """Messages to workers, by rank; mostly none.
-
-        Args:
-            cost: Tells what a decoding step takes.
-        """
+        """Messages to workers, by rank; mostly none. ``cost`` tells what a decoding step takes."""
         if not self._news or self._over:
             return []
         self._news = False
@@ -180,10 +138,10 @@ class RolloutLeader:
                 self._bias.note(predicted, time.perf_counter() - begin)
             self._note_borrowed(cost())
             return [(rank, RolloutEnded()) for rank in range(workers)]
-        gone = [rank for rank in self._leaving if not self._has_left(rank)]
         status = self._status.values()
+        going = self._leaving - {each.rank for each in status if each.left}
         on_their_way = sum(s.given for s in status) - sum(s.adopted for s in status)
-        if gone or on_their_way or len(self._status) < workers:
+        if going or on_their_way or len(self._status) < workers:
             return []  # what runs where is not known
         live = [rank for rank in range(workers) if rank not in self._leaving]
         most = max(len(self._status[rank].running) for rank in live)
@@ -206,8 +164,7 @@ class RolloutLeader:
     def _note_borrowed(self, decode: DecodeCost) -> None:
         """Write down what it was worth that the rollout began on all devices, one of them its own.
 
-        An account for the decisions of the run, in which it comes first although it is known last.
-        That it began there needs no choice: before a batch is complete nobody else could use them.
+        An account, which comes first among the decisions of the run although it is known last.
         """
         others = self._sizes.workers - 1
         choice = borrow(
@@ -220,9 +177,6 @@ class RolloutLeader:
         if choice.action == "borrow":
             self.choices.insert(0, choice)
 
-    def _has_left(self, rank: int) -> bool:
-        return rank in self._status and self._status[rank].left
-
     def _state(self, live: list[int], decode: DecodeCost) -> RolloutState:
         running = [token for rank in live for token in self._status[rank].running]
         bounds: dict[int, int] = dict.fromkeys(range(self._sizes.slots), 0)
@@ -231,6 +185,7 @@ class RolloutLeader:
         for slot in self._complete:
             bounds.pop(slot, None)
         left = self._forecast.left(running)
+        trained = self.trained or TrainingSeconds(0.0, 0.0, {})
         return RolloutState(
             running=tuple(len(self._status[rank].running) for rank in live),
             total=self._sizes.slots * self._sizes.group_size,
@@ -238,11 +193,11 @@ class RolloutLeader:
             left=left,
             decode=decode,
             handover_seconds=self._handover_seconds + self._again(running, left.mean),
-            train_seconds=self.trained.seconds if self.trained else None,
-            last_seconds=self.trained.last_seconds if self.trained else 0.0,
+            train_seconds=trained.seconds if self.trained else None,
+            last_seconds=trained.last_seconds,
             ready=len(complete_batches(self._complete, bounds, self._batch)),
             trainer_sizes=self._sizes.trainer_sizes,
-            speeds=self.trained.speeds if self.trained else {},
+            speeds=trained.speeds,
             trainer_devices=len(self._leaving),
             rollout_bias=self._bias.factor,
         )

@@ -25,19 +25,12 @@ PARTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 @dataclass(frozen=True)
 class TokensLeft:
-    """What some running answers are expected to have left.
+    """What some running answers are expected to have left."""
 
-    Args:
-        longest: Tokens that the longest has to go.
-        mean: Of one on average.
-        going: Part of the answers that still run after each of the :data:`PARTS` of ``longest``.
-        to_go: Tokens that one has left then on average, those that have ended counted as none.
-    """
-
-    longest: float
-    mean: float
-    going: tuple[float, ...]
-    to_go: tuple[float, ...]
+    longest: float  # tokens that the longest has to go
+    mean: float  # of one on average
+    going: tuple[float, ...]  # part that still runs after each of the `PARTS` of `longest`
+    to_go: tuple[float, ...]  # tokens that one has left then, those that ended counted as none
 
 
 class LengthForecast:
@@ -68,21 +61,13 @@ class LengthForecast:
         self._tokens *= _MEMORY
 
     def note(self, lengths: Sequence[int]) -> None:
-        """Remember answers that have ended, or were cut off at the limit.
-
-        Args:
-            lengths: Tokens of each.
-        """
+        """Remember the tokens of answers that have ended, or were cut off at the limit."""
         of = np.asarray(lengths, float)
         self._tokens += self._tokens_by_age(of)
         self._ends += np.histogram(of[of < self._limit], self._ages)[0]
 
     def left(self, running: Sequence[int]) -> TokensLeft:
-        """What some answers have left, as expected.
-
-        Args:
-            running: Tokens that each has, at most the limit.
-        """
+        """What answers are expected to have left, by the tokens, at most the limit, of each."""
         if not len(running):
             return TokensLeft(0.0, 0.0, (0.0,) * len(PARTS), (0.0,) * len(PARTS))
         have = np.sort(np.asarray(running, float))
@@ -101,23 +86,16 @@ class LengthForecast:
         drawn = _area_so_far(going, later)
         longest = float(_area_so_far(1 - none, later)[-1])
         ahead = np.array(PARTS) * longest
-        return TokensLeft(
-            longest,
-            float(drawn[-1]),
-            tuple(np.interp(ahead, later, going).tolist()),
-            tuple((drawn[-1] - np.interp(ahead, later, drawn)).tolist()),
-        )
+        runs = tuple(np.interp(ahead, later, going).tolist())
+        to_go = tuple((drawn[-1] - np.interp(ahead, later, drawn)).tolist())
+        return TokensLeft(longest, float(drawn[-1]), runs, to_go)
 
     def _all_to_the_limit(self, have: Floats) -> TokensLeft:
         longest = float(self._limit - have[0])
         rest = np.maximum(self._limit - have[:, None] - np.array(PARTS) * longest, 0.0)
         to_go = rest.mean(axis=0)
-        return TokensLeft(
-            longest,
-            float(to_go[0]),
-            tuple((rest > 0).mean(axis=0).tolist()),
-            tuple(to_go.tolist()),
-        )
+        going = tuple((rest > 0).mean(axis=0).tolist())
+        return TokensLeft(longest, float(to_go[0]), going, tuple(to_go.tolist()))
 
     def _tokens_by_age(self, lengths: Floats) -> Floats:
         passed = np.clip(lengths[:, None] - self._ages[:-1], 0.0, np.diff(self._ages))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -33,8 +33,7 @@ class RunningLine:
 
     def __init__(self, memory: float = 1.0) -> None:
         self._memory = memory
-        # Σw, Σwx, Σwy, Σwx², Σwxy.
-        self._sums = np.zeros(5)
+        self._sums = np.zeros(5)  # Σw, Σwx, Σwy, Σwx², Σwxy
 
     @property
     def weight(self) -> float:
@@ -100,11 +99,10 @@ class PredictionBias:
         return (self._sum + 1) / (self._weight + 1)
 
 
-@dataclass
 class TrainerTimes:
     """What updates and moves took, over training steps.
 
-    Args:
+    Attributes:
         batches: Seconds of the global batches of a phase in their order, by one rank; each is the
             average over the last phases, as later batches have longer answers.
         moves: Seconds of the last changes of the number of ranks.
@@ -112,17 +110,17 @@ class TrainerTimes:
         phases: That are over.
     """
 
-    batches: dict[int, float] = field(default_factory=dict)
-    moves: deque[float] = field(default_factory=lambda: deque(maxlen=_MOVES))
-    lines: dict[int, RunningLine] = field(default_factory=dict)
-    phases: int = 0
-    _moved_in: int = field(default=0, init=False)
-    """Phase of the last move."""
+    def __init__(self) -> None:
+        self.batches: dict[int, float] = {}
+        self.moves: deque[float] = deque(maxlen=_MOVES)
+        self.lines: dict[int, RunningLine] = {}
+        self.phases = 0
+        self._moved_in = 0  # phase of the last move
 
     def note_batch(self, number: int, tokens: int, seconds: float, size: int) -> None:
         """Remember what a batch of so many tokens took on so many ranks."""
         alone = seconds * self.speed(size)
-        self.batches[number] = _average(self.batches.get(number), alone)
+        self.batches[number] = 0.5 * (self.batches.get(number, alone) + alone)
         if self.phases:  # the first one also allocates memory and loads libraries
             self.lines.setdefault(size, RunningLine()).note(tokens, seconds)
 
@@ -147,6 +145,10 @@ class TrainerTimes:
         tokens, seconds = line.mean()
         measured = fewest * self.lines[fewest].at(tokens) / seconds
         return (line.weight * min(measured, size) + size) / (line.weight + 1)
+
+    def speeds(self, sizes: Iterable[int]) -> dict[int, float]:
+        """:meth:`speed` of several numbers of ranks."""
+        return {size: self.speed(size) for size in sizes}
 
     def note_move(self, seconds: float) -> None:
         """Remember what a move took."""
@@ -173,7 +175,3 @@ class TrainerTimes:
         # In the first phase later batches are not known, and taken for as long as those before.
         mean = sum(self.batches.values()) / len(self.batches)
         return sum(self.batches.get(number, mean) for number in range(done, count))
-
-
-def _average(before: float | None, now: float) -> float:
-    return now if before is None else 0.5 * (before + now)

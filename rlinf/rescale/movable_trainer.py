@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,28 +23,17 @@ from rlinf.trainers.trainer import Trainer
 
 
 class Skeleton:
-    """The structure of a scoring module: buffers, but no weights.
-
-    Args:
-        module: It is not changed, and is to be whole.
-    """
+    """The structure of a whole scoring module: buffers, but no weights."""
 
     def __init__(self, module: nn.Module) -> None:
-        empty = {
-            id(parameter): nn.Parameter(
-                torch.empty(parameter.shape, device="meta"), requires_grad=parameter.requires_grad
-            )
-            for parameter in module.parameters()
+        empty: dict[int, Any] = {
+            id(given): nn.Parameter(torch.empty(given.shape, device="meta"), given.requires_grad)
+            for given in module.parameters()
         }
-        self._module = copy.deepcopy(module, cast(dict[int, Any], empty))
+        self._module = copy.deepcopy(module, empty)
 
     def build(self, modules: TrainedModules, ranks: Grid) -> TrainedModule:
-        """The policy with memory for this rank's part of the weights, whose contents are not set.
-
-        Args:
-            modules: Among which it is to be.
-            ranks: That divide it.
-        """
+        """The policy with memory for this rank's part of the weights, whose contents are unset."""
         module: Any = copy.deepcopy(self._module)
         if ranks.world_size == 1:
             _give_placeholders(module, ranks.device)
@@ -103,13 +92,9 @@ class MovableTrainer:
         return self.trainer.numbers_to_join()
 
     def prepare(self, *, before: int, after: int, rank: int, ranks: Grid | None) -> Prepared:
-        """Divide the model over another number of ranks, beside the present division.
+        """Divide the model over ``after`` ranks, beside its present division over ``before``.
 
-        Args:
-            before: Ranks that divide the model now.
-            after: Ranks that are to.
-            rank: This rank.
-            ranks: The new ranks; None where this one is not among them.
+        ``ranks`` are the new ones; None where this one is not among them.
         """
         keeps, (trained, present) = self.trainer.keeps_reference, self.trainer.parts
         old = trained if rank < before else None
@@ -125,8 +110,6 @@ class MovableTrainer:
     def finish(self, prepared: Prepared, numbers: Mapping[str, Any] | None) -> None:
         """Go on with a division whose transfer is over; the former one is given up.
 
-        Args:
-            prepared: From :meth:`prepare`.
-            numbers: From :meth:`numbers` of a rank that had a part, where this one joins.
+        ``numbers`` are those of a rank that had a part, where this one joins.
         """
         self.trainer.adopt(prepared.trained, prepared.reference, prepared.ranks, numbers)

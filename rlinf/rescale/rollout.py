@@ -29,9 +29,8 @@ from rlinf.rescale.leader import (
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.measured import PredictionBias, RunningLine
 from rlinf.scheduler import Channel
-from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.workers.filling import RolloutHook
-from rlinf.workers.global_batches import LengthBounds
+from rlinf.scheduler.services.leases import LeaseTicket
+from rlinf.workers.filling import RolloutHook, bounds_told
 from rlinf.workers.group_book import SlotBook
 
 _IDLE = 0.005
@@ -43,19 +42,12 @@ look takes time from who has the device now."""
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutDevices:
-    """How a rollout shares its devices with the trainer inside a step; rank r has device r.
+    """How a rollout shares its devices with the trainer inside a step; rank r has device r."""
 
-    Args:
-        leases: Of each rollout worker's device.
-        mailboxes: Of each rollout worker.
-        sizes: Of the rollout.
-        offload: Whether a worker frees its device when it gives it up.
-    """
-
-    leases: tuple[LeaseTicket, ...]
-    mailboxes: tuple[Channel, ...]
+    leases: tuple[LeaseTicket, ...]  # of each worker's device
+    mailboxes: tuple[Channel, ...]  # of each worker
     sizes: RolloutSizes
-    offload: bool
+    offload: bool  # whether a worker frees its device when it gives it up
 
     def begin(
         self,
@@ -76,18 +68,10 @@ class RolloutDevices:
 
 
 class RescaledRollout:
-    """One worker's part of the steps of a run; see :class:`RolloutHook`.
-
-    Args:
-        rank: Of this worker.
-        engine: Generates.
-        sizes: Of the rollout.
-        mailbox: This worker's own.
-    """
+    """One worker's part of the steps of a run; see :class:`RolloutHook`."""
 
     def __init__(self, rank: int, engine: Engine, sizes: RolloutSizes, mailbox: NextItem) -> None:
-        self._rank, self._engine, self._mailbox = rank, engine, mailbox
-        self._sizes = sizes
+        self._rank, self._engine, self._sizes, self._mailbox = rank, engine, sizes, mailbox
         # Seconds of decoding steps against the number of sequences, mostly of the last thousand.
         self.step_times = RunningLine(memory=0.999)
         self._leader: RolloutLeader | None = None
@@ -147,24 +131,21 @@ class RescaledRollout:
 
     def tell(self, bounds: Mapping[int, int]) -> None:
         """See :meth:`RolloutHook.tell`: the worker that decides hears of it."""
-        if self._engine.unfinished or self._ended or self._news():
+        if self._engine.unfinished or self._ended or self._book.complete.keys() - self._reported:
             self._report(tuple(self._engine.progress().values()), bounds)
-
-    def _news(self) -> dict[int, int]:
-        """Longest answers of groups that were completed since the last report, by slot."""
-        return {s: n for s, n in self._book.complete.items() if s not in self._reported}
 
     def _report(
         self, running: tuple[int, ...], bounds: Mapping[int, int], *, left: bool = False
     ) -> None:
         """Tell the worker that decides how things stand, and what ended since the last time."""
+        complete = self._book.complete
         status = WorkerStatus(
             rank=self._rank,
             step=self._step,
             running=running,
             ended=tuple(self._ended),
             bounds=bounds,
-            complete=self._news(),
+            complete={slot: n for slot, n in complete.items() if slot not in self._reported},
             given=self._book.given,
             adopted=self._book.adopted,
             left=left,
@@ -202,11 +183,8 @@ class RescaledRollout:
             # the next global batch for the shortest.
             for request in from_both_ends(sorted(requests, key=given_tokens, reverse=True)):
                 self._engine.submit(request)
-            bounds = self._book.bounds(self._engine.progress())
-            if bounds:
-                yield Emit("groups", min(bounds), LengthBounds(bounds))
             # Nothing is decided before the groups are known to have arrived.
-            self.tell(bounds)
+            yield from bounds_told(self._book, self._engine, self)
         elif isinstance(message, ReleaseDevice):
             self._leave(message)
         elif isinstance(message, RolloutEnded):

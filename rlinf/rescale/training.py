@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch.distributed.distributed_c10d import Store
 
 from rlinf.data.sequences import PromptGroup
 from rlinf.rescale.decisions import DeviceChoice, TrainerState, largest_size, resize
-from rlinf.rescale.joining_ranks import Command, JoiningRanks, MoveFailed
+from rlinf.rescale.joining_ranks import Instruction, JoiningRanks, Kind, MoveFailed
 from rlinf.rescale.leader import TrainingSeconds
 from rlinf.rescale.measured import TrainerTimes
 from rlinf.rescale.movable_trainer import MovableTrainer
 from rlinf.scheduler import Channel
-from rlinf.scheduler.device_lock import LeaseTicket
+from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.global_batches import GlobalBatches
 
@@ -40,31 +41,17 @@ _POLL_BUSY = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerDevices:
-    """How a trainer shares devices with the rollout inside a step; rank r has device r.
+    """How a trainer shares devices with the rollout inside a step; rank r has device r."""
 
-    Args:
-        leases: Of each trainer rank's device.
-        leader: Mailbox of the rollout worker that decides.
-        sizes: Ranks that the trainer can have, ascending.
-        offload: Whether a rank frees its device when the phase is over.
-    """
-
-    leases: tuple[LeaseTicket, ...]
-    leader: Channel
-    sizes: tuple[int, ...]
-    offload: bool
+    leases: tuple[LeaseTicket, ...]  # of each rank's device
+    leader: Channel  # mailbox of the rollout worker that decides
+    sizes: tuple[int, ...]  # ranks that the trainer can have, ascending
+    offload: bool  # whether a rank frees its device when the phase is over
 
 
 class RescaledTraining:
-    """One rank of a trainer whose ranks change; see
+    """One rank of a trainer whose ranks change; see :class:`JoiningRanks` and
     :class:`~rlinf.workers.global_batches.TrainingHook`.
-
-    Args:
-        rank: Of this process.
-        world_size: Processes.
-        store: At which they meet.
-        device: Where this process computes.
-        timeout_s: Seconds after which a lost process is given up.
     """
 
     def __init__(
@@ -85,11 +72,7 @@ class RescaledTraining:
         self._times = TrainerTimes()
 
     def attach(self, trainer: Any) -> None:
-        """See :meth:`TrainingHook.attach`.
-
-        Raises:
-            TypeError: The ranks of such a trainer cannot change.
-        """
+        """See :meth:`TrainingHook.attach`; a TypeError where a trainer's ranks cannot change."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
         self._trainer = MovableTrainer(trainer, keep=self._ranks.rank == 0)
@@ -123,29 +106,22 @@ class RescaledTraining:
 
 @dataclass
 class Phase:
-    """One training phase on one rank.
-
-    Args:
-        ranks: All ranks of the trainer.
-        movable: This rank's part of it.
-        shared: How devices are shared.
-        groups: Batches as they become known.
-        step: Its number.
-        prepare: From groups to a batch with everything that the loss needs.
-        times: Of phases so far.
-    """
+    """One training phase on one rank."""
 
     ranks: JoiningRanks
-    movable: MovableTrainer
+    movable: MovableTrainer  # this rank's part of the trainer
     shared: TrainerDevices
-    groups: GlobalBatches
+    groups: GlobalBatches  # as they become known
     step: int
-    prepare: Callable[[list[PromptGroup]], Any]
-    times: TrainerTimes
+    prepare: Callable[[list[PromptGroup]], Any]  # a batch with everything that the loss needs
+    times: TrainerTimes  # of phases so far
     choices: list[DeviceChoice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.count, self.trainer = len(self.groups), self.movable.trainer
+        self._waited, self._most = 0.0, 1
+        # Whether it was not waited yet for devices that the rollout, which has ended, gives up.
+        self._patient = True
 
     # -- rank 0 ---------------------------------------------------------------------------------
 
@@ -163,21 +139,17 @@ class Phase:
             if early and first < self.ranks.size:
                 # The next step is likely to begin so too, when the other ranks' devices are busy.
                 self._move(first, self.count)
-            self.ranks.send(self._command("end", self.count))
+            self._say("end", self.count)
             if self.shared.offload:
                 self.trainer.offload()
         self.times.end_phase()
         whole = self.times.seconds_left(0, self.count)
         last = self.times.seconds_left(self.count - 1, self.count)
+        speeds = self.times.speeds(self.shared.sizes)
         if whole is not None and last is not None:
-            self.shared.leader.post(TrainingSeconds(whole, last, self._speeds()))
+            self.shared.leader.post(TrainingSeconds(whole, last, speeds))
         metrics["actor/ranks_most"] = float(self._most)
         return metrics
-
-    _waited = 0.0
-    _most = 1
-    _patient = True
-    """Whether it was not waited yet for devices that the rollout, which has ended, gives up."""
 
     def _settle(self) -> None:
         """Wait for the devices of all that have a part, or let fewer ranks have the model.
@@ -208,11 +180,12 @@ class Phase:
             self._waited += time.perf_counter() - begin
             self._decide(number)
             if self.ranks.size > 1:
-                self.ranks.send(self._command("go", number))
+                self._say("go", number)
             self._most = max(self._most, self.ranks.size)
             begin = time.perf_counter()
             yield self.prepare(groups)
-            seconds, tokens = time.perf_counter() - begin, sum(map(_tokens, groups))
+            seconds = time.perf_counter() - begin
+            tokens = sum(len(g.prompt_tokens) + len(c) for g in groups for c in g.completions)
             self.times.note_batch(number, tokens, seconds, self.ranks.size)
 
     def _decide(self, done: int) -> None:
@@ -222,8 +195,12 @@ class Phase:
             hoped = self._choice(done, self.ranks.world_size)
             untimed = hoped.action == "resize" and self.times.move_seconds is None
             if untimed or hoped.gain_seconds > _SOON:
-                self._wait_for_devices(self.ranks.world_size, _SOON)
-                choice = self._choice(done, self.ranks.offered(self.step))
+                end = time.perf_counter() + _SOON
+                while (offered := self.ranks.offered(self.step)) < self.ranks.world_size:
+                    if time.perf_counter() >= end:
+                        break
+                    time.sleep(_POLL)
+                choice = self._choice(done, offered)
         if choice.action == "resize":
             self.choices.append(choice)
             self._move(choice.count, done)  # where it fails, fewer ranks go on
@@ -237,22 +214,14 @@ class Phase:
                 batches=self.count - done,
                 seconds_left=self.times.seconds_left(done, self.count),
                 move_seconds=self.times.move_seconds,
-                speeds=self._speeds(),
+                speeds=self.times.speeds(self.shared.sizes),
             )
         )
-
-    def _speeds(self) -> dict[int, float]:
-        return {size: self.times.speed(size) for size in self.shared.sizes}
-
-    def _wait_for_devices(self, wanted: int, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while self.ranks.offered(self.step) < wanted and time.perf_counter() < end:
-            time.sleep(_POLL)
 
     def _move(self, size: int, done: int) -> bool:
         """Change the number of ranks; whether that succeeded."""
         before = self.ranks.size
-        self.ranks.send(Command("move", size, before, done))
+        self.ranks.send(Instruction("move", size, before, done))
         try:
             report = self.ranks.move(self.movable, before, size)
         except MoveFailed as error:
@@ -262,8 +231,8 @@ class Phase:
         self.times.note_move(report.seconds)
         return True
 
-    def _command(self, kind: Any, done: int) -> Command:
-        return Command(kind, self.ranks.size, self.ranks.size, done)
+    def _say(self, kind: Kind, done: int) -> None:
+        self.ranks.send(Instruction(kind, self.ranks.size, self.ranks.size, done))
 
     # -- other ranks ----------------------------------------------------------------------------
 
@@ -278,11 +247,11 @@ class Phase:
         if self.shared.offload and self.movable.has_part:
             self.trainer.onload()
         while not self._over:
-            command = self._next_command()
-            if command.kind == "go":
-                self.trainer.train(self._given(command), self.step)
+            said = self._next()
+            if said.kind == "go":
+                self.trainer.train(self._given(said), self.step)
             else:
-                self._carry_out(command)
+                self._carry_out(said)
         if self.shared.offload and self.movable.has_part:
             self.trainer.offload()
         # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
@@ -295,11 +264,11 @@ class Phase:
             self._error = error
         self._got.set()
 
-    def _next_command(self) -> Command:
+    def _next(self) -> Instruction:
         self._since = time.perf_counter()
-        command = self.ranks.next_command(self._meanwhile)
-        self._over = command.kind == "end"
-        return command
+        said = self.ranks.next_instruction(self._meanwhile)
+        self._over = said.kind == "end"
+        return said
 
     def _meanwhile(self) -> None:
         """Wait a little; offer the device once it is there; notice that the step was aborted."""
@@ -314,25 +283,17 @@ class Phase:
             self._offered = True
             self.ranks.offer(self.step)
 
-    def _carry_out(self, command: Command) -> None:
-        if command.kind != "move":
-            return
-        try:
-            self.ranks.move(self.movable, command.before, command.size)
-        except MoveFailed:
-            return  # rank 0 says so
+    def _carry_out(self, said: Instruction) -> None:
+        if said.kind == "move":
+            with suppress(MoveFailed):  # rank 0 says so
+                self.ranks.move(self.movable, said.before, said.size)
 
-    def _given(self, command: Command) -> Iterator[Any]:
+    def _given(self, said: Instruction) -> Iterator[Any]:
         """Batches that this rank takes part in, from the first one to leaving."""
         while self.movable.has_part and not self._over:
-            if command.kind == "go":
-                yield self.prepare(self.groups.batch(command.done))
+            if said.kind == "go":
+                yield self.prepare(self.groups.batch(said.done))
             else:
-                self._carry_out(command)
+                self._carry_out(said)
             if self.movable.has_part and not self._over:
-                command = self._next_command()
-
-
-def _tokens(group: PromptGroup) -> int:
-    """That are trained on, prompts included."""
-    return sum(len(group.prompt_tokens) + len(completion) for completion in group.completions)
+                said = self._next()

@@ -6,7 +6,7 @@ A move sends each row from the rank that had it to the one that is to have it, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,10 @@ _TOGETHER = 2**18
 """Most numbers of pieces that travel in one message: a message costs as much as some copying."""
 
 
+Key = tuple[str, str]
+"""What kind of tensor, and of which parameter."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Rows ``start`` to ``stop`` that go from one rank to another, or stay."""
@@ -33,13 +37,7 @@ class Piece:
 
 
 def rows_of(rows: int, size: int, rank: int) -> range:
-    """Rows of a parameter that a rank has.
-
-    Args:
-        rows: Of the whole parameter.
-        size: Ranks that divide it.
-        rank: One of them; beyond ``size`` it has none.
-    """
+    """Which of the rows of a parameter a rank has of ``size`` that divide it; others have none."""
     if rank >= size:
         return range(0)
     step = -(-rows // size)
@@ -47,13 +45,7 @@ def rows_of(rows: int, size: int, rank: int) -> range:
 
 
 def pieces(rows: int, before: int, after: int) -> list[Piece]:
-    """What goes where when the ranks that divide some rows become others.
-
-    Args:
-        rows: Of the whole parameter.
-        before: Ranks that divide it, from 0 on.
-        after: Ranks that are to divide it.
-    """
+    """What goes where when some rows, divided by ranks 0 to ``before``, are to be by ``after``."""
     found = []
     for source in range(before):
         has = rows_of(rows, before, source)
@@ -71,7 +63,7 @@ class _Message:
 
     source: int
     target: int
-    pieces: list[tuple[tuple[str, str], Piece]] = field(default_factory=list)
+    pieces: list[tuple[Key, Piece]] = field(default_factory=list)
     numbers: int = 0
 
 
@@ -96,39 +88,37 @@ class Transfer:
         rank: int,
     ) -> None:
         self._sizes, self._rank = sizes, rank
-        self._before = _parts(before, references[0]) if before is not None else {}
-        self._after = _parts(after, references[1]) if after is not None else {}
+        self._sides = [
+            {} if trained is None else _parts(trained, reference)
+            for trained, reference in zip((before, after), references, strict=True)
+        ]
         shapes = _shapes(after if before is None else before)
+        # Numbers in a row of each parameter.
         self._widths = {name: shape[1:].numel() for name, shape in shapes.items()}
         self._exchanged = False
-        kinds = self._before or self._after
+        kinds = self._sides[0] or self._sides[1]
         self._plan = {key: pieces(shapes[key[1]][0], *sizes) for key in kinds if key[1] in shapes}
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank hands to others, in the type that travels."""
         return sum(
-            (piece.stop - piece.start) * self._row(key) * _WIRE.itemsize
+            (piece.stop - piece.start) * self._widths[key[1]] * _WIRE.itemsize
             for key, piece in self._mine()
             if piece.source == self._rank != piece.target
         )
 
-    def _mine(self) -> Iterator[tuple[tuple[str, str], Piece]]:
+    def _mine(self) -> Iterator[tuple[Key, Piece]]:
         for key, found in self._plan.items():
             for piece in found:
                 if self._rank in (piece.source, piece.target):
                     yield key, piece
 
-    def _view(
-        self, parts: Mapping[tuple[str, str], Tensor], side: int, key: tuple[str, str], piece: Piece
-    ) -> Tensor:
-        """The rows of a piece in this rank's part; shares its memory."""
-        rows = self._whole_rows(key)
+    def _view(self, side: int, key: Key, piece: Piece) -> Tensor:
+        """The rows of a piece in this rank's part, before (0) or after (1); shares its memory."""
+        rows = max(each.stop for each in self._plan[key])
         first = rows_of(rows, self._sizes[side], self._rank).start
-        return parts[key][piece.start - first : piece.stop - first]
-
-    def _whole_rows(self, key: tuple[str, str]) -> int:
-        return max(piece.stop for piece in self._plan[key])
+        return self._sides[side][key][piece.start - first : piece.stop - first]
 
     def _messages(self) -> list[_Message]:
         """What this rank sends and receives; both sides of a way find the same, in one order."""
@@ -138,7 +128,7 @@ class Transfer:
             way = piece.source, piece.target
             if piece.source == piece.target:
                 continue
-            numbers = (piece.stop - piece.start) * self._row(key)
+            numbers = (piece.stop - piece.start) * self._widths[key[1]]
             message = filling.get(way)
             if message is None or message.numbers + numbers > _TOGETHER:
                 message = _Message(*way)
@@ -151,32 +141,26 @@ class Transfer:
 
     @torch.no_grad()
     def run(self, group: Any, device: torch.device) -> None:
-        """Send, receive and copy everything; every rank of ``group`` calls it.
+        """Send, receive and copy everything; every rank before and after calls it.
 
-        Args:
-            group: Process group of the ranks before and after.
-            device: Where tensors lie that the group exchanges.
-
-        Raises:
-            RuntimeError: A connection was lost.
+        ``device`` is where tensors lie that the group exchanges.
         """
         for key, piece in self._mine():
             if piece.source == piece.target:
-                self._view(self._after, 1, key, piece).copy_(
-                    self._view(self._before, 0, key, piece)
-                )
+                self._view(1, key, piece).copy_(self._view(0, key, piece))
         operations, arriving = [], []
         for message in self._messages():
             if message.source == self._rank:
-                views = [self._view(self._before, 0, *each) for each in message.pieces]
+                views = [self._view(0, *each) for each in message.pieces]
                 flat = [view.to(device, _WIRE).flatten() for view in views]
                 sent = flat[0] if len(flat) == 1 else torch.cat(flat)
                 operations.append(dist.P2POp(dist.isend, sent, message.target, group))
                 continue
-            targets = [self._view(self._after, 1, *each) for each in message.pieces]
-            if len(targets) == 1 and _may_receive(targets[0], device):
-                taken = targets[0]
-            else:
+            targets = [self._view(1, *each) for each in message.pieces]
+            first, *more = targets
+            taken = first
+            direct = first.device == device and first.dtype == _WIRE and first.is_contiguous()
+            if more or not direct:
                 taken = torch.empty(message.numbers, device=device, dtype=_WIRE)
                 arriving.append((targets, taken))
             operations.append(dist.P2POp(dist.irecv, taken, message.source, group))
@@ -210,16 +194,8 @@ class Transfer:
             ]
         )
 
-    def _row(self, key: tuple[str, str]) -> int:
-        """Numbers in a row."""
-        return self._widths[key[1]]
 
-
-def _may_receive(tensor: Tensor, device: torch.device) -> bool:
-    return tensor.device == device and tensor.dtype == _WIRE and tensor.is_contiguous()
-
-
-def _parts(trained: TrainedModule, reference: Source | None) -> dict[tuple[str, str], Tensor]:
+def _parts(trained: TrainedModule, reference: Source | None) -> dict[Key, Tensor]:
     """This rank's rows of everything that training goes on from, by kind and parameter."""
     found = {
         (kind, name): part

@@ -16,13 +16,13 @@ from rlinf.data.prompts.config import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_evaluation import TextEvaluationSpec
-from rlinf.engines import registry as engines
+from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.correctness import CorrectnessConfig

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.errors import in_section
 from rlinf.models.language import build_network, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.scheduler.files import SharedDirectory
+from rlinf.scheduler.services.files import SharedDirectory
 
 
 def write_initial_model(

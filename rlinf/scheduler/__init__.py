@@ -22,17 +22,15 @@ if TYPE_CHECKING:
         merge_batches,
         split_batch,
     )
-    from rlinf.scheduler.compat.decoupled_routing import (
-        decoupled_build_recv_plan,
-        split_channel_message,
-    )
     from rlinf.scheduler.compat.routing import (
         CommMapper,
         build_recv_plan,
         build_route_channel_key,
         build_send_key,
         build_send_plan,
+        decoupled_build_recv_plan,
         get_group_world_size,
+        split_channel_message,
     )
     from rlinf.scheduler.component_placement import ComponentPlacement
     from rlinf.scheduler.hardware import (
@@ -78,13 +76,13 @@ _HOMES = {
     "build_route_channel_key": "compat.routing",
     "build_send_key": "compat.routing",
     "build_send_plan": "compat.routing",
-    "decoupled_build_recv_plan": "compat.decoupled_routing",
+    "decoupled_build_recv_plan": "compat.routing",
     "get_batch_size": "compat.batches",
     "get_group_world_size": "compat.routing",
     "infer_batch_size": "compat.batches",
     "merge_batches": "compat.batches",
     "split_batch": "compat.batches",
-    "split_channel_message": "compat.decoupled_routing",
+    "split_channel_message": "compat.routing",
 }
 
 __all__ = [

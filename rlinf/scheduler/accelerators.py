@@ -38,48 +38,31 @@ class AcceleratorType(StrEnum):
 class Vendor:
     """What differs between accelerators."""
 
-    device: str | None
-    """Device string of torch, such as ``cuda``; None without devices."""
-
-    platform: str | None = None
-    """Module below ``torch`` with the functions of ``torch.cuda``."""
-
-    package: str | None = None
-    """Package that adds the platform to torch when it is imported."""
-
-    torch_version: str | None = None
-    """Attribute of ``torch.version`` that is set in builds for this vendor."""
-
-    visibility_variables: tuple[str, ...] = ()
-    """Variables that restrict a process to some devices, comma separated."""
-
-    ray_keeps_variable: str | None = None
-    """Variable that stops Ray from overwriting the visibility variables."""
-
-    ccl_backend: str | None = None
-    """Name of the collective library as a backend of ``torch.distributed``."""
-
-    ccl_socket_ifname: str = "GLOO_SOCKET_IFNAME"
-    """Variable that names the network interface of the collective library."""
-
+    device: str | None  # device string of torch, such as `cuda`; None without devices
+    package: str | None = None  # adds the platform to torch when it is imported
+    torch_version: str | None = None  # attribute of `torch.version` in builds for this vendor
+    visibility_variables: tuple[str, ...] = ()  # restrict a process to devices, comma separated
+    ray_overwrites: str | None = None  # variable that Ray sets, if not the first of these
+    ccl_backend: str | None = None  # collective library as a backend of `torch.distributed`
+    ccl_socket_ifname: str = "GLOO_SOCKET_IFNAME"  # names that library's network interface
     driver_files: str | None = None
     """Pattern of the driver's files, one per device: they are counted in an instant, while torch
     takes seconds to import."""
-
     inter_worker_ccl: bool = False
     """Whether worker groups talk over the collective library; otherwise through host memory."""
 
     def torch_platform(self) -> Any | None:
         """The module with the functions of ``torch.cuda``, None without one."""
-        if self.platform is None:
+        if self.device in (None, "cpu"):
             return None
         if self.package is not None:
             importlib.import_module(self.package)
-        return importlib.import_module(f"torch.{self.platform}")
+        return importlib.import_module(f"torch.{self.device}")
 
     def device_count(self) -> int:
         """Number of devices that this process sees."""
-        if self.platform is None or (self.package and find_spec(self.package) is None):
+        missing = self.package is not None and find_spec(self.package) is None
+        if self.device in (None, "cpu") or missing:
             return 0
         import torch
 
@@ -88,42 +71,21 @@ class Vendor:
         platform = self.torch_platform()
         return int(platform.device_count()) if platform is not None else 0
 
-    def visibility_environment(
-        self, ranks: Sequence[str], node_environment: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Variables that show a new process only the devices of these local ranks.
 
-        A node may itself be restricted; rank 0 is then the first device that the node sees.
-        """
-        environment = {}
-        for variable in self.visibility_variables:
-            seen = _split(node_environment.get(variable))
-            environment[variable] = ",".join(seen[int(rank)] if seen else rank for rank in ranks)
-        if self.ray_keeps_variable:
-            environment[self.ray_keeps_variable] = "1"
-        return environment
-
-
-_NO_DEVICE = Vendor(device=None)
-
-# Looked through in this order. Kunlun comes first: its package answers under ``torch.cuda``.
+# Looked through in this order. Kunlun comes first: its package answers under `torch.cuda`.
 VENDORS: Mapping[AcceleratorType, Vendor] = MappingProxyType(
     {
         AcceleratorType.KUNLUN_XPU: Vendor(  # not run
             device="cuda",
-            platform="cuda",
             package="torch_xmlir",
             visibility_variables=("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
             ccl_backend="bkcl",
             ccl_socket_ifname="BKCL_SOCKET_IFNAME",
         ),
         AcceleratorType.NV_GPU: Vendor(
             device="cuda",
-            platform="cuda",
             torch_version="cuda",
             visibility_variables=("CUDA_VISIBLE_DEVICES",),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
             ccl_backend="nccl",
             ccl_socket_ifname="NCCL_SOCKET_IFNAME",
             driver_files="/proc/driver/nvidia/gpus/*",
@@ -131,44 +93,37 @@ VENDORS: Mapping[AcceleratorType, Vendor] = MappingProxyType(
         ),
         AcceleratorType.AMD_GPU: Vendor(  # not run; RCCL answers under the name nccl
             device="cuda",
-            platform="cuda",
             torch_version="hip",
             visibility_variables=("HIP_VISIBLE_DEVICES",),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
             ccl_backend="nccl",
             ccl_socket_ifname="NCCL_SOCKET_IFNAME",
             inter_worker_ccl=True,
         ),
         AcceleratorType.NPU: Vendor(  # Huawei Ascend, not run
             device="npu",
-            platform="npu",
             package="torch_npu",
             visibility_variables=("ASCEND_RT_VISIBLE_DEVICES",),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
             ccl_backend="hccl",
             ccl_socket_ifname="HCCL_SOCKET_IFNAME",
         ),
         AcceleratorType.MUSA_GPU: Vendor(  # Moore Threads, not run
             device="musa",
-            platform="musa",
             package="torch_musa",
             visibility_variables=("MUSA_VISIBLE_DEVICES",),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_MUSA_VISIBLE_DEVICES",
             ccl_backend="mccl",
             ccl_socket_ifname="MCCL_SOCKET_IFNAME",
             inter_worker_ccl=True,
         ),
         AcceleratorType.INTEL_GPU: Vendor(  # not run
             device="xpu",
-            platform="xpu",
             torch_version="xpu",
             visibility_variables=("ZE_AFFINITY_MASK",),
-            ray_keeps_variable="RAY_EXPERIMENTAL_NOSET_ONEAPI_DEVICE_SELECTOR",
+            ray_overwrites="ONEAPI_DEVICE_SELECTOR",
             ccl_backend="ccl",
             ccl_socket_ifname="CCL_MNIC_NAME",
         ),
         AcceleratorType.CPU_SLOT: Vendor(device="cpu"),
-        AcceleratorType.NO_ACCEL: _NO_DEVICE,
+        AcceleratorType.NO_ACCEL: Vendor(device=None),
     }
 )
 
@@ -192,9 +147,8 @@ def process_device(
 ) -> str:
     """Device string of torch on which this process computes.
 
-    Args:
-        accelerator_type: Kind of the devices that it was given; None: of those that it sees.
-        number: Which of those that it sees; None: the current one.
+    ``accelerator_type`` is the kind of devices that it was given, or else of those that it sees;
+    ``number`` is which of those that it sees, or else the current one.
     """
     kind = detect_accelerators()[0] if accelerator_type is None else accelerator_type
     device = os.environ.get(DEVICE_VARIABLE) or VENDORS[kind].device or "cpu"
@@ -264,16 +218,20 @@ class AcceleratorUtil:
         visible_accelerators: Sequence[str],
         node_environment: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Environment that restricts a new process to the given local devices of its node.
+        """Environment that shows a new process only the devices of these local ranks of its node.
 
-        Args:
-            accelerator_type: Kind of the node's devices.
-            visible_accelerators: Local ranks.
-            node_environment: Environment of the node before any worker; a restriction that it
-                already carries is translated.
+        ``node_environment`` is that of the node before any worker. A node may itself be restricted;
+        rank 0 is then the first device that the node sees.
         """
-        row = _row(accelerator_type)
-        return row.visibility_environment(visible_accelerators, node_environment or {})
+        row, environment = _row(accelerator_type), {}
+        for variable in row.visibility_variables:
+            seen = _split((node_environment or {}).get(variable))
+            ranks = [seen[int(rank)] if seen else rank for rank in visible_accelerators]
+            environment[variable] = ",".join(ranks)
+        if row.visibility_variables:  # or Ray would set them
+            variable = row.ray_overwrites or row.visibility_variables[0]
+            environment[f"RAY_EXPERIMENTAL_NOSET_{variable}"] = "1"
+        return environment
 
     @staticmethod
     def get_visible_devices(accelerator_type: AcceleratorType) -> list[int]:
@@ -307,23 +265,19 @@ class AcceleratorUtil:
         accelerator_type: AcceleratorType, options: CollectiveGroupOptions | None
     ) -> Any | None:
         """Options of the collective library's process group; None where there is nothing to set."""
-        nothing = options is None or options.is_empty_options()
-        if nothing or _row(accelerator_type).ccl_backend != "nccl":
+        library = _row(accelerator_type).ccl_backend
+        if options is None or options.is_empty_options() or library != "nccl":
             return None
-        return _nccl_options(options) if options is not None else None
+        from torch.distributed import ProcessGroupNCCL
 
-
-def _nccl_options(options: CollectiveGroupOptions) -> Any:
-    from torch.distributed import ProcessGroupNCCL
-
-    nccl = ProcessGroupNCCL.Options(is_high_priority_stream=options.is_high_priority_stream)
-    if options.accel_cluster_size is not None:
-        nccl.config.cga_cluster_size = options.accel_cluster_size
-    if options.accel_max_ctas is not None:
-        nccl.config.max_ctas = options.accel_max_ctas
-    if options.accel_min_ctas is not None:
-        nccl.config.min_ctas = options.accel_min_ctas
-    return nccl
+        nccl = ProcessGroupNCCL.Options(is_high_priority_stream=options.is_high_priority_stream)
+        if options.accel_cluster_size is not None:
+            nccl.config.cga_cluster_size = options.accel_cluster_size
+        if options.accel_max_ctas is not None:
+            nccl.config.max_ctas = options.accel_max_ctas
+        if options.accel_min_ctas is not None:
+            nccl.config.min_ctas = options.accel_min_ctas
+        return nccl
 
 
 def _row(accelerator_type: AcceleratorType) -> Vendor:
@@ -348,19 +302,12 @@ class CollectiveGroupOptions:
     ``ProcessGroupNCCL``) and mean nothing for CPU tensors.
     """
 
-    accel_cluster_size: int | None = None
-    """Thread-block cluster size of communication kernels; None lets the library choose."""
-
+    accel_cluster_size: int | None = None  # thread blocks per cluster; None: the library chooses
     accel_max_ctas: int | None = None
     """Most thread blocks a communication kernel may use: more is faster communication and less
     compute for everything else on the device."""
-
     accel_min_ctas: int | None = None
-    """Fewest thread blocks a communication kernel may use."""
-
     is_high_priority_stream: bool = False
-    """Whether communication kernels run on a high-priority stream."""
-
     use_ring_broadcast: bool = False
     """Whether a broadcast of several tensors is pipelined: the source sends each tensor to the
     first receiver only, and that one passes it on while the next is on its way."""

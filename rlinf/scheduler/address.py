@@ -14,11 +14,8 @@ from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
 class WorkerAddress:
     """Path to a worker: its group and the ranks that lead to it, written ``group:0:1``.
 
-    A path longer than one rank names a child process that a worker started and registered.
-
-    Args:
-        root_group_name: Name of the worker group.
-        ranks: Rank in the group, or the path of ranks; empty names the group itself.
+    A path longer than one rank names a child process that a worker started and registered; an empty
+    one names the group itself.
 
     Raises:
         AddressError: The group name contains ``:``, which separates ranks, or a rank is negative.
@@ -99,40 +96,33 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known about a running worker without asking its process."""
+    """What is known about a running worker without asking its process.
+
+    Args:
+        address: Address of the worker.
+        rank: Rank in its group.
+        group_world_size: Number of workers in its group.
+        cluster_node_rank: Node on which it runs.
+        accelerator_type: Kind of the node's devices.
+        accelerator_model: Model of the node's devices, empty without any.
+        accelerator_rank: Its first device on the node, -1 without one.
+        node_ip: Address under which other nodes reach its node.
+        node_port: Port that the worker holds on its node, 0 when it holds none.
+        available_accelerators: Devices it may use, numbered over the whole cluster.
+        hardware_infos: Other hardware that is assigned to it, such as robots.
+    """
 
     address: WorkerAddress
-    """Address of the worker."""
-
     rank: int
-    """Rank in its group."""
-
     group_world_size: int
-    """Number of workers in its group."""
-
     cluster_node_rank: int
-    """Node on which it runs."""
-
     accelerator_type: AcceleratorType
-    """Kind of the node's devices."""
-
     accelerator_model: str
-    """Model of the node's devices, empty without any."""
-
     accelerator_rank: int
-    """Its first device on the node, -1 without one."""
-
     node_ip: str
-    """Address under which other nodes reach its node."""
-
     node_port: int
-    """Port that the worker holds on its node, 0 when it holds none."""
-
     available_accelerators: list[int]
-    """Devices it may use, numbered over the whole cluster."""
-
     hardware_infos: list[HardwareInfo]
-    """Other hardware that is assigned to it, such as robots."""
 
     def __hash__(self) -> int:
         return hash(self.address)

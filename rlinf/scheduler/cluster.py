@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
-from rlinf.scheduler.device_lock import LeaseTicket
-from rlinf.scheduler.errors import ClusterConfigValueError
-from rlinf.scheduler.node import NodeGroupInfo, NodeInfo, build_node_table
+from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
+from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.services.driver import DriverServices
+from rlinf.scheduler.services.leases import LeaseTicket
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -24,19 +24,13 @@ if TYPE_CHECKING:
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
     from rlinf.scheduler.runtime.launch import Launch
     from rlinf.scheduler.services.registry import GroupRecord
-from typing import TYPE_CHECKING
-
-from rlinf.scheduler.errors import SchedulerUsageError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
 _DEFAULT_TRACE_FILE = "trace/trace_events.jsonl"
 
 
-class Cluster(ClusterMembers):
+class Cluster(NodeTable, ClusterMembers):
     """The machines of a program and the workers on them; one per process.
 
     The first call decides; later calls return the same object and ignore their arguments, until
@@ -53,6 +47,7 @@ class Cluster(ClusterMembers):
     """
 
     _instance: ClassVar[Cluster | None] = None
+    _ready: bool
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Cluster:
         """The one cluster of this process."""
@@ -75,8 +70,6 @@ class Cluster(ClusterMembers):
             type(self)._instance = None
             raise
 
-    _ready: bool
-
     def _start(
         self,
         num_nodes: int | None,
@@ -89,7 +82,7 @@ class Cluster(ClusterMembers):
         if num_nodes is None and cluster_cfg is None:
             self._attach()
         else:
-            self._create(read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
+            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
@@ -144,9 +137,10 @@ class Cluster(ClusterMembers):
         self.runtime = RayClientRuntime(process, nodes, *place)
 
     def _set_nodes(self, nodes: list[NodeInfo]) -> None:
-        self._table = build_node_table(nodes, self.config)
-        self._nodes = nodes
-        self._node_groups = list(self._table.node_groups.values())
+        table = build_node_table(nodes, self.config)
+        self.nodes, self.node_groups = table.nodes, table.node_groups
+        # Programs reach for these.
+        self._nodes, self._node_groups = nodes, list(table.node_groups.values())
         self._num_nodes = len(nodes)
 
     def _describe(self) -> Any:
@@ -159,33 +153,6 @@ class Cluster(ClusterMembers):
         nodes = range(self.num_nodes) if distributed else [node_rank]
         return self.runtime.channel_hosts(self, nodes)
 
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return self._table.num_nodes
-
-    @property
-    def num_accelerators(self) -> int:
-        """Number of devices on all nodes."""
-        return self._table.num_accelerators
-
-    @property
-    def accelerator_ranks(self) -> list[list[int]]:
-        """Cluster-wide ranks of each node's devices."""
-        return self._table.accelerator_ranks
-
-    def get_node_group(self, label: str | None = None) -> NodeGroupInfo | None:
-        """Group of a label, the whole cluster for None; None for an unknown label."""
-        return self._table.get_node_group(label)
-
-    def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Node of a rank.
-
-        Raises:
-            ValueError: There is no such node.
-        """
-        return self._table.get_node_info(node_rank)
-
     def get_node_ip(self, node_rank: int) -> str:
         """Address of a node."""
         return self.get_node_info(node_rank).node_ip
@@ -195,11 +162,8 @@ class Cluster(ClusterMembers):
 
         Leases are granted in the order in which they were reserved, so a driver that reserves in
         topological order decides who goes first. A ticket can be passed to a worker. If the holder
-        is the name of a worker, its death frees the devices.
-
-        Args:
-            holder: Who will hold them.
-            devices: Cluster-wide ranks of devices; an empty set is granted at once.
+        is the name of a worker, its death frees the devices. ``devices`` are cluster-wide ranks;
+        an empty set is granted at once.
         """
         name = holder if isinstance(holder, str) else holder.get_name()
         wanted = tuple(devices)
@@ -245,21 +209,14 @@ class Cluster(ClusterMembers):
 
 
 def _stop_ray_from_starting_itself() -> None:
-    """Make a call to Ray after its end an error, instead of a new Ray cluster in the background.
-
-    Ray reads this when it is imported.
-    """
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    """Make a call to Ray after its end an error, instead of a new Ray cluster in the background."""
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # read when Ray is imported
 
 
-def read_config(
+def _read_config(
     num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
 ) -> ClusterConfig:
-    """The configuration that the arguments of a cluster mean.
-
-    Raises:
-        ClusterConfigValueError: They contradict each other.
-    """
+    """The configuration that the arguments of a cluster mean."""
     if given is None:
         return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
     if isinstance(given, ClusterConfig):

@@ -7,12 +7,14 @@ import secrets
 import socket
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
+from rlinf.scheduler.cluster_sections import ProfilingConfig
 from rlinf.scheduler.errors import PlacementError, SchedulerError
-from rlinf.scheduler.hardware import Accelerator, HardwareInfo
-from rlinf.scheduler.node import NodeGroupInfo, slot_cores
+from rlinf.scheduler.hardware import Accelerator
+from rlinf.scheduler.node import slot_cores
 from rlinf.scheduler.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
@@ -26,12 +28,12 @@ from rlinf.scheduler.services.registry import GroupRecord
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
     from rlinf.scheduler.runtime.base import WorkerHandle
-from collections.abc import Callable
-from pathlib import Path
-
-from rlinf.scheduler.cluster_sections import ProfilingConfig
 
 _PORT_ATTEMPTS = 100
+_PROFILERS = {
+    "nsight": "nsys profile --output={report} --force-overwrite=true",
+    "rocprof_sys": "rocprof-sys-python --output={report} --",
+}
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,26 @@ def start_group(
     Raises:
         NameTakenError: A group of that name is alive.
     """
-    launches = _plan(cluster, name, strategy, isolate, log)
+    if strategy is None and cluster.num_accelerators:
+        strategy = PackedPlacementStrategy(0, cluster.num_accelerators - 1)
+    strategy = strategy or NodePlacementStrategy([0])
+    placements = strategy.get_placement(cluster, isolate_accelerator=isolate)
+    if [placement.rank for placement in placements] != list(range(len(placements))):
+        raise PlacementError(f"placement of '{name}' does not number its processes from 0")
+    incarnation = secrets.token_hex(4)
+    infos = [_worker_info(cluster, name, p, len(placements)) for p in placements]
+    master = _master(cluster, infos[0])
+    log_directory = cluster.distributed_log_dir if log else None
+    launches = [
+        _launch(cluster, incarnation, placement, info, master, log_directory)
+        for placement, info in zip(placements, infos, strict=True)
+    ]
     record = GroupRecord(
         name,
         worker_class.__name__,
         tuple(launch.name for launch in launches),
-        launches[0].incarnation,
-        tuple(launch.placement.cluster_node_rank for launch in launches),
+        incarnation,
+        tuple(placement.cluster_node_rank for placement in placements),
     )
     cluster.register_group(record, launches)
     start = cluster.runtime.start
@@ -72,47 +87,29 @@ def start_group(
     return StartedGroup(record, handles)
 
 
-def _plan(
-    cluster: Cluster, name: str, strategy: PlacementStrategy | None, isolate: bool, log: bool
-) -> list[Launch]:
-    """Launch parameters of every worker of a group, by rank."""
-    strategy = strategy or _default_strategy(cluster)
-    placements = strategy.get_placement(cluster, isolate_accelerator=isolate)
-    if [placement.rank for placement in placements] != list(range(len(placements))):
-        raise PlacementError(f"placement of '{name}' does not number its processes from 0")
-    incarnation = secrets.token_hex(4)
-    infos = [_worker_info(cluster, name, p, len(placements)) for p in placements]
-    master = _master(cluster, placements[0], infos[0].address.get_name())
-    return [
-        _launch(cluster, (name, incarnation), placement, info, master, log)
-        for placement, info in zip(placements, infos, strict=True)
-    ]
-
-
-def _default_strategy(cluster: Cluster) -> PlacementStrategy:
-    if cluster.num_accelerators == 0:
-        return NodePlacementStrategy([0])
-    return PackedPlacementStrategy(0, cluster.num_accelerators - 1)
-
-
 def _worker_info(
     cluster: Cluster, group_name: str, placement: Placement, world_size: int
 ) -> WorkerInfo:
     node = cluster.get_node_info(placement.cluster_node_rank)
     devices = _own_devices(cluster, placement)
-    node_devices = cluster.accelerator_ranks[placement.cluster_node_rank]
+    node_devices = cluster.accelerator_ranks[node.node_rank]
+    group = cluster.get_node_group(placement.node_group_label)
+    robots = []
+    if group is not None and group.hardware_type not in (None, Accelerator.HW_TYPE):
+        found = group.get_hardware_infos(node.node_rank)
+        robots = [found[rank] for rank in placement.local_hardware_ranks]
     return WorkerInfo(
         address=WorkerAddress(group_name, placement.rank),
         rank=placement.rank,
         group_world_size=world_size,
-        cluster_node_rank=placement.cluster_node_rank,
+        cluster_node_rank=node.node_rank,
         accelerator_type=placement.accelerator_type,
         accelerator_model=node.accelerator_model,
         accelerator_rank=devices[0] if devices else -1,
         node_ip=node.node_ip,
         node_port=0,
         available_accelerators=[node_devices[rank] for rank in devices],
-        hardware_infos=_hardware_infos(cluster, placement),
+        hardware_infos=robots,
     )
 
 
@@ -124,58 +121,57 @@ def _own_devices(cluster: Cluster, placement: Placement) -> list[int]:
     return list(placement.local_hardware_ranks)
 
 
-def _hardware_infos(cluster: Cluster, placement: Placement) -> list[HardwareInfo]:
-    group = cluster.get_node_group(placement.node_group_label)
-    if group is None or group.hardware_type in (None, Accelerator.HW_TYPE):
-        return []
-    infos = group.get_hardware_infos(placement.cluster_node_rank)
-    return [infos[rank] for rank in placement.local_hardware_ranks]
-
-
-def _master(cluster: Cluster, placement: Placement, worker: str) -> tuple[str, int]:
+def _master(cluster: Cluster, first: WorkerInfo) -> tuple[str, int]:
     """Address at which the group's ranks may meet, on the node of rank 0."""
     process = require_process()
-    node_rank = placement.cluster_node_rank
-    address = cluster.get_node_ip(node_rank)
+    node_rank = first.cluster_node_rank
     for _ in range(_PORT_ATTEMPTS):
-        if node_rank == process.node_rank:
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port: int = probe.getsockname()[1]
-        else:
-            # The other node cannot be asked before its worker is up; a random port is free there
-            # unless something else happens to use it.
-            port = random.SystemRandom().randrange(20000, 32000)
-        if process.ask_driver("port.take", node_rank, port, worker):
-            return address, port
+        # Another node cannot be asked before its worker is up; a random port is free there unless
+        # something else happens to use it.
+        here = node_rank == process.node_rank
+        port = free_port() if here else random.SystemRandom().randrange(20000, 32000)
+        if process.ask_driver("port.take", node_rank, port, first.address.get_name()):
+            return cluster.get_node_ip(node_rank), port
     raise SchedulerError(f"no free port for group master on node {node_rank}")
 
 
-def _interpreter(
-    cluster: Cluster, node_rank: int, group: NodeGroupInfo | None, worker_name: str
-) -> str | None:
-    """Command that runs a worker, None for the interpreter that Ray has started already."""
-    configured = group.get_node_python_interpreter_path(node_rank) if group else None
-    command = profiled_command(configured or sys.executable, worker_name, cluster.config.profiling)
-    return configured if command == (configured or sys.executable) else command
+def free_port(highest: int | None = None) -> int:
+    """A port of this machine that nothing listens on, at most ``highest``.
+
+    Raises:
+        SchedulerError: None is free.
+    """
+    for port in [0] if highest is None else range(highest, 1023, -1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            free: int = probe.getsockname()[1]
+            return free
+    raise SchedulerError(f"no free port up to {highest}")
 
 
 def _launch(  # noqa: PLR0917 - private
     cluster: Cluster,
-    names: tuple[str, str],
+    incarnation: str,
     placement: Placement,
     info: WorkerInfo,
     master: tuple[str, int],
-    log: bool,
+    log_directory: str | None,
 ) -> Launch:
-    group_name, incarnation = names
     node = cluster.get_node_info(placement.cluster_node_rank)
     group = cluster.get_node_group(placement.node_group_label)
-    configured = group.get_node_env_vars(node.node_rank) if group is not None else {}
-    runtime = cluster.runtime
+    variables = group.get_node_env_vars(node.node_rank) if group else {}
+    # None keeps the interpreter that Ray has started already.
+    interpreter = group.get_node_python_interpreter_path(node.node_rank) if group else None
+    python, name = interpreter or sys.executable, info.address.get_name()
+    command = profiled_command(python, name, cluster.config.profiling)
+    runtime, process = cluster.runtime, require_process()
+    group_name = info.address.root_group_name
     environment = worker_environment(
         group_name=group_name,
-        worker_name=info.address.get_name(),
+        worker_name=name,
         world_size=info.group_world_size,
         placement=placement,
         accelerator_model=node.accelerator_model,
@@ -183,23 +179,20 @@ def _launch(  # noqa: PLR0917 - private
         namespace=runtime.namespace,
         one_machine=not runtime.network_ips,
     )
-    process = require_process()
     return Launch(
         group_name=group_name,
         incarnation=incarnation,
         world_size=info.group_world_size,
         placement=placement,
         info=info,
-        runtime=process.runtime,
         driver=process.driver,
         token=runtime.token,
-        namespace=runtime.namespace,
         deadline_seconds=process.deadline_seconds,
         cores=slot_cores(node, _own_devices(cluster, placement)),
-        environment={**merge_path_variables(configured), **environment},
+        environment={**merge_path_variables(variables), **environment},
         network_ip=runtime.network_ips.get(node.node_rank),
-        log_directory=cluster.distributed_log_dir if log else None,
-        interpreter=_interpreter(cluster, node.node_rank, group, info.address.get_name()),
+        log_directory=log_directory,
+        interpreter=interpreter if command == python else command,
         traced=cluster.traced,
         import_paths=tuple(sys.path),
     )
@@ -207,28 +200,13 @@ def _launch(  # noqa: PLR0917 - private
 
 def profiled_command(python: str, worker_name: str, config: ProfilingConfig | None) -> str:
     """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
-    if config is None or not config.enabled or not _selected(worker_name, config):
+    if config is None or not config.enabled:
         return python
-    directory = Path(config.output_dir or ".").resolve()
-    report = directory / worker_name.replace(":", "_")
-    options = [f"--{name}={value}" for name, value in config.options.items()]
-    flags = [f"--{flag.lstrip('-')}" for flag in config.flags]
-    return " ".join([_COMMANDS[config.backend](report), *options, *flags, python])
-
-
-def _selected(worker_name: str, config: ProfilingConfig) -> bool:
     given = config.worker_groups
     groups = [given] if isinstance(given, str) else given or ["all"]
-    names = {group.lower() for group in groups}
-    return "all" in names or worker_name.partition(":")[0].lower() in names
-
-
-def _nsight(report: Path) -> str:
-    return f"nsys profile --output={report} --force-overwrite=true"
-
-
-def _rocprof(report: Path) -> str:
-    return f"rocprof-sys-python --output={report} --"
-
-
-_COMMANDS: dict[str, Callable[[Path], str]] = {"nsight": _nsight, "rocprof_sys": _rocprof}
+    if {"all", worker_name.partition(":")[0].lower()}.isdisjoint(map(str.lower, groups)):
+        return python
+    report = Path(config.output_dir or ".").resolve() / worker_name.replace(":", "_")
+    options = [f"--{name}={value}" for name, value in config.options.items()]
+    flags = [f"--{flag.lstrip('-')}" for flag in config.flags]
+    return " ".join([_PROFILERS[config.backend].format(report=report), *options, *flags, python])

@@ -26,41 +26,14 @@ from rlinf.scheduler.ranks import ALL, format_ranks, parse_range
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Resources and the processes that share or divide them."""
-
-    resources: tuple[int, ...] | None
-    """Resource ranks, ascending; None for ``all`` of an unknown number."""
-
-    processes: tuple[int, ...] | None
-    """Process ranks, ascending; None where they follow from ``resources``."""
-
-    def assignment(self) -> dict[int, tuple[int, ...]]:
-        """Resource ranks of each process; empty as long as the resources are unknown."""
-        if self.resources is None or self.processes is None:
-            return {}
-        resources, processes = self.resources, self.processes
-        if len(resources) >= len(processes):
-            size = len(resources) // len(processes)
-            return {p: resources[i * size : (i + 1) * size] for i, p in enumerate(processes)}
-        size = len(processes) // len(resources)
-        return {process: (resources[i // size],) for i, process in enumerate(processes)}
-
-
-@dataclass(frozen=True)
 class PlacementEntry:
     """One entry of ``cluster.component_placement``."""
 
-    components: tuple[str, ...]
-    """Components that share the placement."""
-
-    node_groups: tuple[str, ...] | None
-    """Labels of the node groups whose resources are counted; None is the whole cluster."""
-
+    components: tuple[str, ...]  # share the placement
+    node_groups: tuple[str, ...] | None  # whose resources are counted; None is the whole cluster
     spec: str
-    """Text of the placement."""
 
-    def segments(self, num_resources: int | None = None) -> tuple[Segment, ...]:
+    def processes(self, num_resources: int | None = None) -> list[tuple[int, ...]]:
         """Read the text, see :func:`parse_spec`."""
         return parse_spec(self.spec, num_resources, ",".join(self.components))
 
@@ -83,7 +56,7 @@ def parse_component_placement(placement: Mapping[Any, Any]) -> list[PlacementEnt
                     "from one of them."
                 )
             seen[name] = key
-        entry.segments()
+        entry.processes()
     return entries
 
 
@@ -136,14 +109,11 @@ def _labels(value: Any, names: str) -> tuple[str, ...] | None:
 
 def parse_spec(
     spec: str, num_resources: int | None = None, components: str = ""
-) -> tuple[Segment, ...]:
-    """Read the placement of some components.
+) -> list[tuple[int, ...]]:
+    """Resource ranks of each process, ascending, by process rank.
 
-    Args:
-        spec: Text such as ``0-3:0-7``.
-        num_resources: Number of resources that may be named; None skips that check, and the size
-            of ``all`` stays unknown.
-        components: Names of the components, for messages.
+    ``components`` names whose placement it is, for messages. Without ``num_resources`` it is not
+    checked that a resource exists, and there are no processes in the list for ``all``.
 
     Raises:
         PlacementSyntaxError: The message tells position, reason and the nearest legal text.
@@ -152,7 +122,7 @@ def parse_spec(
 
 
 class _SpecParser:
-    """Reads segments from left to right and remembers what they used."""
+    """Reads parts of a text from left to right and remembers what they used."""
 
     def __init__(self, spec: str, num_resources: int | None, components: str) -> None:
         self.spec = spec
@@ -161,49 +131,60 @@ class _SpecParser:
         self.resources: list[int] = []
         self.num_processes = 0
         self.position = 0
-        self.text = ""
+        self.part = ""
 
-    def parse(self) -> tuple[Segment, ...]:
+    def parse(self) -> list[tuple[int, ...]]:
         parts = self.spec.split(",")
-        segments = []
-        for part in parts:
-            self.text = part
-            segments.append(self._parse_segment(part, alone=len(parts) == 1))
-            self.position += len(part) + 1
-        return tuple(segments)
+        assigned: list[tuple[int, ...]] = []
+        for self.part in parts:
+            assigned += self._parse_part(alone=len(parts) == 1)
+            self.position += len(self.part) + 1
+        return assigned
 
-    def _parse_segment(self, text: str, alone: bool) -> Segment:
-        if not text.strip():
+    def _parse_part(self, *, alone: bool) -> list[tuple[int, ...]]:
+        if not self.part.strip():
             whole = ",".join(part for part in self.spec.split(",") if part.strip())
             raise self._error("is empty", "a segment names resources", whole or ALL)
-        halves = text.split(":")
-        if len(halves) > 2:
+        first, *others = self.part.split(":")
+        if len(others) > 1:
             reason = "a segment is 'resources' or 'resources:processes'"
-            raise self._error("has more than one ':'", reason, ":".join(halves[:2]))
-        resources = self._parse_resources(halves[0], alone)
-        processes = self._parse_processes(halves[1]) if len(halves) == 2 else None
+            raise self._error("has more than one ':'", reason, f"{first}:{others[0]}")
+        resources = self._parse_resources(first, alone)
+        many = self._count_processes(others[0]) if others else None
         if resources is None:
-            return Segment(None, processes)
-        if processes is None:
-            first = self.num_processes
-            processes = tuple(range(first, first + len(resources)))
-            self.num_processes += len(resources)
-        self._check_counts(resources, processes)
-        return Segment(resources, processes)
+            return []
+        few = len(resources)
+        if many is None:
+            many = few
+            self.num_processes += few
+        if few % many == 0:
+            size = few // many
+            return [tuple(resources[i * size : (i + 1) * size]) for i in range(many)]
+        if many % few == 0:
+            return [(rank,) for rank in resources for _ in range(many // few)]
+        counts = [n for n in range(1, max(many, few) * 2) if n % few == 0 or few % n == 0]
+        nearest = min(counts, key=lambda n: abs(n - many))
+        start = self.num_processes - many
+        reason = (
+            f"the number of process ranks {many} must be divisible by the number of resource ranks "
+            f"{few}, or the other way round"
+        )
+        legal = self._with_processes(start, nearest)
+        raise self._error(f"puts {many} processes on {few} resources", reason, legal)
 
-    def _parse_resources(self, text: str, alone: bool) -> tuple[int, ...] | None:
-        if text.strip().lower() == ALL:
-            if not alone:
-                reason = "'all' leaves no resource for another segment"
-                raise self._error("cannot stand beside other segments", reason, ALL)
-            if self.num_resources is None:
-                return None
-            ranks = range(self.num_resources)
-        else:
+    def _parse_resources(self, text: str, alone: bool) -> range | None:
+        if text.strip().lower() != ALL:
             ranks = self._range(text, "resource")
+        elif not alone:
+            reason = "'all' leaves no resource for another segment"
+            raise self._error("cannot stand beside other segments", reason, ALL)
+        elif self.num_resources is None:
+            return None
+        else:
+            ranks = range(self.num_resources)
         self._check_resources(ranks)
         self.resources.extend(ranks)
-        return tuple(ranks)
+        return ranks
 
     def _check_resources(self, ranks: range) -> None:
         if self.num_resources is not None and (not ranks or ranks[-1] >= self.num_resources):
@@ -221,39 +202,23 @@ class _SpecParser:
             reason = "Resource ranks must be in ascending order across segments"
             raise self._error(f"comes after resource {after - 1}", reason, legal)
 
-    def _parse_processes(self, text: str) -> tuple[int, ...]:
+    def _count_processes(self, text: str) -> int:
         if text.strip().lower() == ALL:
             reason = "the number of processes (after ':') must be written out, it cannot be 'all'"
-            raise self._error("has 'all' processes", reason, self.text.split(":", maxsplit=1)[0])
-        ranks = self._range(text, "process")
-        first = self.num_processes
+            raise self._error("has 'all' processes", reason, self.part.split(":", maxsplit=1)[0])
+        ranks, first = self._range(text, "process"), self.num_processes
         if ranks[0] != first:
             reason = (
                 "Process ranks must be in ascending order and continuous from 0 across segments, "
                 f"so this one starts at {first}"
             )
-            legal = format_ranks(range(first, first + len(ranks)))
-            raise self._error(f"starts at process {ranks[0]}", reason, self._with_processes(legal))
+            legal = self._with_processes(first, len(ranks))
+            raise self._error(f"starts at process {ranks[0]}", reason, legal)
         self.num_processes += len(ranks)
-        return tuple(ranks)
+        return len(ranks)
 
-    def _check_counts(self, resources: tuple[int, ...], processes: tuple[int, ...]) -> None:
-        many, few = len(processes), len(resources)
-        if many % few == 0 or few % many == 0:
-            return
-        counts = [n for n in range(1, max(many, few) * 2) if n % few == 0 or few % n == 0]
-        nearest = min(counts, key=lambda n: abs(n - many))
-        legal = format_ranks(range(processes[0], processes[0] + nearest))
-        reason = (
-            f"the number of process ranks {many} must be divisible by the number of resource ranks "
-            f"{few}, or the other way round"
-        )
-        raise self._error(
-            f"puts {many} processes on {few} resources", reason, self._with_processes(legal)
-        )
-
-    def _with_processes(self, processes: str) -> str:
-        return f"{self.text.split(':')[0].strip()}:{processes}"
+    def _with_processes(self, first: int, count: int) -> str:
+        return f"{self.part.split(':')[0].strip()}:{format_ranks(range(first, first + count))}"
 
     def _range(self, text: str, kind: str) -> range:
         try:
@@ -263,8 +228,8 @@ class _SpecParser:
 
     def _where(self) -> str:
         entry = f"component_placement['{self.components}'] = " if self.components else "placement "
-        indent = len(self.text) - len(self.text.lstrip())
-        return f"{entry}'{self.spec}', position {self.position + indent} ('{self.text.strip()}')"
+        indent = len(self.part) - len(self.part.lstrip())
+        return f"{entry}'{self.spec}', position {self.position + indent} ('{self.part.strip()}')"
 
     def _error(self, what: str, why: str, legal: str | None) -> PlacementSyntaxError:
         nearest = "" if legal is None else f" Nearest legal: '{legal}'."

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from rlinf.scheduler.component_grammar import PlacementEntry, Segment, parse_component_placement
+from rlinf.scheduler.component_grammar import PlacementEntry, parse_component_placement
 from rlinf.scheduler.errors import PlacementError
-from rlinf.scheduler.node import ClusterView, NodeGroupInfo
+from rlinf.scheduler.node import NodeTable
 from rlinf.scheduler.placement import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PlacementStrategy,
+    find_node_groups,
 )
+
+T = TypeVar("T")
 
 
 class ComponentPlacement:
     """Reads ``config.cluster.component_placement`` against the hardware of a cluster.
 
-    Components of one entry share one strategy object. Where a selected node group has no hardware,
-    resources are nodes; otherwise they are devices, robots or CPU slots.
-
-    Args:
-        config: Configuration with ``cluster.component_placement``: a mapping or an object with
-            these attributes.
-        cluster: Nodes and their hardware.
+    ``config`` is a mapping, or an object with these attributes. Components of one entry share one
+    strategy object. Where a selected node group has no hardware, resources are nodes; otherwise
+    they are devices, robots or CPU slots.
 
     Raises:
         PlacementError: The text is malformed, or the cluster does not have what it names. It is
             also an ``AssertionError``.
     """
 
-    def __init__(self, config: Any, cluster: ClusterView) -> None:
+    def __init__(self, config: Any, cluster: NodeTable) -> None:
         self._config = config
         self._placement_mode: Enum | None = None
         self._placements: dict[str, PlacementStrategy] = {}
@@ -60,43 +59,29 @@ class ComponentPlacement:
         """Placement of a component, to be given to ``launch``.
 
         Raises:
-            PlacementError: There is no such component.
+            PlacementError: There is no such component; so from the methods below.
         """
-        if component_name not in self._placements:
-            raise self._unknown(component_name)
-        return self._placements[component_name]
+        return self._of(component_name, self._placements)
 
     def get_world_size(self, component_name: str) -> int:
-        """Number of processes of a component.
-
-        Raises:
-            PlacementError: There is no such component.
-        """
+        """Number of processes of a component."""
         return len(self.get_process_resources(component_name))
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Resource ranks of a component, ascending.
-
-        Raises:
-            PlacementError: There is no such component.
-        """
+        """Resource ranks of a component, ascending."""
         processes = self.get_process_resources(component_name)
         return sorted({rank for ranks in processes for rank in ranks})
 
     def get_process_resources(self, component_name: str) -> list[tuple[int, ...]]:
-        """Resource ranks of each process of a component, by process rank.
+        """Resource ranks of each process of a component, by process rank."""
+        return self._of(component_name, self._process_resources)
 
-        Raises:
-            PlacementError: There is no such component.
-        """
-        if component_name not in self._process_resources:
-            raise self._unknown(component_name)
-        return self._process_resources[component_name]
-
-    def _unknown(self, name: str) -> PlacementError:
+    def _of(self, name: str, found: Mapping[str, T]) -> T:
+        if name in found:
+            return found[name]
         near = difflib.get_close_matches(name, self.components, n=1)
         meant = f" Did you mean '{near[0]}'?" if near else ""
-        return PlacementError(
+        raise PlacementError(
             f"Unknown component name: '{name}' does not exist in cluster.component_placement, "
             f"which places {self.components}.{meant}"
         )
@@ -125,13 +110,13 @@ def _component_placement_of(config: Any) -> Mapping[Any, Any]:
 
 
 def _resolve(
-    entry: PlacementEntry, cluster: ClusterView
+    entry: PlacementEntry, cluster: NodeTable
 ) -> tuple[PlacementStrategy, list[tuple[int, ...]]]:
-    groups = _node_groups(entry, cluster)
+    groups = find_node_groups(cluster, entry.node_groups, entry.components)
     labels = [group.label for group in groups]
     by_node = any(group.hardware_type is None for group in groups)
     count = sum(len(g.nodes) if by_node else g.hardware_resource_count for g in groups)
-    processes = _process_resources(entry.segments(count))
+    processes = entry.processes(count)
     if not by_node:
         return FlexiblePlacementStrategy(processes, labels), processes
     spread = next((ranks for ranks in processes if len(ranks) > 1), None)
@@ -142,23 +127,3 @@ def _resolve(
             f"node. Nearest legal: one process per node, '{entry.spec.split(':')[0].strip()}'."
         )
     return NodePlacementStrategy([ranks[0] for ranks in processes], labels), processes
-
-
-def _node_groups(entry: PlacementEntry, cluster: ClusterView) -> list[NodeGroupInfo]:
-    groups = []
-    for label in entry.node_groups or (None,):
-        group = cluster.get_node_group(label)
-        if group is None:
-            raise PlacementError(
-                f"Node group not found for components {list(entry.components)} with label "
-                f"'{label}'. Define it in cluster.node_groups, or use 'cluster' or 'node'."
-            )
-        groups.append(group)
-    return groups
-
-
-def _process_resources(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
-    assigned: dict[int, tuple[int, ...]] = {}
-    for segment in segments:
-        assigned.update(segment.assignment())
-    return [assigned[rank] for rank in sorted(assigned)]

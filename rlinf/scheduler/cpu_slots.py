@@ -32,9 +32,6 @@ def divide_cores(cores: Sequence[int], slots: int) -> tuple[tuple[int, ...], ...
     compete. A test of placements on a small machine may want exactly that: with the environment
     variable ``RLINF_OVERSUBSCRIBE_CPU_SLOTS=1`` slots beyond the cores share them in turn.
 
-    Returns:
-        The cores of each slot, in order of rank.
-
     Raises:
         HardwareError: ``slots`` is below 1 or above the number of cores.
     """

@@ -1,8 +1,6 @@
 """The exceptions of the scheduler.
 
-Programs written against the published interface catch ``AssertionError``, ``ValueError``,
-``IndexError`` and so on for certain mistakes. Each class here is therefore both one of the
-project's own exceptions, which the command line knows how to print, and the promised builtin.
+Each is one of the project's own, and a builtin that published programs catch for that mistake.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ class WorkerCallError(SchedulerError, RuntimeError):
         return f"{self.message}\n\nTraceback inside {self.worker_name}:\n{self.remote_traceback}"
 
     def __reduce__(self) -> tuple[type[WorkerCallError], tuple[str, str, str, str]]:
-        arguments = (self.message, self.worker_name, self.method, self.remote_traceback)
-        return type(self), arguments
+        return type(self), (self.message, self.worker_name, self.method, self.remote_traceback)
 
 
 class SchedulerUsageError(UserError, RuntimeError):

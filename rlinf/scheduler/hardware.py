@@ -12,7 +12,7 @@ from rlinf.scheduler.accelerators import (
     accelerator_model,
     detect_accelerators,
 )
-from rlinf.scheduler.cluster_sections import FrankaConfig, HardwareConfig, NodeHardwareConfig
+from rlinf.scheduler.cluster_sections import FrankaConfig, HardwareConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "HardwareConfig",
     "HardwareInfo",
     "HardwareResource",
-    "NodeHardwareConfig",
     "enumerate_hardware",
 ]
 
@@ -33,11 +32,8 @@ __all__ = [
 class HardwareInfo:
     """One piece of hardware of a node."""
 
-    type: str
-    """Kind of resource: ``Accelerator`` or the name of a robot."""
-
-    model: str
-    """Model, for accelerators in the form ``NV_GPU:NVIDIA H200``."""
+    type: str  # `Accelerator` or the name of a robot
+    model: str  # for accelerators in the form `NV_GPU:NVIDIA H200`
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,6 @@ class FrankaHWInfo(HardwareInfo):
     """A Franka arm."""
 
     config: FrankaConfig
-    """How to reach the arm, its cameras and its gripper."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +48,7 @@ class HardwareResource:
     """All hardware of one kind on a node, by local rank."""
 
     type: str
-    """Kind of the hardware."""
-
     infos: list[HardwareInfo] = field(default_factory=list)
-    """One entry per piece."""
 
     @property
     def count(self) -> int:
@@ -73,9 +65,8 @@ class Accelerator:
     def enumerate(cls, cpu_devices: int | None = None) -> HardwareResource | None:
         """Devices of this machine, None without any.
 
-        Args:
-            cpu_devices: Divide the cores into this many slots. What is asked for wins over GPUs
-                that the machine may have.
+        With ``cpu_devices`` the cores are divided into that many slots: what is asked for wins over
+        GPUs that the machine may have.
 
         Raises:
             HardwareError: More slots than cores.
@@ -100,27 +91,21 @@ class Accelerator:
     def type_of(model: str) -> AcceleratorType:
         """Accelerator type of a model in the form ``TYPE:name``, NO_ACCEL for any other text."""
         kind = model.partition(":")[0]
-        known = AcceleratorType.__members__
-        return known.get(kind, AcceleratorType.NO_ACCEL)
+        return AcceleratorType.__members__.get(kind, AcceleratorType.NO_ACCEL)
 
 
 def enumerate_hardware(
     configs: Sequence[HardwareConfig] = (), cpu_devices: int | None = None
 ) -> list[HardwareResource]:
-    """Everything that this machine offers.
+    """Everything that this machine offers; ``cpu_devices`` as for :meth:`Accelerator.enumerate`.
 
-    Args:
-        configs: Robots that the cluster configuration declares for this node. They are taken as
-            declared; whether an arm answers is checked by the adapter that connects to it.
-        cpu_devices: As for :meth:`Accelerator.enumerate`.
+    Robots are taken as ``configs`` declare them for this node; whether an arm answers is checked by
+    the adapter that connects to it.
     """
     accelerators = Accelerator.enumerate(cpu_devices)
     resources = [accelerators] if accelerators is not None else []
+    kind = FrankaConfig.HW_TYPE
     arms: list[HardwareInfo] = [
-        FrankaHWInfo(FrankaConfig.HW_TYPE, FrankaConfig.HW_TYPE, config)
-        for config in configs
-        if isinstance(config, FrankaConfig)
+        FrankaHWInfo(kind, kind, config) for config in configs if isinstance(config, FrankaConfig)
     ]
-    if arms:
-        resources.append(HardwareResource(FrankaConfig.HW_TYPE, arms))
-    return resources
+    return [*resources, HardwareResource(kind, arms)] if arms else resources

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from itertools import accumulate, pairwise
+from typing import ClassVar
 
 from rlinf.scheduler.cluster_config import RESERVED_LABELS, ClusterConfig, NodeGroupEnvConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
@@ -24,33 +25,18 @@ from rlinf.scheduler.hardware import (
 class NodeInfo:
     """One machine of the cluster."""
 
-    node_labels: list[str]
-    """Labels of the configured node groups that it is in."""
-
+    node_labels: list[str]  # of the configured node groups that it is in
     node_rank: int
-    """Rank in the cluster."""
-
-    ray_id: str
-    """Ray's identifier of the node, empty on the local runtime."""
-
-    node_ip: str
-    """Address under which other nodes reach it."""
-
+    ray_id: str  # Ray's identifier of the node, empty on the local runtime
+    node_ip: str  # under which other nodes reach it
     num_cpus: int
-    """Number of cores."""
-
-    python_interpreter_path: str
-    """Interpreter that runs its workers."""
-
+    python_interpreter_path: str  # runs its workers
     default_env_vars: dict[str, str] = field(default_factory=dict, repr=False)
     """Environment of the node before any worker."""
-
     env_vars: dict[str, str] = field(default_factory=dict)
     """Variables that the scheduler sets for its workers."""
-
     hardware_resources: list[HardwareResource] = field(default_factory=list)
     """What it offers, by kind."""
-
     cpu_slots: tuple[tuple[int, ...], ...] = ()
     """Cores of each CPU slot, when its devices are CPU slots."""
 
@@ -66,13 +52,8 @@ class NodeInfo:
     @property
     def accelerator_model(self) -> str:
         """Model of its devices as ``TYPE:name``, empty without any."""
-        models = [
-            info.model
-            for resource in self.hardware_resources
-            if resource.type == Accelerator.HW_TYPE
-            for info in resource.infos
-        ]
-        return models[0] if models else ""
+        devices = (r.infos for r in self.hardware_resources if r.type == Accelerator.HW_TYPE)
+        return next((info.model for infos in devices for info in infos), "")
 
     @property
     def accelerator_type(self) -> AcceleratorType:
@@ -89,19 +70,10 @@ class NodeGroupInfo:
     """
 
     label: str
-    """Label, unique in the cluster."""
-
-    nodes: list[NodeInfo]
-    """Nodes in order of rank."""
-
-    hardware_type: str | None = None
-    """Kind of the resource, None when a node counts as one."""
-
+    nodes: list[NodeInfo]  # in order of rank
+    hardware_type: str | None = None  # kind of the resource, None when a node counts as one
     ignore_hardware: bool = False
-    """Whether the nodes count as nodes, whatever they offer."""
-
     env_configs: list[NodeGroupEnvConfig] | None = None
-    """Environment and interpreter of the workers placed through this group."""
 
     DEFAULT_GROUP_LABEL: ClassVar[str] = "cluster"
     NODE_PLACEMENT_GROUP_LABEL: ClassVar[str] = "node"
@@ -163,13 +135,15 @@ class NodeGroupInfo:
 
     def get_node_by_hardware_rank(self, hardware_rank: int) -> NodeInfo | None:
         """Node that owns a resource, None beyond the last."""
-        inside = 0 <= hardware_rank < self.hardware_resource_count
-        return self.resources[hardware_rank][0] if inside else None
+        return self._owner(hardware_rank)[0]
 
     def get_local_hardware_rank(self, hardware_rank: int) -> int | None:
         """Rank of a resource on its node, None beyond the last."""
+        return self._owner(hardware_rank)[1]
+
+    def _owner(self, hardware_rank: int) -> tuple[NodeInfo, int] | tuple[None, None]:
         inside = 0 <= hardware_rank < self.hardware_resource_count
-        return self.resources[hardware_rank][1] if inside else None
+        return self.resources[hardware_rank] if inside else (None, None)
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
         """Configured environment variables of one of its nodes."""
@@ -199,37 +173,12 @@ class NodeGroupInfo:
         return next(iter(paths), None)
 
 
-class ClusterView(Protocol):
-    """What placements need to know of a cluster."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-
-    @property
-    def num_accelerators(self) -> int:
-        """Number of devices on all nodes."""
-
-    @property
-    def accelerator_ranks(self) -> list[list[int]]:
-        """Cluster-wide ranks of each node's devices."""
-
-    def get_node_group(self, label: str | None = None) -> NodeGroupInfo | None:
-        """Group of a label, the whole cluster for None; None for an unknown label."""
-
-    def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Node of a rank."""
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class NodeTable:
-    """A cluster without processes: its nodes and their groups. Enough to compute placements."""
+    """The nodes of a cluster and their groups: all that placements need to know of it."""
 
-    nodes: Sequence[NodeInfo]
-    """Nodes in order of rank."""
-
-    node_groups: Mapping[str, NodeGroupInfo]
-    """Groups by label, the reserved ones included."""
+    nodes: Sequence[NodeInfo]  # in order of rank
+    node_groups: Mapping[str, NodeGroupInfo]  # by label, the reserved ones included
 
     @property
     def num_nodes(self) -> int:
@@ -244,12 +193,8 @@ class NodeTable:
     @property
     def accelerator_ranks(self) -> list[list[int]]:
         """Cluster-wide ranks of each node's devices."""
-        table: list[list[int]] = []
-        start = 0
-        for node in self.nodes:
-            table.append(list(range(start, start + node.num_accelerators)))
-            start += node.num_accelerators
-        return table
+        ends = list(accumulate(node.num_accelerators for node in self.nodes))
+        return [list(range(start, end)) for start, end in pairwise([0, *ends])]
 
     def get_node_group(self, label: str | None = None) -> NodeGroupInfo | None:
         """Group of a label, the whole cluster for None; None for an unknown label."""
@@ -259,7 +204,7 @@ class NodeTable:
         """Node of a rank.
 
         Raises:
-            ClusterConfigValueError: There is no such node.
+            ClusterConfigValueError: There is no such node (also a ``ValueError``).
         """
         if not 0 <= node_rank < len(self.nodes):
             raise ClusterConfigValueError(
@@ -279,12 +224,7 @@ def probe_node(
 ) -> NodeInfo:
     """Describe the machine that this process runs on as node ``node_rank`` of a cluster.
 
-    Args:
-        config: Labels, declared hardware, interpreter and number of CPU slots.
-        node_rank: Rank of the node.
-        ray_id: Ray's identifier of the node.
-        node_ip: Address under which other nodes reach it.
-        environment: Variables of the node before any worker; None takes those of this process.
+    ``environment`` is that of the node before any worker; None takes that of this process.
 
     Raises:
         HardwareError: More CPU slots than cores.
@@ -316,27 +256,10 @@ def build_node_table(nodes: Sequence[NodeInfo], config: ClusterConfig) -> NodeTa
         NodeGroupInfo(NodeGroupInfo.NODE_PLACEMENT_GROUP_LABEL, everything, ignore_hardware=True),
     ]
     for group in config.node_groups or []:
-        groups.append(
-            NodeGroupInfo(
-                label=group.label,
-                nodes=[node for node in everything if node.node_rank in group.node_ranks],
-                hardware_type=group.hardware_type,
-                ignore_hardware=group.ignore_hardware,
-                env_configs=group.env_configs,
-            )
-        )
+        members = [node for node in everything if node.node_rank in group.node_ranks]
+        kind, ignored = group.hardware_type, group.ignore_hardware
+        groups.append(NodeGroupInfo(group.label, members, kind, ignored, group.env_configs))
     return NodeTable(everything, {group.label: group for group in groups})
-
-
-def assumed_cluster(config: ClusterConfig) -> NodeTable:
-    """The cluster as it would be if every node were like this machine; starts nothing.
-
-    Enough to check and print placements before a run.
-
-    Raises:
-        HardwareError: More CPU slots than cores.
-    """
-    return build_node_table([probe_node(config, rank) for rank in range(config.num_nodes)], config)
 
 
 def slot_cores(node: NodeInfo, local_ranks: Sequence[int]) -> tuple[int, ...]:

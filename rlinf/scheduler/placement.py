@@ -8,81 +8,70 @@ from dataclasses import dataclass
 
 from rlinf.scheduler.errors import NodeRankError, PlacementError
 from rlinf.scheduler.hardware import Accelerator, AcceleratorType
-from rlinf.scheduler.node import ClusterView, NodeGroupInfo, NodeInfo
+from rlinf.scheduler.node import NodeGroupInfo, NodeInfo, NodeTable
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where one process of a worker group runs."""
 
-    rank: int
-    """Rank of the process in its group."""
-
+    rank: int  # in its group
     cluster_node_rank: int
-    """Rank of its node in the cluster."""
-
-    placement_node_rank: int
-    """Rank of its node among the nodes of the group."""
-
-    local_accelerator_rank: int
-    """Its first device on the node, -1 without one."""
-
-    accelerator_type: AcceleratorType
-    """Kind of the node's devices."""
-
-    local_rank: int
-    """Rank among the group's processes on the node."""
-
-    local_world_size: int
-    """Number of the group's processes on the node."""
-
-    visible_accelerators: list[str]
-    """Devices of the node that the process sees."""
-
-    isolate_accelerator: bool
-    """Whether the process sees only its own devices."""
-
+    placement_node_rank: int  # rank of its node among the nodes of the group
+    local_accelerator_rank: int  # its first device on the node, -1 without one
+    accelerator_type: AcceleratorType  # of the node's devices
+    local_rank: int  # among the group's processes on the node
+    local_world_size: int  # the group's processes on the node
+    visible_accelerators: list[str]  # devices of the node that the process sees
+    isolate_accelerator: bool  # whether it sees only its own devices
     local_hardware_ranks: list[int]
     """Resources of the node that are assigned to the process; empty when it was placed by node."""
-
-    node_group_label: str
-    """Node group through which it was placed."""
+    node_group_label: str  # through which it was placed
 
 
 class PlacementStrategy(ABC):
     """Assigns the processes of a worker group to nodes and devices."""
 
     def __init__(self, node_group_label: str | Sequence[str] | None = None) -> None:
-        self._labels = _labels(node_group_label)
+        single = isinstance(node_group_label, str)
+        labels = [node_group_label] if single else node_group_label
+        self._labels = None if labels is None else [str(label) for label in labels]
 
     @abstractmethod
     def get_placement(
-        self, cluster: ClusterView, isolate_accelerator: bool = True
+        self, cluster: NodeTable, isolate_accelerator: bool = True
     ) -> list[Placement]:
         """Place every process, in order of rank.
-
-        Args:
-            cluster: Nodes and their hardware.
-            isolate_accelerator: Whether a process sees only its own devices.
 
         Raises:
             PlacementError: The cluster has no such resources (also an ``AssertionError``).
             NodeRankError: It has no such node (also an ``IndexError``).
         """
 
-    def _node_groups(self, cluster: ClusterView) -> list[NodeGroupInfo]:
-        groups = []
-        labels: Sequence[str | None] = self._labels or (None,)
-        for label in labels:
-            group = cluster.get_node_group(label)
-            if group is None:
-                raise PlacementError(
-                    f"Node group with label '{label}' not found in the cluster. Define it in "
-                    "cluster.node_groups, or use 'cluster' (devices of all nodes) or 'node' "
-                    "(all nodes)."
-                )
-            groups.append(group)
-        return groups
+    def _node_groups(self, cluster: NodeTable) -> list[NodeGroupInfo]:
+        return find_node_groups(cluster, self._labels)
+
+
+def find_node_groups(
+    cluster: NodeTable, labels: Sequence[str] | None, components: Sequence[str] = ()
+) -> list[NodeGroupInfo]:
+    """Node groups of these labels, or the group of all nodes; ``components`` are for the message.
+
+    Raises:
+        PlacementError: There is no such group.
+    """
+    groups = []
+    for label in labels or (None,):
+        group = cluster.get_node_group(label)
+        if group is None:
+            whose = f" for components {list(components)}" if components else ""
+            raise PlacementError(
+                f"Node group not found{whose}: node group with label '{label}' not found in the "
+                "cluster. Define it in cluster.node_groups, or use 'cluster' (devices of all "
+                "nodes) or 'node' (all nodes)."
+            )
+        groups.append(group)
+    return groups
 
 
 class NodePlacementStrategy(PlacementStrategy):
@@ -90,11 +79,8 @@ class NodePlacementStrategy(PlacementStrategy):
 
     ``NodePlacementStrategy([0] * 4)`` runs four processes on node 0. A process sees all devices of
     its node.
-
-    Args:
-        node_ranks: Node of each process; sorted. Ranks count the nodes of the groups in the order
-            they are given.
-        node_group_label: Label or labels of node groups; None is the whole cluster.
+    ``node_ranks`` count the nodes of the groups in the order given, and are sorted. Without labels
+    of node groups, the whole cluster is meant.
 
     Raises:
         PlacementError: The list is empty.
@@ -112,12 +98,10 @@ class NodePlacementStrategy(PlacementStrategy):
         self._node_ranks = sorted(node_ranks)
 
     def get_placement(
-        self, cluster: ClusterView, isolate_accelerator: bool = True
+        self, cluster: NodeTable, isolate_accelerator: bool = True
     ) -> list[Placement]:
         """Place every process, see :meth:`PlacementStrategy.get_placement`."""
-        nodes = [
-            (node, group.label) for group in self._node_groups(cluster) for node in group.nodes
-        ]
+        nodes = [(node, group) for group in self._node_groups(cluster) for node in group.nodes]
         if len({node.node_rank for node, _ in nodes}) < len(nodes):
             raise PlacementError(
                 f"Node groups {self._labels} have overlapping nodes. Placing by node across groups "
@@ -130,8 +114,7 @@ class NodePlacementStrategy(PlacementStrategy):
                     f"Node rank {rank} is out of range for selected node groups {self._labels} "
                     f"(total nodes {len(nodes)}). Nearest legal: {min(max(rank, 0), last)}."
                 )
-        chosen = [nodes[rank] for rank in self._node_ranks]
-        shares = [_Share(node, label, None, ()) for node, label in chosen]
+        shares = [_Share(*nodes[rank], local_ranks=[]) for rank in self._node_ranks]
         return _placements(shares, isolate_accelerator)
 
 
@@ -139,12 +122,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     """Any list of resources for each process.
 
     ``FlexiblePlacementStrategy([[0, 1], [2], [3]])`` runs three processes, the first with two
-    devices. Processes may share resources.
-
-    Args:
-        hardware_ranks_list: Resource ranks of each process; sorted within a process and, by their
-            first, across processes. They count the resources of the groups in the order given.
-        node_group_label: Label or labels of node groups; None is the whole cluster.
+    devices. Processes may share resources. Ranks are sorted within a process and, by their first,
+    across processes; they count the resources of the groups in the order given.
 
     Raises:
         PlacementError: A list is empty or a rank negative.
@@ -170,7 +149,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             )
 
     def get_placement(
-        self, cluster: ClusterView, isolate_accelerator: bool = True
+        self, cluster: NodeTable, isolate_accelerator: bool = True
     ) -> list[Placement]:
         """Place every process, see :meth:`PlacementStrategy.get_placement`."""
         resources = _Resources(self._node_groups(cluster))
@@ -183,15 +162,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     With a stride the resources of a process are that far apart:
     ``PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)`` gives
-    ``[0, 2], [1, 3], [4, 6], [5, 7]``.
-
-    Args:
-        start_hardware_rank: First resource.
-        end_hardware_rank: Last resource, included.
-        num_hardware_per_process: Resources of one process.
-        stride: Distance between the resources of one process.
-        node_group: Label or labels of node groups; None is the whole cluster.
-
+    ``[0, 2], [1, 3], [4, 6], [5, 7]``. The last rank is included.
     Raises:
         PlacementError: The range is empty, or its size is not divisible by
             ``num_hardware_per_process * stride``.
@@ -230,7 +201,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
 
     def get_placement(
-        self, cluster: ClusterView, isolate_accelerator: bool = True
+        self, cluster: NodeTable, isolate_accelerator: bool = True
     ) -> list[Placement]:
         """Place every process, see :meth:`PlacementStrategy.get_placement`."""
         groups = self._node_groups(cluster)
@@ -256,9 +227,8 @@ class _Share:
     """What one process gets."""
 
     node: NodeInfo
-    label: str
-    hardware_type: str | None
-    local_ranks: tuple[int, ...]
+    group: NodeGroupInfo
+    local_ranks: list[int]
 
 
 class _Resources:
@@ -299,19 +269,18 @@ class _Resources:
                 f"All hardware ranks {list(ranks)} for a process must use the same hardware type, "
                 f"got {sorted(map(str, kinds))}. Give each kind its own process."
             )
-        return _Share(node, group.label, group.hardware_type, tuple(r for _, _, r in chosen))
+        return _Share(node, group, [rank for _, _, rank in chosen])
 
 
 def _placements(shares: Sequence[_Share], isolate: bool) -> list[Placement]:
-    nodes = list(dict.fromkeys(share.node.node_rank for share in shares))
-    local_sizes = {n: sum(share.node.node_rank == n for share in shares) for n in nodes}
-    local_ranks = dict.fromkeys(nodes, 0)
+    on_node = [share.node.node_rank for share in shares]
+    nodes = list(dict.fromkeys(on_node))
     placements = []
     for rank, share in enumerate(shares):
         node = share.node.node_rank
         everything = list(range(share.node.num_accelerators))
-        owns_devices = share.hardware_type == Accelerator.HW_TYPE
-        own = list(share.local_ranks) if owns_devices else everything
+        owns_devices = share.local_ranks and share.group.hardware_type == Accelerator.HW_TYPE
+        own = share.local_ranks if owns_devices else everything
         placements.append(
             Placement(
                 rank=rank,
@@ -319,19 +288,12 @@ def _placements(shares: Sequence[_Share], isolate: bool) -> list[Placement]:
                 placement_node_rank=nodes.index(node),
                 local_accelerator_rank=own[0] if own else -1,
                 accelerator_type=share.node.accelerator_type,
-                local_rank=local_ranks[node],
-                local_world_size=local_sizes[node],
+                local_rank=on_node[:rank].count(node),
+                local_world_size=on_node.count(node),
                 visible_accelerators=[str(r) for r in (own if isolate else everything)],
                 isolate_accelerator=isolate,
-                local_hardware_ranks=list(share.local_ranks),
-                node_group_label=share.label,
+                local_hardware_ranks=share.local_ranks,
+                node_group_label=share.group.label,
             )
         )
-        local_ranks[node] += 1
     return placements
-
-
-def _labels(value: str | Sequence[str] | None) -> list[str] | None:
-    if value is None:
-        return None
-    return [value] if isinstance(value, str) else [str(label) for label in value]

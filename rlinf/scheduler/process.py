@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future, wait
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.accelerators import AcceleratorType, process_device
@@ -13,15 +16,15 @@ from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTime
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
 from rlinf.scheduler.services.mailbox import MailboxService
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply
+from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
 
 if TYPE_CHECKING:
     from rlinf.scheduler.transport.accelerator import PairTransfer
     from rlinf.scheduler.worker import Worker
-from collections import deque
 
 _REPORT_SECONDS = 10.0
+_MOST_DEFERRED = 64
 
 
 class Process:
@@ -55,7 +58,9 @@ class Process:
         self.mailbox = MailboxService(endpoint)
         self.waits = WaitTable(endpoint)
         self.channels = ChannelService(endpoint)
-        self.deferred = DeferredPuts()
+        self._deferred: deque[Future[Any]] = deque()
+        self._deferred_host: str | None = None
+        self._deferred_lock = threading.Lock()
 
     def encode(
         self,
@@ -100,28 +105,12 @@ class Process:
         if future.done():
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
-            if current_worker() is None:
-                # An interrupt of the driver must not hit the handling of somebody's message.
-                wait([future], self.deadline_seconds)
-            else:
-                self.endpoint.wait(future, self.deadline_seconds)
+            # An interrupt of the driver must not hit the handling of somebody's message.
+            wait_here = wait_for if current_worker() is None else self.endpoint.wait
+            wait_here(future, self.deadline_seconds)
             if future.done():
                 return future.result()
             raise self._timed_out(what, self._report())
-
-    def settle_puts(self, host: str | None = None) -> None:
-        """Wait for the answers of deferred puts, except of those to ``host``.
-
-        Raises:
-            SchedulerError: A channel did not take what was put.
-        """
-        for put in self.deferred.before(host):
-            self.wait(put, "a channel to take an item")
-
-    def defer_put(self, host: str, put: Future[Any]) -> None:
-        """Let a put be answered later; raises for an earlier one that failed."""
-        for earlier in self.deferred.add(host, put):
-            self.wait(earlier, "a channel to take an item")
 
     async def wait_async(self, future: Future[Any], what: str) -> Any:
         """Wait on the event loop until a future is done; raises like `wait`."""
@@ -132,17 +121,39 @@ class Process:
             done, _ = await asyncio.wait([waiting], timeout=self.deadline_seconds)
             if done:
                 return waiting.result()
-            report = await asyncio.to_thread(self._report)
-            raise self._timed_out(what, report)
+            raise self._timed_out(what, await asyncio.to_thread(self._report))
+
+    def defer_put(self, host: str, put: Future[Any]) -> None:
+        """Let a channel's host answer a put later; raises for an earlier one that failed."""
+        due = []
+        with self._deferred_lock:
+            self._deferred_host = host
+            waiting = self._deferred
+            waiting.append(put)
+            while waiting and (waiting[0].done() or len(waiting) > _MOST_DEFERRED):
+                due.append(waiting.popleft())
+        for earlier in due:
+            self.wait(earlier, "a channel to take an item")
+
+    def settle_puts(self, host: str | None = None) -> None:
+        """Wait for the answers of deferred puts, before sending to another than their host.
+
+        Raises:
+            SchedulerError: A channel did not take what was put.
+        """
+        if not self._deferred or host == self._deferred_host:
+            return
+        with self._deferred_lock:
+            due, self._deferred = self._deferred, deque()
+        for put in due:
+            self.wait(put, "a channel to take an item")
 
     def _report(self) -> list[Row]:
         try:
-            answer: Reply = self.endpoint.request(self.driver, "diagnosis.report").result(
-                _REPORT_SECONDS
-            )
+            asked = self.endpoint.request(self.driver, "diagnosis.report")
+            rows: list[Row] = asked.result(_REPORT_SECONDS).value
         except (FutureTimeoutError, SchedulerError):
             return self.waits.rows()
-        rows: list[Row] = answer.value
         return rows
 
     def _timed_out(self, what: str, rows: list[Row]) -> WaitTimeout:
@@ -152,6 +163,97 @@ class Process:
             "is expected, raise cluster.timeout_minutes, or RLINF_TIMEOUT where the recipe sets "
             f"none.\n{render(rows)}"
         )
+
+
+class AsyncWork:
+    """An operation that was started with ``async_op=True``.
+
+    Args:
+        future: Done when the operation is.
+        what: What a waiter waits for, in words.
+        finish: Turns what the future holds into the result, on the thread that waits.
+        abandon: Called when a deadline passes, so that what comes later is not lost to a handle
+            that nobody waits for.
+    """
+
+    def __init__(
+        self,
+        future: Future[Any],
+        what: str,
+        finish: Callable[[Any], Any] | None = None,
+        abandon: Callable[[], object] | None = None,
+    ) -> None:
+        self._future = future
+        self._what = what
+        self._finish = finish
+        self._abandon = abandon
+        self._lock = threading.Lock()
+        self._finished = False
+        self._result: Any = None
+
+    def wait(self) -> Any:
+        """Block until done and return the result; again returns the same result."""
+        try:
+            return self._take(require_process().wait(self._future, self._what))
+        except WaitTimeout:
+            self._give_up()
+            raise
+
+    async def async_wait(self) -> Any:
+        """Wait on the event loop until done and return the result."""
+        try:
+            return self._take(await require_process().wait_async(self._future, self._what))
+        except WaitTimeout:
+            self._give_up()
+            raise
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._future.done()
+
+    def done_within(self, seconds: float) -> bool:
+        """Whether `wait` would return at once, by the end of a time that this waits for."""
+        if seconds > 0 and not self._future.done():
+            wait_for(self._future, seconds)
+        return self._future.done()
+
+    def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork:
+        """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's."""
+        chained: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                self.wait()
+                chained.set_result(func(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - raised where the handle is waited for
+                chained.set_exception(error)
+
+        self._future.add_done_callback(lambda _: _chains().submit(run))
+        return AsyncWork(chained, f"{self._what}, then {getattr(func, '__name__', func)}")
+
+    def _give_up(self) -> None:
+        if self._abandon is not None and not self._future.done():
+            self._abandon()
+
+    def _take(self, raw: Any) -> Any:
+        with self._lock:
+            if not self._finished:
+                self._result = raw if self._finish is None else self._finish(raw)
+                self._finished = True
+            return self._result
+
+
+def finished_work(result: Any, what: str) -> AsyncWork:
+    """A handle of something that is done already."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return AsyncWork(future, what)
+
+
+@cache
+def _chains() -> ThreadPoolExecutor:
+    """One thread runs chained functions, so that they keep their order."""
+    return ThreadPoolExecutor(1, thread_name_prefix="rlinf-then")
 
 
 class _ThreadContext(threading.local):
@@ -234,33 +336,3 @@ def take_launching() -> Any:
     """The launch parameters that were left for this thread, once."""
     launch, _thread.launching = _thread.launching, None
     return launch
-
-
-_MOST = 64
-
-
-class DeferredPuts:
-    """Answers of puts that are still to come, all from one host."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._host: str | None = None
-        self._waiting: deque[Future[Any]] = deque()
-
-    def add(self, host: str, put: Future[Any]) -> list[Future[Any]]:
-        """Note a put; returns those to wait for before going on."""
-        with self._lock:
-            self._host = host
-            self._waiting.append(put)
-            due = []
-            while self._waiting and (self._waiting[0].done() or len(self._waiting) > _MOST):
-                due.append(self._waiting.popleft())
-            return due
-
-    def before(self, host: str | None) -> list[Future[Any]]:
-        """Puts to wait for before this worker sends to ``host``; None is anyone."""
-        if not self._waiting or host == self._host:
-            return []
-        with self._lock:
-            due, self._waiting = list(self._waiting), deque()
-            return due

@@ -8,18 +8,12 @@ from collections.abc import Sequence
 from rlinf.scheduler.errors import PlacementError, PlacementSyntaxError
 
 ALL = "all"
-
 LARGEST_RANK = 1_000_000
-
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?\Z")
 
 
 def parse_range(text: str, kind: str) -> range:
-    """Read ``3`` or ``0-7``.
-
-    Args:
-        text: One range.
-        kind: What the numbers count, for messages.
+    """Read ``3`` or ``0-7``; ``kind`` says in messages what the numbers count.
 
     Raises:
         PlacementSyntaxError: The text is no range, or runs backwards.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.cluster import Cluster
 from rlinf.scheduler.cluster_launch import start_group
@@ -13,28 +16,30 @@ from rlinf.scheduler.errors import (
     InvalidRankError,
     SchedulerUsageError,
     SchedulerValueError,
+    WaitTimeout,
 )
-from rlinf.scheduler.process import require_process
-from rlinf.scheduler.runtime.group_call import WorkerGroupFuncResult
+from rlinf.scheduler.process import current_worker_name, require_process
+from rlinf.scheduler.runtime.execution import Outcome, result_of
 from rlinf.scheduler.services.registry import GroupRecord
+from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
     from rlinf.scheduler.placement import PlacementStrategy
     from rlinf.scheduler.runtime.base import WorkerHandle
 
-__all__ = ["GroupMember", "WorkerGroup", "WorkerGroupFuncResult"]
+Reduction = Literal["max", "min", "mean"]
 
 _NOT_GROUP_METHODS = frozenset({"create_group", "timer", "mro", "worker_timer"})
+_REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": lambda values: sum(values) / len(values),
+}
 
 
 @dataclass(frozen=True)
 class GroupMember:
-    """One worker of a group.
-
-    Args:
-        rank: Its rank.
-        worker: Its handle: ``worker.method.remote(...)`` calls a method of this rank alone.
-    """
+    """One worker of a group: ``worker.method.remote(…)`` calls a method of this rank alone."""
 
     rank: int
     worker: Any
@@ -43,13 +48,9 @@ class GroupMember:
 class WorkerGroup:
     """Workers of one class.
 
-    ``W.create_group(...)`` makes it and `launch` starts it; then every public method of ``W`` is a
-    method of the group, which runs on all ranks and returns a `WorkerGroupFuncResult` at once.
-
-    Args:
-        worker_cls: Class of the workers.
-        args: Positional arguments of its ``__init__``.
-        kwargs: Keyword arguments of its ``__init__``.
+    ``W.create_group(...)`` makes it, with the arguments of ``W.__init__``, and `launch` starts it;
+    then every public method of ``W`` is a method of the group, which runs on all ranks and returns
+    a `WorkerGroupFuncResult` at once.
     """
 
     def __init__(
@@ -144,8 +145,7 @@ class WorkerGroup:
         group = cls(worker_cls)
         group._name = name
         group._cluster = Cluster()
-        group._worker_names = record.worker_names
-        group._nodes = record.nodes
+        group._worker_names, group._nodes = record.worker_names, record.nodes
         find = group._cluster.runtime.find
         group._handles = [find(worker, record.incarnation) for worker in record.worker_names]
         group._attach_methods()
@@ -196,22 +196,19 @@ class WorkerGroup:
                 setattr(self, name, partial(self._call, name))
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> WorkerGroupFuncResult:
-        if self._cluster is None or not self._handles:
+        if not self._handles:
             raise SchedulerUsageError(
                 f"worker group of {self._worker_cls.__name__} is not running: launch it before "
                 f"calling '{method}'"
             )
         ranks = self._selected or tuple(range(len(self._handles)))
         self._selected = None
-        process = require_process()
+        encode = require_process().encode
         calls = [
-            self._handles[rank].call(
-                method, process.encode((args, kwargs), reader_node=self._nodes[rank])
-            )
+            self._handles[rank].call(method, encode((args, kwargs), reader_node=self._nodes[rank]))
             for rank in ranks
         ]
-        names = [self._worker_names[rank] for rank in ranks]
-        return WorkerGroupFuncResult(self, method, ranks, names, calls, self._cluster.runtime)
+        return WorkerGroupFuncResult(self, method, ranks, calls)
 
     def __getattr__(self, name: str) -> Any:
         # Group methods are set by `launch`; this tells type checkers so, and explains typos.
@@ -229,3 +226,112 @@ def _refuse_hidden(name: str, *args: Any, **kwargs: Any) -> None:
     raise SchedulerValueError(
         f"method '{name}' is hidden (starts with an '_'): a group calls public methods only"
     )
+
+
+class WorkerGroupFuncResult:
+    """A method call on several ranks of a group: wait for it, take its results and its times."""
+
+    def __init__(
+        self, group: WorkerGroup, method: str, ranks: Sequence[int], calls: list[Future[Outcome]]
+    ) -> None:
+        self._group = group
+        self._method = method
+        self._ranks = ranks
+        self._names = [group._worker_names[rank] for rank in ranks]
+        self._calls = calls
+        self._results: dict[int, Any] = {}  # by position
+
+    def wait(self) -> list[Any]:
+        """Wait for all ranks and return their results in order of the ranks.
+
+        Raises:
+            WorkerCallError: The method raised on a rank; raised as soon as the first one does. It
+                is also of the type that the worker raised.
+            WorkerDiedError: A worker's process ended.
+            WaitTimeout: A worker's process did not start within the deadline.
+        """
+        with Tracer.trace_span(self._method, cat="group call"):
+            while len(self._results) < len(self._calls):
+                self._wait_some()
+                self._collect()
+        return [self._results[position] for position in range(len(self._calls))]
+
+    async def async_wait(self) -> list[Any]:
+        """Wait on the event loop for all ranks; raises like `wait`."""
+        for finished in asyncio.as_completed(map(asyncio.wrap_future, self._calls)):
+            await finished
+            self._collect()
+        return self.wait()
+
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return all(call.done() for call in self._calls)
+
+    def consume_duration(self, reduction: Reduction = "max") -> float:
+        """Seconds of the call, over the ranks; waits for it.
+
+        Where the method is decorated with ``Worker.timer``, what that recorded; otherwise the time
+        of the call itself.
+        """
+        own = self._own_seconds()
+        try:
+            recorded: list[float] = self._pop("pop_execution_time", self._method)
+        except SchedulerValueError:
+            recorded = own
+        return _reduce(recorded, reduction)
+
+    def consume_durations(
+        self, reduction: Reduction = "max", return_per_rank: bool = False
+    ) -> dict[str, float] | tuple[dict[str, float], list[dict[str, float]]]:
+        """Seconds of every tag that the workers timed, and of the call itself; clears the timers.
+
+        Args:
+            reduction: How to combine the ranks.
+            return_per_rank: Also return the table of every rank.
+        """
+        own = self._own_seconds()
+        timed = self._pop("pop_execution_times")
+        tables = [{self._method: mine, **table} for mine, table in zip(own, timed, strict=True)]
+        tags = dict.fromkeys(tag for table in tables for tag in table)
+        reduced = {
+            tag: _reduce([table[tag] for table in tables if tag in table], reduction)
+            for tag in tags
+        }
+        return (reduced, tables) if return_per_rank else reduced
+
+    def _own_seconds(self) -> list[float]:
+        self.wait()
+        return [call.result().seconds for call in self._calls]
+
+    def _pop(self, method: str, *arguments: Any) -> list[Any]:
+        return self._group.execute_on(*self._ranks)._call(method, *arguments).wait()
+
+    def _collect(self) -> None:
+        for position, call in enumerate(self._calls):
+            if position not in self._results and call.done():
+                name = self._names[position]
+                self._results[position] = result_of(call.result(), name, self._method)
+
+    def _wait_some(self) -> None:
+        """Wait for one more rank; a process that does not even start has a deadline."""
+        process = require_process()
+        missing = [p for p in range(len(self._calls)) if p not in self._results]
+        names = [self._names[position] for position in missing]
+        calls = [self._calls[position] for position in missing]
+        with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
+            if wait(calls, process.deadline_seconds, return_when=FIRST_COMPLETED).done:
+                return
+        for name in names:
+            if not process.ask_driver("registry.started", name):
+                raise WaitTimeout(
+                    f"worker '{name}' did not start within {process.deadline_seconds / 60:g} "
+                    "minutes; see the cluster's logs for why its process is missing"
+                )
+
+
+def _reduce(values: Sequence[float], reduction: str) -> float:
+    if reduction not in _REDUCTIONS:
+        raise SchedulerValueError(
+            f"unknown reduction '{reduction}'; known: {', '.join(_REDUCTIONS)}"
+        )
+    return _REDUCTIONS[reduction](values)

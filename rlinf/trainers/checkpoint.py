@@ -1,12 +1,9 @@
-"""Sharded checkpoints: each rank writes its part, any number of ranks reads them.
-
-The format is that of torch's distributed checkpoint. Reading runs no code from the files: of its
-pickled index only the classes of that format are built.
-"""
+"""Sharded checkpoints in the format of torch's distributed checkpoint: each rank writes its part,
+any number of ranks reads them. Reading runs no code from the files: of their pickled index only the
+classes of that format are built. Imports a good deal that one whole rank does not need."""
 
 from __future__ import annotations
 
-import base64
 import io
 import pickle
 from collections.abc import Mapping, Sequence
@@ -14,23 +11,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlinf.errors import CheckpointError
 from rlinf.trainers.ranks import Grid, Replicas
 
 _INDEX = ".metadata"
+_FORMAT = "torch.distributed.checkpoint"
+_CLASSES = {
+    f"{_FORMAT}.metadata": {
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    f"{_FORMAT}.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "float32", "float64", "bfloat16", "int64"},
+    "pathlib": {"Path", "PosixPath", "WindowsPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+"""What an index consists of, by module."""
 
 Tree = Mapping[str, Any]
 """Tensors (distributed ones where ranks divide them) and plain data, by name, in any depth."""
 
 
 def save_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> list[Path]:
-    """Write a tree by torch's distributed checkpoint.
-
-    Args:
-        directory: Of this checkpoint alone.
-        tree: What is written; plain data is the same on every rank.
-        ranks: The processes.
+    """Write a tree, whose plain data is the same on every rank, into a directory of its own.
 
     Returns:
         Files that this rank wrote.
@@ -39,17 +51,12 @@ def save_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> list[Path
         OSError: A rank could not write; on all ranks.
         CheckpointError: Something else went wrong on one; on all ranks.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     try:
         save(dict(tree), checkpoint_id=directory, no_dist=ranks.mesh is None)
     except CheckpointException as error:  # no Exception, so that nobody else would catch it
         raise _failure(directory, [first for first, _ in error.failures.values()]) from error
-    return [
-        *sorted(directory.glob(f"__{ranks.rank}_*")),
-        *([directory / _INDEX] if ranks.rank == 0 else ()),
-    ]
+    index = [directory / _INDEX] if ranks.rank == 0 else []
+    return sorted(directory.glob(f"__{ranks.rank}_*")) + index
 
 
 def _failure(directory: Path, errors: Sequence[BaseException]) -> Exception:
@@ -62,29 +69,16 @@ def _failure(directory: Path, errors: Sequence[BaseException]) -> Exception:
 
 
 def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
-    """Read in place what :func:`save_parts` wrote; arguments as there.
-
-    Returns:
-        The tree with its plain data.
+    """Read in place what :func:`save_parts` wrote; the tree with its plain data.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is of another model.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from rlinf.trainers.checkpoint_reading import PlainPlanner, PlainReader
-
     if not (directory / _INDEX).is_file():
         raise CheckpointError(f"{directory} holds no sharded checkpoint")
-    state = dict(tree)
+    state, reader = dict(tree), PlainReader(directory)
     try:
-        load(
-            state,
-            storage_reader=PlainReader(directory),
-            planner=PlainPlanner(),
-            no_dist=ranks.mesh is None,
-        )
+        load(state, storage_reader=reader, planner=_PlainPlanner(), no_dist=ranks.mesh is None)
     except (CheckpointException, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise CheckpointError(
@@ -93,21 +87,40 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
     return state
 
 
-def as_text(numbers: Mapping[str, Any]) -> str:
-    """Small state, in which tensors may have other shapes at another time."""
-    file = io.BytesIO()
-    torch.save(dict(numbers), file)
-    return base64.b64encode(file.getvalue()).decode()
+def _memory_format(kind: Any, name: str) -> Any:
+    """A member of the one enumeration of an index; Python up to 3.11.3 writes it as a getattr."""
+    if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise CheckpointError("the index of a checkpoint may not hold a builtins.getattr")
+    return _MEM_FORMAT_ENCODING[name]
 
 
-def from_text(text: str) -> dict[str, Any]:
-    """The inverse of :func:`as_text`.
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _memory_format
+        if name not in _CLASSES.get(module, ()):
+            raise CheckpointError(f"the index of a checkpoint may not hold a {module}.{name}")
+        return super().find_class(module, name)
 
-    Raises:
-        CheckpointError: It holds something else than tensors and plain data.
-    """
-    try:
-        found: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-    except (pickle.UnpicklingError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"the numbers of a checkpoint cannot be read: {error}") from error
-    return found
+
+class PlainReader(FileSystemReader):
+    """Builds of the index only what belongs to the format."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index of a checkpoint; a CheckpointError where it holds something else."""
+        with open(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            metadata: Metadata = _IndexUnpickler(file).load()
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _PlainPlanner(DefaultLoadPlanner):
+    """Takes numbers and text where there are no tensors, and nothing else."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value in its place; one that is no plain value is refused by torch."""
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)

@@ -112,10 +112,7 @@ class TrainerConfig(StrictModel):
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks that compute the same rows together; all others hold different data.
-
-        A trainer with further kinds of parallelism multiplies their sizes here.
-        """
+        """Ranks that compute the same rows together; all others hold different data."""
         return 1
 
     def partition(self, rows: int) -> tuple[int, bool]:
@@ -125,13 +122,8 @@ class TrainerConfig(StrictModel):
 
 @dataclass(frozen=True)
 class FirstUpdateBounds:
-    """How far the policy that trains may be from the one that acted, while their weights are equal.
-
-    Args:
-        kl: Largest mean KL.
-        mean_ratio: Largest mean distance of probability ratios from 1; None: any.
-        any_ratio: Largest distance of any one ratio; None: any.
-    """
+    """How far the policy that trains may be from the one that acted, while their weights are equal:
+    the mean KL, and mean and largest distance of probability ratios from 1; None: any."""
 
     kl: float
     mean_ratio: float | None = None
@@ -226,11 +218,7 @@ class SequenceConfig(TrainerConfig):
         return self.tensor_parallel_size
 
     def check_ranks(self, world_size: int) -> None:
-        """Refuse a number of ranks that :attr:`ranks_per_replica` does not divide.
-
-        Raises:
-            ConfigError: Its key is the one to change.
-        """
+        """Refuse a number of ranks that :attr:`ranks_per_replica` does not divide, by its key."""
         if world_size % self.tensor_parallel_size:
             nearest = join_choices(nearest_divisors(world_size, self.tensor_parallel_size))
             raise ConfigError(
@@ -331,13 +319,7 @@ class LanguageTrainerConfig(PhaseConfig, PolicyTrainerConfig):
         )
 
     def build(self, model: Any, algorithm: Algorithm, **options: Any) -> Trainer:
-        """The trainer of a causal language model of transformers.
-
-        Args:
-            model: The model, trained in place; the same on every rank.
-            algorithm: Losses.
-            **options: See :func:`~rlinf.trainers.sequences.policy_trainer`.
-        """
+        """See :func:`~rlinf.trainers.sequences.policy_trainer`."""
         trainer: Trainer = load_attribute(self.implementation)(model, algorithm, self, **options)
         return trainer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ from rlinf.models.adapters import (
 )
 from rlinf.models.buffers import saved_buffers
 from rlinf.models.file_format import file_weights
-from rlinf.trainers.scoring import Scorer
+from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import TrainedModule
 
 Content = Literal["merged", "adapter"]
@@ -30,26 +32,22 @@ Content = Literal["merged", "adapter"]
 _FILE_BYTES = 4 << 30
 
 
-def network(module: nn.Module) -> Any:
-    """The model whose names weights have."""
-    return module.model if isinstance(module, Scorer) else module
-
-
 def weights_of(held: TrainedModule, content: Content) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors of a module; see :meth:`~rlinf.trainers.trainer.Trainer.weights`."""
     held.keep_gathered()
-    model = network(held.module)
+    module = held.module
+    model = module.model if isinstance(module, ScoringModel) else module
     adapted = any(map(is_adapter, held.named))
-    if content == "adapter" and not adapted:
+    named = model.named_parameters()
+    if content == "merged":
+        plain = ((name, _whole(held, parameter)) for name, parameter in named)
+        yield from chain(_merged(held, model) if adapted else plain, saved_buffers(model))
+    elif not adapted:
         raise ValueError("there is no adapter; write a section lora")
-    if content == "adapter":
-        for name, parameter in model.named_parameters():
+    else:
+        for name, parameter in named:
             if is_adapter(name):
                 yield adapter_file_name(name), _whole(held, parameter)
-        return
-    named = model.named_parameters()
-    plain = ((name, _whole(held, parameter)) for name, parameter in named)
-    yield from chain(_merged(held, model) if adapted else plain, saved_buffers(model))
 
 
 def _whole(held: TrainedModule, parameter: Tensor) -> Tensor:
@@ -76,40 +74,39 @@ def _merged(held: TrainedModule, model: nn.Module) -> Iterator[tuple[str, Tensor
 def save_model(
     directory: Path, model: Any, weights: Iterable[tuple[str, Tensor]], *, write: bool
 ) -> None:
-    """Write configuration and weights, in files of up to 4 GiB.
+    """Write configuration and weights of a transformers model, in files of up to 4 GiB.
 
     Args:
         directory: Made where it does not exist.
-        model: A transformers model.
+        model: The model.
         weights: Its whole tensors, a tied one once; read to the end on every rank.
         write: False on ranks that only take part.
     """
-    pieces: list[dict[str, Tensor]] = [{}]
+    piece: dict[str, Tensor] = {}
+    pieces: list[Path] = []
+
+    def write_piece() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        pieces.append(directory / f"piece-{len(pieces)}.safetensors")
+        tensors = {name: tensor.contiguous() for name, tensor in file_weights(model, piece).items()}
+        save_file(tensors, pieces[-1], metadata={"format": "pt"})
+
     size = 0
-    names: list[Path] = []
     for name, tensor in weights:
         if not write:
             continue
-        if pieces[-1] and size + tensor.nbytes > _FILE_BYTES:
-            names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
-            pieces.append({})
+        if piece and size + tensor.nbytes > _FILE_BYTES:
+            write_piece()
+            piece.clear()
             size = 0
-        pieces[-1][name] = tensor.detach().to("cpu")
+        piece[name] = tensor.detach().to("cpu")
         size += tensor.nbytes
     if not write:
         return
-    dtypes = {tensor.dtype for tensor in pieces[-1].values() if tensor.is_floating_point()}
-    names.append(_write_piece(directory, len(names), file_weights(model, pieces.pop())))
-    _name_pieces(directory, names)
+    dtypes = {tensor.dtype for tensor in piece.values() if tensor.is_floating_point()}
+    write_piece()
+    _name_pieces(directory, pieces)
     _write_config(directory, model, dtypes.pop() if len(dtypes) == 1 else None)
-
-
-def _write_piece(directory: Path, number: int, tensors: dict[str, Tensor]) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"piece-{number}.safetensors"
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-    return path
 
 
 def _name_pieces(directory: Path, pieces: list[Path]) -> None:
@@ -117,8 +114,6 @@ def _name_pieces(directory: Path, pieces: list[Path]) -> None:
     if len(pieces) == 1:
         pieces[0].replace(directory / "model.safetensors")
         return
-    from safetensors import safe_open
-
     places: dict[str, str] = {}
     total = 0
     for number, piece in enumerate(pieces, start=1):
@@ -133,8 +128,6 @@ def _name_pieces(directory: Path, pieces: list[Path]) -> None:
 
 def _write_config(directory: Path, model: Any, dtype: torch.dtype | None) -> None:
     """The model's configuration without what the trainer changed in it."""
-    import copy
-
     config = copy.deepcopy(model.config)
     # FSDP gives a divided module a class of its own.
     config.architectures = [type(model).__name__.removeprefix("FSDP")]
@@ -151,14 +144,8 @@ def _write_config(directory: Path, model: Any, dtype: torch.dtype | None) -> Non
 def save_adapter(
     directory: Path, peft_config: Any, weights: Iterable[tuple[str, Tensor]], *, write: bool
 ) -> None:
-    """Write an adapter as peft loads it.
-
-    Args:
-        directory: Made where it does not exist.
-        peft_config: Configuration of peft.
-        weights: The adapter's whole tensors by the names of its file.
-        write: False on ranks that only take part.
-    """
+    """Write an adapter as peft loads it, from its whole tensors by the names of its file; with
+    arguments as :func:`save_model`."""
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights}
     if not write:
         return

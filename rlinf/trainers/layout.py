@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -110,9 +110,8 @@ def window_of(batch: Batch) -> int:
 
 
 def layout_of(batch: Batch, *, packing: bool, device: torch.device) -> Layout:
-    """The forward pass that scores every token where ``mask`` is not 0.
-
-    Tokens after the last one that is looked at are left out.
+    """The forward pass that scores every token where ``mask`` is not 0; tokens after the last one
+    that is looked at are left out.
 
     Raises:
         ValueError: The first token of a sequence is to be scored: nothing stands before it.
@@ -123,18 +122,21 @@ def layout_of(batch: Batch, *, packing: bool, device: torch.device) -> Layout:
         layout = _packed(batch, needed, counted, order)
     else:
         layout = _padded(batch, needed, counted)
-    moved: Layout = on_device(layout, device)
-    return moved
+    return _on_device(layout, device)
 
 
-def on_device(value: Any, device: torch.device) -> Any:
-    """A dataclass with its tensors, and those of dataclasses in it, on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Arrangement | Layout):
-        names = [field.name for field in fields(value)]
-        return replace(value, **{name: on_device(getattr(value, name), device) for name in names})
-    return value
+PartT = TypeVar("PartT", Layout, Arrangement)
+
+
+def _on_device(part: PartT, device: torch.device) -> PartT:
+    moved: dict[str, Any] = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = value.to(device)
+        elif isinstance(value, Arrangement):
+            moved[field.name] = _on_device(value, device)
+    return replace(part, **moved)
 
 
 def _needed(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -205,13 +207,8 @@ def _padded(batch: Batch, needed: Tensor, counted: Tensor) -> Layout:
 
 
 def _arrangement(sizes: Tensor, row: Tensor, rows: int) -> Arrangement:
-    """Of sequences of ascending sizes.
-
-    Args:
-        sizes: [n] tokens of each.
-        row: [sum of the sizes] the row of each token, sequence after sequence.
-        rows: T.
-    """
+    """Of sequences of ascending sizes [n]; ``row`` is that of each token, sequence after sequence,
+    of T ``rows``."""
     shapes = _shapes(sizes.tolist())
     if len(row) == rows and len(shapes) == 1 and int(sizes[0]) == shapes[0][1]:
         return Arrangement(shapes=shapes, padded=None, chosen=None, places=None, offsets=None)

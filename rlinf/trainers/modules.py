@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rlinf.trainers.checkpoint import load_parts, save_parts
+from rlinf.models.adapters import is_adapter, without_adapter
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
-from rlinf.trainers.trained import PlainModule, TrainedModule
+from rlinf.trainers.trained import PlainModule, Source, TrainedModule
 
 POLICY = "policy"
 """Name of the module that acts, and of the loss that trains it."""
@@ -76,7 +75,7 @@ class TrainedModules:
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.sharded import ShardedModule
 
-        return ShardedModule(module, repeated_layers(module), self.config, optim, ranks)
+        return ShardedModule(module, _repeated_layers(module), self.config, optim, ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -86,12 +85,15 @@ class TrainedModules:
     def gradients(
         self, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
     ) -> dict[str, float]:
-        """Add up the gradients of some modules over micro batches and ranks; their metrics.
+        """Add up the gradients of some modules, and of no other, over micro batches and ranks.
 
         Args:
-            names: Of the modules. No other one gets a gradient.
+            names: Of the modules.
             parts: This rank's micro batches.
             share: Loss and metrics of one, to be summed.
+
+        Returns:
+            The metrics.
         """
         self.need_loaded()
         if isinstance(self.ranks, Replicas):
@@ -101,7 +103,8 @@ class TrainedModules:
     def _tree_gradients(
         self, ranks: Replicas, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
     ) -> dict[str, float]:
-        held = [self._plain(name) for name in names]
+        chosen = [self.held[name] for name in names]
+        held = [each for each in chosen if isinstance(each, PlainModule)]
         parameters = [parameter for each in held for parameter in each.named.values()]
         found: list[str] = []
 
@@ -122,15 +125,9 @@ class TrainedModules:
             each.set_gradients(vector)
         return dict(zip(found, last.tolist(), strict=True))
 
-    def _plain(self, name: str) -> PlainModule:
-        held = self.held[name]
-        assert isinstance(held, PlainModule)
-        return held
-
     def _running_gradients(
         self, ranks: Grid, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
     ) -> dict[str, float]:
-        held = [self.held[name] for name in names]
         for each in self.held.values():
             each.discard_gradients()
         totals: Tensor | None = None
@@ -140,8 +137,8 @@ class TrainedModules:
             for each in self.held.values():
                 each.begin_backward(last=number == len(parts))
             loss.backward()  # type: ignore[no-untyped-call]
-            for each in held:
-                each.end_backward()
+            for name in names:
+                self.held[name].end_backward()
             found = list(metrics)
             stacked = torch.stack([metric.detach().double() for metric in metrics.values()])
             totals = stacked if totals is None else totals + stacked
@@ -164,8 +161,6 @@ class TrainedModules:
         """Let modules be written to as they are kept, not as a forward pass gathered them."""
         for held in self.held.values():
             held.changed()
-
-    # -- memory ---------------------------------------------------------------------------------
 
     def offload(self) -> None:
         """Take from the device what ``offload`` in the config names; nothing else works until
@@ -197,45 +192,31 @@ class TrainedModules:
                 self.offload()
 
     def need_loaded(self) -> None:
-        """Refuse to compute with what is not there.
-
-        Raises:
-            RuntimeError: Something is offloaded.
-        """
+        """Refuse to compute with what is not there, by a RuntimeError."""
         if self.offloaded:
             raise RuntimeError("weights, gradients or optimizer are offloaded; call onload first")
 
-    # -- state ----------------------------------------------------------------------------------
-
     def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any]:
-        """Weights, buffers and moments whole, by module; they may share memory with this.
-
-        Args:
-            keep: False on ranks that only take part, which get empty ones.
-            copy: Give copies even of what lies on the host.
-        """
+        """Weights, buffers and moments whole, by module; see :meth:`TrainedModule.state_dict`."""
         return {name: held.state_dict(keep=keep, copy=copy) for name, held in self.held.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, given whole on every rank.
-
-        Raises:
-            CheckpointError: The weights are of another model.
-        """
+        """Continue from :meth:`state_dict`, given whole on every rank; a CheckpointError where it
+        is of another model."""
         for name, held in self.held.items():
             held.load_state_dict(state[name])
 
     def save_sharded(self, directory: Path, more: Mapping[str, Any]) -> list[Path]:
-        """Write the same; each rank its own part, of whose files it gives the paths.
+        """Write the same, and tensors and plain data with it, into a directory of its own; each
+        rank its own part, of whose files it gives the paths."""
+        from rlinf.trainers.checkpoint import save_parts
 
-        Args:
-            directory: Of this checkpoint alone.
-            more: Tensors and plain data to be written with it.
-        """
         return save_parts(directory, self._tree() | dict(more), self.ranks)
 
     def load_sharded(self, directory: Path, more: Mapping[str, Any]) -> Mapping[str, Any]:
         """Continue from :meth:`save_sharded`, written by any number of ranks; what came with it."""
+        from rlinf.trainers.checkpoint import load_parts
+
         found = load_parts(directory, self._tree() | dict(more), self.ranks)
         for name, held in self.held.items():
             held.optimizer.steps = int(found["modules"][name]["steps"])
@@ -247,12 +228,87 @@ class TrainedModules:
         return {"modules": {name: held.parts() for name, held in self.held.items()}}
 
 
-def repeated_layers(module: nn.Module) -> list[nn.Module]:
+def _repeated_layers(module: nn.Module) -> list[nn.Module]:
     """The longest list of modules in a module: its layers."""
     lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
     return max(lists, key=len, default=[])
 
 
-def finite(numbers: Mapping[str, float], loss: float) -> bool:
-    """Whether loss and norms are numbers."""
-    return isfinite(loss) and all(map(isfinite, numbers.values()))
+class Reference:
+    """The policy that a run began with: copies of its weights and buffers on the host; none with an
+    adapter, which can be switched off.
+
+    Args:
+        modules: The policy among them.
+
+    Attributes:
+        weights: This rank's part of them, as forward passes read them.
+        buffers: The others.
+    """
+
+    def __init__(self, modules: TrainedModules) -> None:
+        self._modules = modules
+        self.keeps = not any(map(is_adapter, self._held.named))
+        self.weights: Source = []
+        self.buffers: list[Tensor] = []
+        if self.keeps:
+            self.weights = [tensor.to("cpu", copy=True) for tensor in self._held.used()]
+            self.buffers = [tensor.to("cpu", copy=True) for tensor in self._held.buffers().values()]
+
+    @property
+    def _held(self) -> TrainedModule:
+        return self._modules.held[POLICY]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Exchange the weights of the policy for those of the reference."""
+        self._modules.need_loaded()
+        held = self._held
+        if not self.keeps:
+            with without_adapter(held.module):
+                yield
+            return
+        used = [*held.used(), *held.buffers().values()]
+        with torch.no_grad():
+            present = [tensor.clone() for tensor in used]
+            _copy(used, [*self.weights, *self.buffers])
+            held.forget_gathered()
+            try:
+                yield
+            finally:
+                _copy(used, present)
+                held.forget_gathered()
+
+    def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
+        """Whole weights by name, and buffers, where ``keep``; None where none are kept."""
+        if not self.keeps:
+            return None
+        held = self._held
+        whole = held.gather(self.weights, keep=keep, dtype=held.dtype)
+        return {"weights": whole, "buffers": dict(zip(held.buffers(), self.buffers, strict=True))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, given whole on every rank."""
+        for name, value in state["weights"].items():
+            self._held.fill(name, self.weights, value)
+        _copy(self.buffers, list(state["buffers"].values()))
+
+    def parts(self) -> dict[str, Any]:
+        """The same, as this rank keeps it."""
+        if not self.keeps:
+            return {}
+        held = self._held
+        weights = {name: held.part(name, self.weights) for name in held.named}
+        return {"weights": weights, "buffers": dict(zip(held.buffers(), self.buffers, strict=True))}
+
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
+        """Continue from :meth:`parts`, into whose memory was read."""
+        held = self._held
+        for name in held.named if self.keeps else ():
+            # On an accelerator they are copies of what lies on the host.
+            held.fill(name, self.weights, held.whole(parts["weights"][name]))
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

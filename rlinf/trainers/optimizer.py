@@ -21,11 +21,10 @@ class AdamW:
     Args:
         tensors: What is trained, float32.
         config: Moments and clipping.
-        rates: Learning rate of each tensor; None: that of the config for all.
+        rates: Learning rate of each tensor.
         blank: The moments are going to be set, and need not be 0.
 
     Attributes:
-        config: The same.
         steps: Steps that were applied.
         averages: First moments.
         squares: Second moments.
@@ -36,12 +35,11 @@ class AdamW:
         tensors: Sequence[Tensor],
         config: OptimizerConfig,
         *,
-        rates: Sequence[float] | None = None,
+        rates: Sequence[float],
         blank: bool = False,
     ) -> None:
         self.config = config
-        self._tensors = list(tensors)
-        self._rates = [config.lr] * len(self._tensors) if rates is None else list(rates)
+        self._tensors, self._rates = list(tensors), list(rates)
         self.steps = 0
         make = torch.empty_like if blank else torch.zeros_like
         self.averages = [make(tensor) for tensor in self._tensors]
@@ -50,47 +48,43 @@ class AdamW:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], *, factor: float) -> None:
         """Apply one gradient per tensor at ``factor`` times the learning rates."""
+        config = self.config
         for rate in dict.fromkeys(self._rates):
             used = [
                 number
                 for number, tensor in enumerate(self._tensors)
                 if self._rates[number] == rate and tensor.numel()
             ]
-            if used:
-                self._step(used, gradients, rate * factor)
+            if not used:
+                continue
+            weights, summed, averages, squares = (
+                [column[number] for number in used]
+                for column in (self._tensors, gradients, self.averages, self.squares)
+            )
+            adamw(
+                weights,
+                summed,
+                averages,
+                squares,
+                [],
+                [torch.tensor(float(self.steps), device=weights[0].device) for _ in used],
+                fused=True,
+                amsgrad=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=rate * factor,
+                weight_decay=config.weight_decay,
+                eps=config.eps,
+                maximize=False,
+            )
         self.steps += 1
-
-    def _step(self, used: list[int], gradients: Sequence[Tensor], rate: float) -> None:
-        config, device = self.config, self._tensors[used[0]].device
-        adamw(
-            [self._tensors[number] for number in used],
-            [gradients[number] for number in used],
-            [self.averages[number] for number in used],
-            [self.squares[number] for number in used],
-            [],
-            [torch.tensor(float(self.steps), device=device) for _ in used],
-            fused=True,
-            amsgrad=False,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            lr=rate,
-            weight_decay=config.weight_decay,
-            eps=config.eps,
-            maximize=False,
-        )
 
 
 def learning_rates(
     module: nn.Module, named: Mapping[str, nn.Parameter], config: OptimizerConfig
 ) -> dict[str, float]:
-    """The rate of each trained parameter, by name.
-
-    Args:
-        module: Where it has ``value_parameters`` (:class:`~rlinf.models.policy.Policy`), these
-            take ``config.value_lr``.
-        named: Its trained parameters.
-        config: Rates.
-    """
+    """The rate of each trained parameter, by name: ``config.value_lr`` of those that the module,
+    a :class:`~rlinf.models.policy.Policy`, names as ``value_parameters``."""
     of_values = getattr(module, "value_parameters", None)
     values: set[int] = set()
     if config.value_lr is not None and of_values is not None:

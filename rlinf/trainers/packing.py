@@ -1,15 +1,12 @@
-"""Which rows are computed together, on which rank.
-
-Every rank computes the same plan from the whole batch, so nothing is communicated. Rows of one size
-are taken in their order; of token sequences it matters how long they are.
-"""
+"""Which rows are computed together, on which rank. Every rank computes the same plan from the whole
+batch, so nothing is communicated."""
 
 from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -26,12 +23,8 @@ class Packing(ABC):
 
     @abstractmethod
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """The micro batches of each rank, as indices of rows; the same number for each rank.
-
-        Args:
-            batch: The whole batch.
-            ranks: Data-parallel ranks.
-        """
+        """The micro batches of each data-parallel rank, as indices of the rows of the whole batch;
+        the same number for each rank."""
 
     @abstractmethod
     def trained(self, batch: Batch) -> Batch:
@@ -63,6 +56,11 @@ def _select(batch: Batch, indices: list[int]) -> Batch:
     return replace(filler, mask=torch.zeros_like(filler.mask), weights=weights)
 
 
+def _blocks(rows: int, ranks: int) -> Parts:
+    bounds = [rows * rank // ranks for rank in range(ranks + 1)]
+    return [list(range(first, last)) for first, last in pairwise(bounds)]
+
+
 class Rows(Packing):
     """Rows of one size, in their order, in consecutive blocks over the ranks.
 
@@ -75,9 +73,7 @@ class Rows(Packing):
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
         """See :meth:`Packing.plan`."""
-        rows = len(batch)
-        bounds = [rows * rank // ranks for rank in range(ranks + 1)]
-        shares = [list(range(a, b)) for a, b in pairwise(bounds)]
+        shares = _blocks(len(batch), ranks)
         size = self._size or max(map(len, shares))
         plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
         count = max(map(len, plans))
@@ -108,19 +104,8 @@ class Sequences(Packing):
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
         """See :meth:`Packing.plan`."""
-        config = self._config
-        rule = MicroBatchRule(
-            sequences=config.micro_batch_size,
-            tokens=config.max_tokens_per_micro_batch,
-            padded=not config.packing,
-        )
-        return plan_micro_batches(
-            lengths_of(batch),
-            prompts=prompts_of(batch),
-            ranks=ranks,
-            balance=config.balance,
-            rule=rule,
-        )
+        lengths = lengths_of(batch)
+        return plan_micro_batches(lengths, prompts_of(batch), ranks=ranks, config=self._config)
 
     def trained(self, batch: Batch) -> Batch:
         """Those of which a token counts."""
@@ -135,21 +120,6 @@ class Sequences(Packing):
         """With the padding of a forward pass that has some."""
         lengths = lengths_of(batch)
         return sum(lengths) if self._config.packing else len(batch) * window_of(batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatchRule:
-    """How the sequences of a rank become micro batches.
-
-    Args:
-        sequences: Most sequences of one; None: any number.
-        tokens: Most tokens of one; None: any number. A longer sequence is alone.
-        padded: Count the padding up to the longest sequence of a micro batch.
-    """
-
-    sequences: int | None
-    tokens: int | None
-    padded: bool
 
 
 def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> Parts:
@@ -185,12 +155,7 @@ def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> 
 
 
 def plan_micro_batches(
-    lengths: Sequence[int],
-    *,
-    prompts: Sequence[int],
-    ranks: int,
-    balance: bool,
-    rule: MicroBatchRule,
+    lengths: Sequence[int], prompts: Sequence[int], *, ranks: int, config: SequenceConfig
 ) -> list[Parts]:
     """The micro batches of each rank, as indices of sequences; the same number for each rank.
 
@@ -202,34 +167,31 @@ def plan_micro_batches(
         lengths: [N] tokens of each sequence.
         prompts: [N] equal numbers where sequences have the same prompt.
         ranks: Data-parallel ranks.
-        balance: Divide by tokens over ranks; otherwise in consecutive blocks.
-        rule: How the sequences of a rank are divided.
+        config: Bounds of a micro batch, and whether ranks are balanced by tokens.
     """
-    if ranks == 1:
-        shares = [list(range(len(lengths)))]
-    elif balance:
+    if config.balance and ranks > 1:
         shares = balanced_parts(lengths, ranks, equal_count=True)
     else:
-        bounds = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
-        shares = [list(range(a, b)) for a, b in pairwise(bounds)]
-    plans = [_micro_batches(share, lengths, prompts, rule) for share in shares]
+        shares = _blocks(len(lengths), ranks)
+    plans = [_micro_batches(share, lengths, prompts, config) for share in shares]
     count = max(map(len, plans))
     return [_split_up(plan, count, lengths) for plan in plans]
 
 
 def _micro_batches(
-    share: list[int], lengths: Sequence[int], prompts: Sequence[int], rule: MicroBatchRule
+    share: list[int], lengths: Sequence[int], prompts: Sequence[int], config: SequenceConfig
 ) -> Parts:
-    if rule.tokens is not None and rule.padded:
-        return _padded_budget(share, lengths, rule.tokens)
+    budget = config.max_tokens_per_micro_batch
+    if budget is not None and not config.packing:
+        return _padded_budget(share, lengths, budget)
     together: dict[int, list[int]] = {}
     for index in share:
         together.setdefault(prompts[index], []).append(index)
-    if rule.tokens is not None:
-        return _packed_budget(list(together.values()), lengths, rule.tokens)
-    if not rule.padded:
+    if budget is not None:
+        return _packed_budget(list(together.values()), lengths, budget)
+    if config.packing:
         share = [index for group in together.values() for index in group]
-    size = rule.sequences or max(len(share), 1)
+    size = config.micro_batch_size or max(len(share), 1)
     return [share[i : i + size] for i in range(0, len(share), size)] or [[]]
 
 

@@ -1,12 +1,5 @@
-"""Those who train together, and what they exchange.
-
-Processes that divide a model meet in torch's process groups. Ranks that hold it whole, which may be
-threads, exchange gradients by messages, and sum them in one fixed order: floating-point addition is
-not associative, so the sum over micro batches is always the same balanced binary tree over their
-numbers. A rank sums the subtree of its own block, and the ranks' results are summed by the upper
-part of the tree. With a number of ranks that is a power of two and divides the number of micro
-batches, any number of ranks gives the same bits.
-"""
+"""Those who train together, and what they exchange: processes that divide a model, in torch's
+process groups; and ranks that hold it whole, which may be threads, by messages."""
 
 from __future__ import annotations
 
@@ -31,8 +24,7 @@ class Ranks:
         rank: Of this process.
         world_size: Processes.
         device: Where this process computes.
-        store: torch's key-value store at which several processes meet, for example that of
-            :func:`rlinf.scheduler.rendezvous.meet`.
+        store: torch's key-value store at which several processes meet.
         timeout_s: Seconds after which a lost process is given up.
     """
 
@@ -48,23 +40,21 @@ class Ranks:
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
         self._owns_group = False
-        if world_size > 1:
-            self._meet(store, timeout_s)
-
-    def _meet(self, store: Store | None, timeout_s: float) -> None:
+        if world_size == 1:
+            return
         set_current_device(str(self.device))
         if not dist.is_initialized():
             dist.init_process_group(
                 collective_backend(str(self.device)),
                 store=store,
-                rank=self.rank,
-                world_size=self.world_size,
+                rank=rank,
+                world_size=world_size,
                 timeout=timedelta(seconds=timeout_s),
             )
             self._owns_group = True
-        if dist.get_world_size() != self.world_size:
+        if dist.get_world_size() != world_size:
             raise ValueError(
-                f"the process group has {dist.get_world_size()} ranks, not {self.world_size}"
+                f"the process group has {dist.get_world_size()} ranks, not {world_size}"
             )
 
     def close(self) -> None:
@@ -102,14 +92,7 @@ class Grid:
 
     @classmethod
     def over(cls, group: Any, *, rank: int, size: int, device: torch.device) -> Grid:
-        """Data ranks 0 to ``size`` − 1 of a process group that holds them alone.
-
-        Args:
-            group: The group; None for one rank.
-            rank: Of this process.
-            size: Ranks.
-            device: Where this process computes.
-        """
+        """Data ranks 0 to ``size`` − 1 of a process group that holds them alone; None for one."""
         grid = cls(Ranks(device=device), 1)
         grid.rank = grid.data_rank = rank
         grid.world_size = grid.data_size = size
@@ -122,16 +105,15 @@ class Grid:
 
     def sum_data(self, tensor: Tensor) -> Tensor:
         """Sum over data ranks, in place; the tensor may lie on the CPU."""
-        return self._sum(tensor, "data")
+        return self._sum(tensor, None if self.mesh is None else self.mesh.get_group("data"))
 
     def sum_all(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
-        return self._sum(tensor, None)
+        return self._sum(tensor, self._group)
 
-    def _sum(self, tensor: Tensor, dimension: str | None) -> Tensor:
+    def _sum(self, tensor: Tensor, group: Any) -> Tensor:
         if self.mesh is None:
             return tensor
-        group = self._group if dimension is None else self.mesh.get_group(dimension)
         there = tensor.to(self.device)
         dist.all_reduce(there, group=group)
         return tensor if there is tensor else tensor.copy_(there)
@@ -143,7 +125,12 @@ class Grid:
 
 
 class Replicas:
-    """Ranks that hold all modules whole.
+    """Ranks that hold all modules whole, and sum gradients in one fixed order.
+
+    Floating-point addition is not associative, so the sum over micro batches is always the same
+    balanced binary tree over their numbers. A rank sums the subtree of its own block, the ranks'
+    results are summed by the upper part of the tree. With a number of ranks that is a power of two
+    and divides the number of micro batches, any number of ranks gives the same bits.
 
     Args:
         rank: Of this one.
@@ -179,7 +166,7 @@ class Replicas:
         """They wait for each other in every sum."""
 
 
-def tree_sum(first: int, last: int, leaf: Callable[[int], torch.Tensor]) -> torch.Tensor:
+def tree_sum(first: int, last: int, leaf: Callable[[int], Tensor]) -> Tensor:
     """Sum ``leaf(first) … leaf(last - 1)`` as a balanced binary tree.
 
     Leaves are computed from left to right; at most log2(last − first) + 1 sums are alive at once.
@@ -191,7 +178,7 @@ def tree_sum(first: int, last: int, leaf: Callable[[int], torch.Tensor]) -> torc
     return left.add_(tree_sum(middle, last, leaf))
 
 
-def sum_ranks(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def sum_ranks(parts: Sequence[Tensor]) -> Tensor:
     """Sum the ranks' partial sums by the upper part of the same tree, where the first one lies."""
     device = parts[0].device
     return tree_sum(0, len(parts), lambda rank: parts[rank].to(device, copy=True))

@@ -1,4 +1,4 @@
-"""From hidden states to log-probs, entropies and values of tokens.
+"""Log-probs, entropies and values of tokens, by models of transformers without padding.
 
 M tokens, H hidden width, V vocabulary. Only tokens that count reach the vocabulary layer, and only
 a bounded number of logits exists at a time.
@@ -17,13 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Scores
 from rlinf.errors import ConfigError
-from rlinf.trainers import attention
-from rlinf.trainers.layout import Layout, layout_of
+from rlinf.trainers.layout import Arrangement, Layout, layout_of
 
+_ATTENTION = "rlinf_packed"
+_NOT_COMPUTED = ("softcap", "s_aux", "head_mask")
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
-class Scorer(nn.Module):
+class ScoringModel(nn.Module):
     """A model of transformers that gives numbers for the tokens that count.
 
     Dropout is switched off, as probabilities of the same weights must be the same.
@@ -43,8 +44,10 @@ class Scorer(nn.Module):
             if isinstance(getattr(module, "attention_dropout", None), float):
                 module.attention_dropout = 0.0
         if packing:
-            attention.register()
-            model.set_attn_implementation(attention.NAME)
+            from transformers import AttentionInterface
+
+            AttentionInterface.register(_ATTENTION, packed_attention)
+            model.set_attn_implementation(_ATTENTION)
 
     def layout(self, batch: Batch) -> Layout:
         """The forward pass on a batch whose ``inputs`` lie on the host."""
@@ -52,7 +55,7 @@ class Scorer(nn.Module):
         return layout_of(batch, packing=self._packing, device=device)
 
 
-class TokenScorer(Scorer):
+class TokenScorer(ScoringModel):
     """A causal language model of transformers that gives log-probs instead of logits.
 
     Args:
@@ -103,13 +106,8 @@ class TokenScorer(Scorer):
         )
 
 
-class ValueScorer(Scorer):
-    """The layers of a language model, and one linear output.
-
-    Args:
-        backbone: Layers, without a vocabulary layer.
-        packing: Forward passes come without padding.
-    """
+class ValueScorer(ScoringModel):
+    """The layers of a language model without its vocabulary layer, and one linear output."""
 
     def __init__(self, backbone: Any, *, packing: bool) -> None:
         super().__init__(backbone, packing=packing)
@@ -184,3 +182,98 @@ def token_log_probs(
     scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
     log_probs = torch.cat([one for one, _ in scored])
     return log_probs, torch.cat([two for _, two in scored]) if entropy else None
+
+
+# Linear layers and norms see no padding, and a prompt of several sequences once; in attention alone
+# the sequences stand whole side by side, padded on the right, where causality hides the padding, so
+# that no mask is built. T rows, F places, Z heads, K key-value heads, D head dimension.
+
+
+class _Spread(torch.autograd.Function):
+    """Rows [T, …] to places [F, …]; the gradient of a row is the sum of those at its places."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, arrangement: Arrangement) -> Tensor:
+        ctx.arrangement = arrangement
+        assert arrangement.padded is not None
+        return rows.index_select(0, arrangement.padded)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        arrangement, flat = ctx.arrangement, gradient.flatten(1)
+        if len(arrangement.places) == len(arrangement.chosen):
+            summed = flat.index_select(0, arrangement.chosen)
+        else:
+            summed = functional.embedding_bag(
+                arrangement.places, flat, arrangement.offsets, mode="sum"
+            )
+        return summed.view(-1, *gradient.shape[1:]), None
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    arrangement: Arrangement | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Each token looks at those before it in its own sequence.
+
+    Args:
+        module: The attention layer.
+        query: [1, Z, T, D].
+        key: [1, K, T, D].
+        value: [1, K, T, D].
+        attention_mask: Not used.
+        scaling: Factor of the scores.
+        arrangement: Where the sequences stand.
+        options: What the architecture asks for besides.
+
+    Returns:
+        [1, T, Z, D], and nothing for the attention weights.
+
+    Raises:
+        ConfigError: The architecture needs what this function does not compute.
+    """
+    window = options.get("sliding_window")
+    assert arrangement is not None
+    refused = [name for name in _NOT_COMPUTED if options.get(name) is not None]
+    if window is not None and window < arrangement.longest:
+        refused.append("sliding_window")
+    if refused:
+        raise ConfigError(
+            f"{type(module).__name__} uses {refused[0]}, which is not computed without padding; "
+            "nearest: false",
+            key="packing",
+        )
+    rows = [tensor.transpose(1, 2)[0] for tensor in (query, key, value)]
+    if arrangement.padded is not None:
+        rows = [_Spread.apply(part, arrangement) for part in rows]  # type: ignore[no-untyped-call]
+    sizes = [number * length for number, length in arrangement.shapes]
+    split = zip(*(torch.split(part, sizes) for part in rows), strict=True)
+    parts = [
+        _attend([part.unflatten(0, shape) for part in block], scaling)
+        for shape, block in zip(arrangement.shapes, split, strict=True)
+    ]
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if arrangement.chosen is not None:
+        flat = flat.index_select(0, arrangement.chosen)
+    return flat.unsqueeze(0), None
+
+
+def _attend(block: list[Tensor], scaling: float | None) -> Tensor:
+    """[n · W, Z, D] from [n, W, Z or K, D] of queries, keys and values."""
+    query, key, value = (part.transpose(1, 2) for part in block)
+    dtype = query.dtype
+    if query.device.type == "cpu" and dtype != torch.float32:
+        # Torch's kernel for this on CPU is several times slower backward than the one for float32.
+        query, key, value = query.float(), key.float(), value.float()
+    grouped = query.shape[1] != key.shape[1]
+    attended = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
+    return attended.transpose(1, 2).flatten(0, 1).to(dtype)

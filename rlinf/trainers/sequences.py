@@ -27,7 +27,7 @@ from rlinf.trainers.export import save_adapter, save_model
 from rlinf.trainers.modules import CRITIC, POLICY
 from rlinf.trainers.packing import Sequences
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.scoring import Scorer, TokenScorer, ValueScorer
+from rlinf.trainers.scoring import ScoringModel, TokenScorer, ValueScorer
 from rlinf.trainers.trained import PlainModule
 from rlinf.trainers.trainer import Trainer, row_order
 
@@ -48,19 +48,9 @@ def policy_trainer(
     section: str = "actor",
     failure_directory: Path | None = None,
 ) -> Trainer:
-    """The trainer of a causal language model of transformers.
-
-    Args:
-        model: The model, trained in place; the same on every rank.
-        algorithm: Losses.
-        config: How it is trained.
-        ranks: Where this process stands among those that train the model.
-        total_steps: Training phases of the run, for the schedule.
-        seed: Of the order of the sequences, and of a fresh adapter.
-        temperature: At which sequences are sampled and scored.
-        section: Of the config; in metrics and messages.
-        failure_directory: Where a batch is written that stopped the run; None: nowhere.
-    """
+    """The trainer of a causal language model of transformers, which is trained in place; further
+    arguments are those of :class:`Trainer`, and the temperature at which sequences are sampled.
+    ``seed`` is also that of a fresh adapter."""
     adapter = None
     if config.lora is not None:
         adapter = inject_adapters(model, config.lora, seed=seed)
@@ -95,17 +85,7 @@ def critic_trainer(
     seed: int,
     failure_directory: Path | None = None,
 ) -> Trainer:
-    """The trainer of a value network on the layers of a model, which are copied.
-
-    Args:
-        model: A causal language model of transformers.
-        algorithm: Value loss.
-        config: How it is trained.
-        ranks: Where this process stands among those that train the critic.
-        total_steps: Training phases of the run, for the schedule.
-        seed: Of the order of the sequences.
-        failure_directory: Where a batch is written that stopped the run; None: nowhere.
-    """
+    """The trainer of a value network on the layers of a causal language model, which are copied."""
     # Where there are several ranks, they read the weights and leave them as they are.
     kept = model.parameters() if ranks.world_size > 1 else ()
     shared: dict[int, Any] = {id(parameter): parameter for parameter in kept}
@@ -122,7 +102,7 @@ def critic_trainer(
     )
 
 
-def _ready(scorer: Scorer, config: SequenceConfig) -> Scorer:
+def _ready(scorer: ScoringModel, config: SequenceConfig) -> ScoringModel:
     scorer.eval()
     if config.gradient_checkpointing:
         scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -166,14 +146,7 @@ def fine_tune(
 
     The texts are passed over again and again, each time in another order; a remainder smaller than
     a batch is left out of a pass. At the end the model has float32 weights in memory of their own,
-    on the device of this process.
-
-    Args:
-        model: Of transformers, trained in place.
-        texts: Of :func:`text_batch`.
-        config: Steps, batch size, optimizer.
-        seed: Of the order of the texts.
-        compute: Micro batches, precision, packing; its optimizer is not looked at.
+    on the device of this process. Of ``compute`` the optimizer is not looked at.
     """
     changed = {
         "optim": config.optim,

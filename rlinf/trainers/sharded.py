@@ -1,18 +1,28 @@
-"""A module whose parameters, gradients and moments are divided over ranks by FSDP2."""
+"""A module whose parameters, gradients and moments are divided over ranks, by FSDP2 and by torch's
+tensor parallelism."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
+from rlinf.errors import ConfigError
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.optimizer import learning_rates
 from rlinf.trainers.ranks import Grid
-from rlinf.trainers.tensor_parallel import parallelize
 from rlinf.trainers.trained import DTYPES, Source, TrainedModule, local_part
 
 _LITTLE = 256 * 2**20
@@ -25,11 +35,9 @@ class ShardedModule(TrainedModule):
     With ``reshard: auto`` a little module is taken for one layer, whose weights stay gathered:
     messages of its own layers would take longer than what they carry.
 
-    Parameters, gradients and moments are float32 parts; layers are gathered in
-    ``precision.param``, gradients summed in ``precision.reduce``.
-
-    The module is divided while it has no weights, and then each rank takes its parts of them: of
-    the whole weights one at a time comes to the device, in the number format that it has.
+    Parameters, gradients and moments are float32 parts. The module is divided while it has no
+    weights, and then each rank takes its parts of them: of the whole weights one at a time comes to
+    the device, in the number format that it has.
 
     Args:
         module: A scoring module on the host, the same on every rank, whose parameters are replaced
@@ -64,12 +72,8 @@ class ShardedModule(TrainedModule):
             cast_forward_inputs=False,
         )
         for unit in [module] if together else [*layers, module]:
-            fully_shard(
-                unit,
-                mesh=self._data,
-                mp_policy=policy,
-                reshard_after_forward=not self._keeps,
-            )
+            reshard = not self._keeps
+            fully_shard(unit, mesh=self._data, mp_policy=policy, reshard_after_forward=reshard)
         _allocate(module, ranks.device)
         for name, parameter in module.named_parameters():
             if not blank:
@@ -81,11 +85,9 @@ class ShardedModule(TrainedModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
         self.named = self._kept()
+        self.rates = list(learning_rates(module, self.named, optim or config.optim).values())
         self._numbers = {name: number for number, name in enumerate(self.named)}
         self.restart_optimizer(blank=blank)
-
-    def _rates(self, config: OptimizerConfig) -> list[float]:
-        return list(learning_rates(self.module, self.named, config).values())
 
     def begin_backward(self, *, last: bool) -> None:
         """See :meth:`TrainedModule.begin_backward`."""
@@ -111,14 +113,12 @@ class ShardedModule(TrainedModule):
 
     def _copies(self, parameter: nn.Parameter) -> int:
         """Ranks that hold the same part."""
-        divided = isinstance(parameter, DTensor) and any(
-            not isinstance(placement, Replicate)
-            for dimension, placement in zip(
-                parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True
-            )
-            if dimension == "tensor"
-        )
-        return 1 if divided else self._ranks.tensor_size
+        if isinstance(parameter, DTensor):
+            names = parameter.device_mesh.mesh_dim_names or ()
+            placements = dict(zip(names, parameter.placements, strict=True))
+            if not isinstance(placements.get("tensor", Replicate()), Replicate):
+                return 1
+        return self._ranks.tensor_size
 
     def discard_gradients(self) -> None:
         """See :meth:`TrainedModule.discard_gradients`."""
@@ -197,11 +197,8 @@ class ShardedModule(TrainedModule):
         local.copy_(value)
 
     def _buffers(self, kind: str) -> list[Tensor]:
-        if kind == "weights":
-            return [local_part(parameter) for parameter in self.module.parameters()]
-        if kind == "gradients":
-            return []
-        return [*self.optimizer.averages, *self.optimizer.squares]
+        parameters = self.module.parameters() if kind == "weights" else ()
+        return [local_part(parameter) for parameter in parameters]
 
     def offload(self) -> None:
         """See :meth:`TrainedModule.offload`."""
@@ -226,12 +223,8 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
 
 
 def replace_parameters(module: nn.Module, make: Callable[[nn.Parameter], nn.Parameter]) -> None:
-    """Put another parameter in the place of each; the former ones stay as they are.
-
-    Args:
-        module: Changed in place.
-        make: Called once for each parameter, a tied one included, which stays tied.
-    """
+    """Put another parameter in the place of each; ``make`` is called once for a tied one, which
+    stays tied. The former ones stay as they are."""
     found: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
@@ -241,11 +234,8 @@ def replace_parameters(module: nn.Module, make: Callable[[nn.Parameter], nn.Para
 
 
 def take_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Leave a module without weights: its parameters are float32 on the device ``meta``.
-
-    Returns:
-        Its weights by name, as they were, a tied one once.
-    """
+    """The weights of a module by name, as they were, a tied one once; it is left without, with
+    float32 parameters on the device ``meta``."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
     replace_parameters(module, _hollow)
     return weights
@@ -254,3 +244,65 @@ def take_weights(module: nn.Module) -> dict[str, Tensor]:
 def _hollow(parameter: nn.Parameter) -> nn.Parameter:
     empty = torch.empty(parameter.shape, device="meta", dtype=torch.float32)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+
+
+def parallelize(module: Any, mesh: Any) -> None:
+    """Divide the linear layers of ``module.model``, of transformers, over a one-dimensional mesh by
+    the plan of its architecture; a ConfigError where it has none, or its heads do not divide."""
+    model = module.model
+    text = model.config.get_text_config()
+    patterns: dict[str, str] = dict(text.base_model_tp_plan or {})
+    if not patterns:
+        raise ConfigError(
+            f"{type(model).__name__} has no plan for tensor parallelism; nearest: 1",
+            key="tensor_parallel_size",
+        )
+    for heads in ("num_attention_heads", "num_key_value_heads"):
+        number = getattr(text, heads, None)
+        if number is not None and number % mesh.size():
+            raise ConfigError(
+                f"{mesh.size()} does not divide the model's {heads} {number}",
+                key="tensor_parallel_size",
+            )
+    backbone = model.base_model
+    plan = {}
+    embedding = backbone.get_input_embeddings()
+    for name, part in backbone.named_modules():
+        for pattern, style in patterns.items():
+            if part is not embedding and re.fullmatch(
+                re.escape(pattern).replace(r"\*", r"\d+"), name
+            ):
+                plan[name] = _style(style, type(model).__name__)
+    parallelize_module(backbone, mesh, plan)
+    _parallelize_vocabulary(model, mesh)
+
+
+def _style(name: str, architecture: str) -> ParallelStyle:
+    styles: dict[str, Callable[[], ParallelStyle]] = {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        # A norm of each head: the heads are divided, its weights are not.
+        "replicated_with_grad_allreduce": lambda: SequenceParallel(
+            sequence_dim=2, use_local_output=True
+        ),
+    }
+    if name not in styles:
+        raise ConfigError(
+            f"{architecture} divides a layer by `{name}`, which is not known here; nearest: 1",
+            key="tensor_parallel_size",
+        )
+    return styles[name]()
+
+
+def _parallelize_vocabulary(model: Any, mesh: Any) -> None:
+    """Divide the output layer by rows of the vocabulary, and the embedding with it where tied."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        return
+    embedding = model.get_input_embeddings()
+    tied = head.weight is embedding.weight
+    parallelize_module(head, mesh, ColwiseParallel(output_layouts=Replicate()))
+    if tied:
+        by_rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        parallelize_module(embedding, mesh, by_rows)
+        head.weight = embedding.weight

@@ -32,18 +32,18 @@ class TrainedModule(ABC):
     Attributes:
         module: What is called in forward passes.
         named: The kept parameters by their names in ``module``: those that are trained.
+        rates: Learning rate of each tensor of :meth:`master`.
         optimizer: Steps the ``master`` source.
     """
 
     named: dict[str, nn.Parameter]
+    rates: list[float]
     optimizer: AdamW
 
     def __init__(
         self, module: nn.Module, config: TrainerConfig, optim: OptimizerConfig | None
     ) -> None:
-        self.module = module
-        self._config = config
-        self._optim = optim
+        self.module, self._config, self._optim = module, config, optim
         self._away: dict[str, Offloaded] = {}
 
     def _kept(self) -> dict[str, nn.Parameter]:
@@ -104,7 +104,7 @@ class TrainedModule(ABC):
 
     @abstractmethod
     def _buffers(self, kind: str) -> list[Tensor]:
-        """What ``weights``, ``gradients`` or ``optimizer`` occupy."""
+        """What ``weights`` or ``gradients`` occupy."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,10 +113,10 @@ class TrainedModule(ABC):
 
     def sources(self) -> dict[str, Source]:
         """What training goes on from."""
+        master = {"master": self.master()}
         if self._optim is None:
-            return {"master": self.master()}
-        return {
-            "master": self.master(),
+            return master
+        return master | {
             "exp_avg": self.optimizer.averages,
             "exp_avg_sq": self.optimizer.squares,
         }
@@ -125,17 +125,11 @@ class TrainedModule(ABC):
         """What belongs to the weights and no gradient reaches, as statistics of observations."""
         return dict(saved_buffers(self.module))
 
-    @abstractmethod
-    def _rates(self, config: OptimizerConfig) -> list[float]:
-        """Learning rate of each tensor of :meth:`master`."""
-
     def restart_optimizer(self, *, blank: bool = False) -> None:
         """Forget all moments; ``blank``: they are going to be set, and need not be 0."""
-        config = self._optim
-        if config is None:
-            self.optimizer = AdamW([], self._config.optim)
-        else:
-            self.optimizer = AdamW(self.master(), config, rates=self._rates(config), blank=blank)
+        tensors, rates = (self.master(), self.rates) if self._optim else ([], [])
+        config = self._optim or self._config.optim
+        self.optimizer = AdamW(tensors, config, rates=rates, blank=blank)
 
     def apply_step(self, *, norm: float, factor: float) -> None:
         """Clip the gradients of this norm and step."""
@@ -150,14 +144,15 @@ class TrainedModule(ABC):
         """Take from the device what the config names."""
         for kind in ("weights", "gradients", "optimizer"):
             if getattr(self._config.offload, kind) and kind not in self._away:
-                self._away[kind] = Offloaded(self._buffers(kind), keep=kind != "gradients")
+                moments = [*self.optimizer.averages, *self.optimizer.squares]
+                tensors = moments if kind == "optimizer" else self._buffers(kind)
+                self._away[kind] = Offloaded(tensors, keep=kind != "gradients")
 
     def onload(self, *kinds: str) -> None:
         """Bring everything back, or only some of ``weights``, ``gradients``, ``optimizer``."""
         for kind in kinds or tuple(self._away):
-            part = self._away.pop(kind, None)
-            if part is not None:
-                part.restore()
+            if kind in self._away:
+                self._away.pop(kind).restore()
 
     @property
     def offloaded(self) -> bool:
@@ -198,11 +193,7 @@ class TrainedModule(ABC):
         return {"steps": self.optimizer.steps, "buffers": self.buffers(), **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`.
-
-        Raises:
-            CheckpointError: The weights are of another model.
-        """
+        """Continue from :meth:`state_dict`; a CheckpointError where it is of another model."""
         check_compatible({n: tuple(p.shape) for n, p in self.named.items()}, state["master"])
         check_compatible(self.buffers(), state["buffers"])
         for kind, source in self.sources().items():
@@ -220,12 +211,8 @@ class PlainModule(TrainedModule):
     The kept parameters become views of one vector, and their gradients of another, so that
     clipping and the optimizer are a few calls: what an optimizer does to each parameter of a small
     network costs more in calls than in arithmetic. In bfloat16 a float32 vector stands behind them.
-
-    Args:
-        module: Its kept parameters are rebound, the others brought to ``precision.param``.
-        config: Precision.
-        optim: Of its optimizer; None: no loss trains it.
-        blank: Weights and moments are going to be set, so that nothing is written now.
+    Other parameters are brought to ``precision.param``. With ``blank`` nothing is written now, as
+    weights and moments are going to be set.
     """
 
     def __init__(
@@ -282,12 +269,8 @@ class PlainModule(TrainedModule):
         """A view of the part of each learning rate."""
         return list(torch.split(vector, self._sizes))
 
-    def _rates(self, config: OptimizerConfig) -> list[float]:
-        del config
-        return self.rates
-
     def set_gradients(self, vector: Tensor) -> None:
-        """Take a summed gradient [``size``], parameter after parameter of :attr:`named`."""
+        """Take a summed gradient [``size``], in the order of :attr:`named`."""
         self._sum.copy_(vector)
 
     def begin_backward(self, *, last: bool) -> None:
@@ -348,12 +331,10 @@ class PlainModule(TrainedModule):
             parameter.data = self.part(name, self.master()).clone()
 
     def _buffers(self, kind: str) -> list[Tensor]:
-        if kind == "weights":
-            frozen = [p.data for p in self.module.parameters() if not p.requires_grad]
-            return [self._master, self._used, *frozen]
         if kind == "gradients":
             return [self._gradient, self._sum]
-        return [*self.optimizer.averages, *self.optimizer.squares]
+        frozen = [p.data for p in self.module.parameters() if not p.requires_grad]
+        return [self._master, self._used, *frozen]
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.metrics import staleness_metrics
 from rlinf.algorithms.protocol import Algorithm, Loss
+from rlinf.algorithms.samples import staleness_metrics
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.policy import ActionEvaluation
-from rlinf.trainers.checkpoint import as_text, from_text
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
-from rlinf.trainers.modules import CRITIC, POLICY, TrainedModules, finite
+from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
 from rlinf.trainers.packing import Packing, Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
-from rlinf.trainers.reference import Reference
 from rlinf.trainers.trained import Source, TrainedModule
 from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
 
@@ -35,9 +37,8 @@ class Trainer:
     """Applies an algorithm's gradients: epochs, global batches, micro batches, ranks.
 
     Every rank calls the same methods in the same order with the same batches and gets the same
-    results; how work and weights are divided is the trainer's own affair. For each global batch
-    every loss whose modules are all here is one optimizer step of these modules, in the order in
-    which the algorithm names the losses.
+    results. For each global batch every loss whose modules are all here is one optimizer step of
+    these modules, in the order in which the algorithm names the losses.
 
     Args:
         modules: By the names that losses call them; the same on every rank. ``policy``, if it is
@@ -77,8 +78,7 @@ class Trainer:
         self._algorithm, self._config = algorithm, config
         self._total_steps, self._seed, self._rows = total_steps, seed, rows
         ranks = ranks or Replicas()
-        size = config.micro_batch_size
-        self._packing = packing or Rows(size)
+        self._packing = packing or Rows(config.micro_batch_size)
         self._losses = [each for each in algorithm.losses() if modules.keys() >= {*each.parameters}]
         self._prefixes = {
             each.name: section if each.name == POLICY else each.name for each in self._losses
@@ -106,25 +106,17 @@ class Trainer:
         """Those that hold the modules now."""
         return self.modules.ranks
 
-    # -- numbers of rows ------------------------------------------------------------------------
-
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> list[Tensor]:
-        """Numbers of the rows of a whole batch under the present weights.
-
-        Args:
-            batch: N rows, the same on every rank.
-            score: From a micro batch on the device to one or more [n, ...].
-
-        Returns:
-            One [N, ...] float32 for each, where the batch lies.
-        """
+        """Numbers of the rows of a whole batch under the present weights, by ``score`` of its micro
+        batches on the device; each [N, ...] float32, where the batch lies."""
         self.modules.need_loaded()
         ranks, results = self.ranks, list[Tensor]()
         whole = isinstance(ranks, Replicas)
         rank, size = (0, 1) if whole else (ranks.data_rank, ranks.data_size)
         for indices, part in self._packing.micro_batches(batch, rank, size):
-            scored = [each.float().to(batch.mask) for each in score(self._place(part))]
+            placed = self._packing.place(part, ranks.device)
+            scored = [each.float().to(batch.mask) for each in score(placed)]
             if not results:
                 results = [each.new_zeros((len(batch), *each.shape[1:])) for each in scored]
             for result, numbers in zip(results, scored, strict=True):
@@ -134,16 +126,8 @@ class Trainer:
         self.modules.settle()
         return [ranks.sum_data(result) for result in results]
 
-    def _place(self, part: Batch) -> Batch:
-        return self._packing.place(part, self.ranks.device)
-
     def log_probs(self, batch: Batch, **options: Any) -> Tensor:
-        """Log-probs [N, K] of the terms under the present weights of the policy.
-
-        Args:
-            batch: N rows.
-            **options: Of the policy's forward pass.
-        """
+        """Log-probs [N, K] of the terms under the present weights; options go to the policy."""
         policy = self.modules.modules[POLICY]
         return self.evaluate(batch, lambda part: [part.fold(policy(part, **options).log_probs)])[0]
 
@@ -153,11 +137,8 @@ class Trainer:
         return self.evaluate(batch, lambda part: [critic(part)])[0]
 
     def reference_log_probs(self, batch: Batch) -> Tensor:
-        """Log-probs [N, K] under the weights that the run began with.
-
-        Raises:
-            RuntimeError: The algorithm did not ask for them, so no copy was kept.
-        """
+        """Log-probs [N, K] under the weights that the run began with; a RuntimeError where the
+        algorithm did not ask for them, so that no copy was kept."""
         if self.reference is None:
             raise RuntimeError("the algorithm asked for no reference policy")
         with self.reference.in_place():
@@ -184,21 +165,16 @@ class Trainer:
 
     def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """A rollout as a batch with everything that the losses read; metrics about it."""
-        if isinstance(rollout, Trajectory):
-            batch, metrics = self._samples(rollout)
-        else:
+        if isinstance(rollout, Batch):
             batch, metrics = self._algorithm.prepare(self.with_log_probs(rollout))
-        return self.with_log_probs(batch), metrics
-
-    def _samples(self, trajectory: Trajectory) -> tuple[Batch, dict[str, float]]:
-        stale = bool((trajectory.versions != self.version).any())
+            return self.with_log_probs(batch), metrics
+        stale = bool((rollout.versions != self.version).any())
         if self._algorithm.needs_present and stale:
-            present = self._present(trajectory)
-            batch, metrics = self._algorithm.prepare_stale(trajectory, present)
+            batch, metrics = self._algorithm.prepare_stale(rollout, self._present(rollout))
         else:
-            batch, metrics = self._algorithm.prepare(trajectory)
+            batch, metrics = self._algorithm.prepare(rollout)
         metrics.update(staleness_metrics(self.version - batch.versions[:, 0]))
-        return replace(batch, version=self.version), metrics
+        return self.with_log_probs(replace(batch, version=self.version)), metrics
 
     def _present(self, trajectory: Trajectory) -> ActionEvaluation:
         """A rollout under the present weights, each [T, B, ...]."""
@@ -224,8 +200,6 @@ class Trainer:
         if algorithm.needs_reference and batch.reference_log_probs is None:
             batch = replace(batch, reference_log_probs=self.reference_log_probs(batch))
         return batch
-
-    # -- updates --------------------------------------------------------------------------------
 
     def train(self, batches: Batch | Iterable[Batch], step: int) -> dict[str, float]:
         """Run one training phase; the version rises by 1.
@@ -273,10 +247,10 @@ class Trainer:
         # Known also to ranks that join during the phase.
         fresh = POLICY in loss.parameters and self._updated_in != step
         first = self._first if fresh and batch.version == self.version else None
-        prefix = self._prefixes[loss.name]
+        prefix, ranks = self._prefixes[loss.name], self.ranks
 
         def share(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-            placed = self._place(part)
+            placed = self._packing.place(part, ranks.device)
             with _outputs_of(modules.get(POLICY) if first else None) as seen:
                 value, metrics = loss.of(modules, placed, normalizer)
             found = {f"{prefix}/loss": value.detach(), **metrics}
@@ -288,12 +262,11 @@ class Trainer:
                 found |= first.disagreement(placed.fold(evaluation.log_probs), placed)
             return value, found
 
-        ranks = self.ranks
         mine = self._packing.micro_batches(batch, ranks.data_rank, ranks.data_size)
         metrics = self.modules.gradients(loss.parameters, [part for _, part in mine], share)
         norms = self.modules.norms(loss.parameters)
         metrics[f"{prefix}/grad_norm"] = sum(norm**2 for norm in norms.values()) ** 0.5
-        is_finite = finite(norms, metrics[f"{prefix}/loss"])
+        is_finite = all(map(isfinite, [metrics[f"{prefix}/loss"], *norms.values()]))
         if first is not None:
             first.check(metrics, finite=is_finite)
         if POLICY in loss.parameters and not self._algorithm.accepts(metrics):
@@ -334,8 +307,6 @@ class Trainer:
             for name, tensor in weights_of(self.modules.held[POLICY], content):
                 yield name, tensor.clone() if away else tensor
 
-    # -- state ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, whole; on ranks other than 0 an empty dict.
 
@@ -348,12 +319,9 @@ class Trainer:
         return {"modules": modules, "reference": reference, **self.numbers()} if keep else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, given whole on every rank, from any number of ranks.
-
-        Raises:
-            CheckpointError: The weights are of another model, or the format is an older one.
-        """
-        check_format(state)
+        """Continue from :meth:`state_dict`, given whole on every rank, from any number of ranks; a
+        CheckpointError where the weights are of another model, or the format is an older one."""
+        _check_format(state)
         with self.modules.loaded():
             self.modules.load_state_dict(state["modules"])
             if self.reference is not None and state["reference"] is not None:
@@ -378,17 +346,8 @@ class Trainer:
             skipped.in_a_row = int(numbers["skipped"][name])
 
     def save_sharded(self, directory: Path) -> list[Path]:
-        """Write the same as :meth:`state_dict`; each rank its own part.
-
-        Args:
-            directory: The same one for all ranks, of this checkpoint alone.
-
-        Returns:
-            Files that this rank wrote.
-
-        Raises:
-            OSError: A rank could not write; on all ranks.
-        """
+        """Write the same as :meth:`state_dict` into a directory of this checkpoint alone; each rank
+        its own part, of whose files it gives the paths. An OSError is raised on all ranks."""
         with self.modules.loaded():
             return self.modules.save_sharded(directory, self._more())
 
@@ -398,13 +357,19 @@ class Trainer:
             found = self.modules.load_sharded(directory, self._more())
             if self.reference is not None:
                 self.reference.load_parts(found["reference"])
-        self.load_numbers(from_text(found["numbers"]))
+        try:
+            text = io.BytesIO(base64.b64decode(found["numbers"]))
+            numbers = torch.load(text, weights_only=True)
+        except (pickle.UnpicklingError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"the numbers of a checkpoint cannot be read: {error}") from error
+        self.load_numbers(numbers)
 
     def _more(self) -> dict[str, Any]:
+        """Written beside the modules; numbers are text, as their tensors may change shape."""
+        file = io.BytesIO()
+        torch.save(self.numbers(), file)
         reference = {} if self.reference is None else self.reference.parts()
-        return {"reference": reference, "numbers": as_text(self.numbers())}
-
-    # -- what lets the number of ranks change ---------------------------------------------------
+        return {"reference": reference, "numbers": base64.b64encode(file.getvalue()).decode()}
 
     @property
     def parts(self) -> tuple[TrainedModule | None, Source | None]:
@@ -449,8 +414,6 @@ class Trainer:
         trained.optimizer.steps = steps
         trained.changed()
 
-    # -- memory ---------------------------------------------------------------------------------
-
     def offload(self) -> None:
         """Take from the device what ``offload`` in the config names; nothing else works until
         :meth:`onload`, but for saving and sending, which bring it back for a moment."""
@@ -483,17 +446,10 @@ def _outputs_of(module: nn.Module | None) -> Iterator[list[Any]]:
 def global_batches(
     batch: Batch, config: TrainerConfig, *, seed: int, step: int, rows: int | None = None
 ) -> Iterator[Batch]:
-    """Passes over the rows of a rollout, each in its own order.
-
-    Args:
-        batch: The rollout.
-        config: How many passes, and rows of each global batch.
-        seed: Of the orders.
-        step: Number of the phase, from 0.
-        rows: That are trained on; None: all.
+    """Passes over the rows of a rollout, each in its own order, in phase ``step`` of a run.
 
     Raises:
-        RunFailure: They are too few.
+        RunFailure: There are fewer than ``rows``, which are trained on; None: all are.
     """
     rows = len(batch) if rows is None else rows
     if len(batch) < rows:
@@ -515,22 +471,13 @@ def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:
 
 
 def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Weights and buffers of a module in the state of a trainer that trains all of them.
-
-    Raises:
-        CheckpointError: The state is of an older format.
-    """
-    check_format(state)
+    """Weights and buffers of a module in the state of a trainer that trains all of them."""
+    _check_format(state)
     module = state["modules"][name]
     return {**module["master"], **module["buffers"]}
 
 
-def check_format(state: Mapping[str, Any]) -> None:
-    """Refuse the state of an older trainer.
-
-    Raises:
-        CheckpointError: It has another format.
-    """
+def _check_format(state: Mapping[str, Any]) -> None:
     if "modules" not in state:
         raise CheckpointError(
             "the trainer's state is of an older format, without `modules`; resume it with the "

@@ -29,12 +29,8 @@ _COUNTED: dict[Outcome, str] = {
 @dataclass(frozen=True)
 class Update:
     """What became of one global batch: ``skipped`` where its gradient was not finite, ``refused``
-    where the algorithm does not want it, ``empty`` where there is nothing to train on.
-
-    Args:
-        outcome: Which of these.
-        metrics: Summed over micro batches and ranks.
-    """
+    where the algorithm does not want it, ``empty`` where there is nothing to train on; its metrics
+    are summed over micro batches and ranks."""
 
     outcome: Outcome
     metrics: dict[str, float]
@@ -70,16 +66,8 @@ class SkippedUpdates:
         self.in_a_row = 0
 
     def note(self, updates: Sequence[Update], batch: Batch, *, step: int) -> None:
-        """Count the last update of a phase.
-
-        Args:
-            updates: Of the phase so far.
-            batch: The global batch of the last one.
-            step: Number of the phase.
-
-        Raises:
-            RunFailure: Too many were skipped.
-        """
+        """Count the last of the updates of a phase, on a global batch; a RunFailure where too many
+        were skipped."""
         last = updates[-1]
         if last.outcome == "applied":
             self.in_a_row = 0
@@ -138,12 +126,8 @@ class FirstUpdate:
 
     @torch.no_grad()
     def disagreement(self, log_probs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the terms that the present weights sampled; KL by Schulman's k3.
-
-        Args:
-            log_probs: [n, K] under the weights that train.
-            batch: The micro batch.
-        """
+        """Sums over the terms of a micro batch that the present weights sampled, whose log-probs
+        [n, K] are those of the weights that train; KL by Schulman's k3."""
         fresh = batch.mask > 0
         if batch.version is not None:
             fresh = fresh & (batch.versions == batch.version)
@@ -161,21 +145,13 @@ class FirstUpdate:
         }
 
     def check(self, metrics: dict[str, float], *, finite: bool) -> None:
-        """Take the sums of the comparison out of the metrics of an update, and judge them.
-
-        Args:
-            metrics: Summed over micro batches and ranks.
-            finite: Whether loss and gradient are; otherwise the update is skipped anyway.
-
-        Raises:
-            RunFailure: They disagree.
-        """
+        """Take the sums out of the metrics of an update, and judge them: a RunFailure where both
+        disagree, unless the update is not ``finite`` and skipped anyway."""
         kl, mean, far, count = (metrics.pop(name) for name in (_KL, _MEAN, _FAR, _COUNT))
         if not count:
             return
         self.kl = kl = kl / count
-        mean /= count
-        bounds = self._bounds
+        mean, bounds = mean / count, self._bounds
         wide = bounds.mean_ratio is not None and not mean <= bounds.mean_ratio
         if not finite or (kl <= bounds.kl and not far and not wide):
             return

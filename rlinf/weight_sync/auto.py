@@ -14,7 +14,7 @@ from rlinf.weight_sync.config import (
     WeightSyncConfig,
 )
 from rlinf.weight_sync.link import Header, Place, Request
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 _UNKNOWN = -1  # the choice of a syncer has no version
 
@@ -64,7 +64,7 @@ class AutoReceiver(WeightReceiver[AutoConfig]):
             self._chosen = config.build_receiver(self._worker, self._parties, self._targets)
         return self._chosen._open()
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         assert self._chosen is not None  # `_open` has built it
         update = self._chosen._receive(header)
         self._chosen.version = update.version

@@ -1,36 +1,41 @@
-"""``bucket``: all weights, in flat buckets, to receivers on any node."""
+"""``bucket``: all weights, in flat buckets, to receivers on any node.
+
+A bucket is a range of bytes of a layout, filled on one side and taken apart on the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
-from rlinf.weight_sync.buckets import HostPool, Packer, Range, plan_buckets, unpack
 from rlinf.weight_sync.collective import Collective, Meeting
 from rlinf.weight_sync.config import BucketConfig
-from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.errors import WeightSyncError
+from rlinf.weight_sync.layout import ByteLayout, Entry, agreed_dtypes, flat_bytes, lay_out
 from rlinf.weight_sync.link import Header, Request
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
+
+_ALONE_BYTES = 1 << 20
+_MOST_ALONE = 128  # each becomes a memory mapping of the receiver
+
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """What the header of a whole update says.
+    """What the header of a whole update says."""
 
-    Args:
-        layout: Where the tensors lie.
-        ranges: What each bucket covers.
-        meeting: Where the collective meets; None: buckets are messages.
-    """
-
-    layout: Layout
-    ranges: list[Range]
-    meeting: Meeting | None = None
+    layout: ByteLayout
+    ranges: list[Range]  # what each bucket covers
+    meeting: Meeting | None = None  # where the collective meets; None: buckets are messages
 
 
 class BucketSender(WeightSender[BucketConfig]):
@@ -60,9 +65,8 @@ class BucketSender(WeightSender[BucketConfig]):
         if by_reference and (self._pool is None or self._pooled != ranges):
             self._pool, self._pooled = HostPool(), ranges
         for bucket in ranges:
-            nbytes = bucket[1] - bucket[0]
             if by_reference and self._pool is not None:
-                flat = self._pool.take(nbytes)
+                flat = self._pool.take(bucket[1] - bucket[0])
                 packer.fill(bucket, flat)
             else:  # the message holds a copy as soon as it is sent
                 whole = packer.alone(bucket)
@@ -78,15 +82,14 @@ class BucketSender(WeightSender[BucketConfig]):
         return flat
 
     def _send_collectively(
-        self, packer: Packer, layout: Layout, ranges: list[Range], version: int
+        self, packer: Packer, layout: ByteLayout, ranges: list[Range], version: int
     ) -> None:
-        members = 1 + len(self._link.receivers)
         if self._collective is None:
+            members = 1 + len(self._link.receivers)
             self._collective = Collective(Meeting.at(self._config.transport), 0, members)
         collective = self._collective
-        self._link.header(
-            version, Buckets(layout=layout, ranges=ranges, meeting=collective.meeting)
-        )
+        buckets = Buckets(layout=layout, ranges=ranges, meeting=collective.meeting)
+        self._link.header(version, buckets)
         try:
             collective.open()
             for begin, end in ranges:
@@ -113,25 +116,28 @@ class BucketReceiver(WeightReceiver[BucketConfig]):
         super().__init__(*arguments)
         self._pool = HostPool()
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         buckets: Buckets = header.body
         if buckets.meeting is None:
             parts = [self._link.part() for _ in buckets.ranges]
         else:
             parts = self._receive_collectively(buckets.ranges, buckets.meeting)
-        return Update(unpack(buckets.layout, buckets.ranges, parts, self._pool), header.version)
+        weights = unpack(buckets.layout, buckets.ranges, parts, self._pool)
+        return ReceivedWeights(weights, header.version)
 
     def _receive_collectively(self, ranges: list[Range], meeting: Meeting) -> list[Tensor]:
         if self._collective is None or self._collective.meeting != meeting:
             self.close()
-            members = 1 + self._link.peers
+            members = 1 + len(self._link.peers)
             self._collective = Collective(meeting, 1 + self._link.index, members)
-        collective = self._collective
-        parts = []
+        collective, parts = self._collective, []
         try:
             collective.open()
             for begin, end in ranges:
-                flat = self._memory(end - begin, collective.device)
+                if collective.device.type == "cpu":
+                    flat = self._pool.take(end - begin)
+                else:
+                    flat = torch.empty(end - begin, dtype=torch.uint8, device=collective.device)
                 collective.broadcast(flat)
                 parts.append(flat)
         except BaseException:
@@ -139,14 +145,132 @@ class BucketReceiver(WeightReceiver[BucketConfig]):
             raise
         return parts
 
-    def _memory(self, nbytes: int, device: torch.device) -> Tensor:
-        if device.type == "cpu":
-            return self._pool.take(nbytes)
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
     def close(self) -> None:
         """End the collective."""
         super().close()
         if self._collective is not None:
             self._collective.close()
             self._collective = None
+
+
+def plan_buckets(layout: ByteLayout, bucket_size: int) -> list[Range]:
+    """Cut a layout into ranges of bytes, none longer than ``bucket_size``.
+
+    A large tensor has buckets of its own: it need not be copied together with others first.
+    """
+    alone = max(_ALONE_BYTES, layout.nbytes // _MOST_ALONE)
+    ranges: list[Range] = []
+    begin = end = 0
+    for entry in layout.owners:
+        if not entry.nbytes:
+            continue
+        together = entry.nbytes < min(alone, bucket_size)
+        if end > begin and not (together and entry.end - begin <= bucket_size):
+            ranges.append((begin, end))
+            begin = end
+        if together:
+            begin, end = (begin if end > begin else entry.offset), entry.end
+        else:
+            cuts = [*range(entry.offset, entry.end, bucket_size), entry.end]
+            ranges += itertools.pairwise(cuts)
+            begin = end = entry.end
+    return [*ranges, (begin, end)] if end > begin else ranges
+
+
+class Packer:
+    """Reads the buckets of one update out of the sender's tensors."""
+
+    def __init__(self, layout: ByteLayout, weights: Mapping[str, Tensor]) -> None:
+        self._layout, self._weights = layout, weights
+        self._latest: tuple[str, Tensor] | None = None
+
+    def alone(self, bucket: Range) -> Tensor | None:
+        """[n] uint8 bytes of a bucket within one CPU tensor, by reference where it needs no cast.
+
+        None where the bucket holds several tensors.
+        """
+        begin, end = bucket
+        entries = self._entries_in(bucket)
+        if len(entries) != 1:
+            return None
+        return self._bytes(entries[0])[begin - entries[0].offset : end - entries[0].offset]
+
+    def fill(self, bucket: Range, flat: Tensor) -> None:
+        """Copy a bucket into [n] uint8 memory, casting on the way."""
+        begin, end = bucket
+        for entry in self._entries_in(bucket):
+            if begin <= entry.offset and entry.end <= end:
+                entry.view(flat, begin).copy_(self._weights[entry.name])
+            else:  # the bucket is a part of one tensor
+                flat.copy_(self._bytes(entry)[begin - entry.offset : end - entry.offset])
+
+    def _entries_in(self, bucket: Range) -> list[Entry]:
+        """Entries that lie in a bucket, wholly or in part."""
+        begin, end = bucket
+        return [e for e in self._layout.owners if e.nbytes and e.offset < end and e.end > begin]
+
+    def _bytes(self, entry: Entry) -> Tensor:
+        if self._latest is None or self._latest[0] != entry.name:
+            tensor = self._weights[entry.name].to(entry.dtype).cpu()
+            self._latest = entry.name, flat_bytes(tensor)
+        return self._latest[1]
+
+
+class HostPool:
+    """Memory for buckets that are passed by reference within a process.
+
+    Fresh pages cost more than the copy into them, so memory is used again as soon as the last
+    tensor that looks at it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def take(self, nbytes: int) -> Tensor:
+        """[n] uint8 memory that nobody looks at."""
+        free = self._free.setdefault(nbytes, [])
+        memory = free.pop() if free else np.empty(nbytes, np.uint8)
+        view = memory[:]
+        weakref.finalize(view, free.append, memory).atexit = False
+        return torch.from_numpy(view)
+
+
+def unpack(
+    layout: ByteLayout, ranges: Sequence[Range], parts: Sequence[Tensor], pool: HostPool
+) -> dict[str, Tensor]:
+    """The tensors of an update: views of its buckets, or joined where one has several.
+
+    Args:
+        layout: Where tensors lie.
+        ranges: What each bucket covers.
+        parts: [n] uint8 bytes of each bucket.
+        pool: Memory for joined tensors.
+
+    Raises:
+        WeightSyncError: A bucket has another length than its range.
+    """
+    for (begin, end), part in zip(ranges, parts, strict=True):
+        if part.numel() != end - begin:
+            raise WeightSyncError(f"a bucket of {end - begin} bytes came with {part.numel()}")
+    at: dict[int, Tensor] = {}
+    starts = [begin for begin, _ in ranges]
+    for entry in layout.owners:
+        if not entry.nbytes:
+            at[entry.offset] = torch.empty(entry.shape, dtype=entry.dtype)
+            continue
+        first = int(np.searchsorted(starts, entry.offset, side="right")) - 1
+        if entry.end <= ranges[first][1]:
+            at[entry.offset] = entry.view(parts[first], ranges[first][0])
+            continue
+        last = int(np.searchsorted(starts, entry.end, side="left"))
+        joined = _joined(parts[first:last], pool)
+        at[entry.offset] = joined.view(entry.dtype).view(entry.shape)
+    return {entry.name: at[entry.offset] for entry in layout.entries}
+
+
+def _joined(parts: Sequence[Tensor], pool: HostPool) -> Tensor:
+    if parts[0].device.type != "cpu":
+        return torch.cat(list(parts))
+    memory = pool.take(sum(part.numel() for part in parts))
+    torch.cat(list(parts), out=memory)
+    return memory

@@ -15,7 +15,7 @@ import torch.distributed
 from torch import Tensor
 
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.weight_sync.errors import WeightSyncError
 
 Backend = Literal["gloo", "nccl"]
@@ -23,25 +23,15 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the members of a collective find each other.
+    """Where the members of a collective find each other."""
 
-    Args:
-        place: At the sender, see :func:`~rlinf.scheduler.rendezvous.open_place`.
-        backend: Library.
-        seconds: How long an operation may take.
-    """
-
-    place: str
+    place: str  # at the sender, see `rlinf.scheduler.transport.rendezvous.open_place`
     backend: Backend
-    seconds: float
+    seconds: float  # that an operation may take
 
     @classmethod
     def at(cls, backend: Any) -> Meeting:
-        """A meeting at the sender.
-
-        Raises:
-            WeightSyncError: The workers are threads of one process.
-        """
+        """A meeting at the sender; a WeightSyncError where workers are threads of one process."""
         process = require_process()
         if process.runtime == "local":
             raise WeightSyncError(
@@ -52,27 +42,15 @@ class Meeting:
 
 
 class Collective:
-    """One member; 0 is the sender.
-
-    Args:
-        meeting: Where the members meet.
-        rank: Number of this member.
-        size: Number of members.
-    """
+    """One member of ``size``; rank 0 is the sender."""
 
     def __init__(self, meeting: Meeting, rank: int, size: int) -> None:
-        self.meeting = meeting
-        self._rank = rank
-        self._size = size
+        self.meeting, self._rank, self._size = meeting, rank, size
         self._group: Any = None
         self.device = torch.device("cpu" if meeting.backend == "gloo" else own_device())
 
     def open(self) -> None:
-        """Meet the others, once.
-
-        Raises:
-            WeightSyncError: Not all came in time.
-        """
+        """Meet the others, once; a WeightSyncError where not all came in time."""
         if self._group is not None:
             return
         library: Any = torch.distributed
@@ -88,11 +66,7 @@ class Collective:
             ) from error
 
     def broadcast(self, flat: Tensor) -> None:
-        """Send or receive [n] uint8 memory.
-
-        Raises:
-            WeightSyncError: A member is gone, or it took too long.
-        """
+        """Send or receive [n] uint8 memory; a WeightSyncError where a member is gone or late."""
         try:
             self._group.broadcast(flat, 0).wait()
             if flat.device.type != "cpu":

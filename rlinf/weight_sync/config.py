@@ -8,13 +8,13 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
-from rlinf.config.component import illegal
-from rlinf.config.registry import load_attribute
+from rlinf.config.component import Component, illegal
+from rlinf.config.registry import Registry, load_attribute
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,3 +130,22 @@ class AutoConfig(PatchConfig):
     """Which syncer this section configures."""
     reads: Literal["copy", "view"] = "copy"
     """How receivers read where `shared_memory` is chosen."""
+
+
+REGISTRY = Registry(
+    "weight syncer",
+    "rlinf.weight_syncers",
+    {
+        "auto": "rlinf.weight_sync.config:AutoConfig",
+        "reference": "rlinf.weight_sync.config:ReferenceConfig",
+        "shared_memory": "rlinf.weight_sync.config:SharedMemoryConfig",
+        "bucket": "rlinf.weight_sync.config:BucketConfig",
+        "patch": "rlinf.weight_sync.config:PatchConfig",
+    },
+    WeightSyncConfig,
+)
+"""A package adds a syncer by an entry point in the group ``rlinf.weight_syncers`` that names its
+config class, a subclass of :class:`WeightSyncConfig`."""
+
+WeightSyncSection = Annotated[WeightSyncConfig, Component(REGISTRY)]
+"""The section of a recipe that says how weights go from who trains them to who uses them."""

@@ -18,21 +18,13 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor.
-
-    Args:
-        name: Its name.
-        shape: Its shape.
-        dtype: Type in which it is received.
-        offset: First byte in the flat range.
-        tied: Whether an earlier entry lies at the same place, because both share their memory.
-    """
+    """One tensor."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int
-    tied: bool
+    dtype: torch.dtype  # in which it is received
+    offset: int  # first byte in the flat range
+    tied: bool  # whether an earlier entry lies at the same place, because both share their memory
 
     @property
     def numel(self) -> int:
@@ -58,7 +50,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ByteLayout:
     """All tensors of an update, in the order in which they were sent."""
 
     entries: tuple[Entry, ...]
@@ -73,21 +65,10 @@ class Layout:
         """Length of the flat range."""
         return max((_aligned(entry.end) for entry in self.entries), default=0)
 
-    @property
-    def numel(self) -> int:
-        """Number of elements, tied ones once."""
-        return sum(entry.numel for entry in self.owners)
-
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """All tensors in a flat range; tied ones are one tensor."""
-        at: dict[int, Tensor] = {}
-        found = {}
-        for entry in self.entries:
-            if entry.tied:
-                found[entry.name] = at[entry.offset]
-            else:
-                found[entry.name] = at[entry.offset] = entry.view(flat)
-        return found
+        at = {entry.offset: entry.view(flat) for entry in self.owners}
+        return {entry.name: at[entry.offset] for entry in self.entries}
 
     def dumps(self) -> bytes:
         """As text, for :meth:`loads`."""
@@ -95,25 +76,17 @@ class Layout:
         return json.dumps(rows).encode()
 
     @classmethod
-    def loads(cls, data: bytes) -> Layout:
+    def loads(cls, data: bytes) -> ByteLayout:
         """From what :meth:`dumps` gave."""
-        return cls(
-            tuple(
-                Entry(
-                    name, tuple(shape), getattr(torch, dtype.removeprefix("torch.")), offset, tied
-                )
-                for name, shape, dtype, offset, tied in json.loads(data)
-            )
-        )
+        entries = []
+        for name, shape, kind, offset, tied in json.loads(data):
+            dtype = getattr(torch, kind.removeprefix("torch."))
+            entries.append(Entry(name, tuple(shape), dtype, offset, tied))
+        return cls(tuple(entries))
 
 
-def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> Layout:
-    """Lay tensors out one after the other.
-
-    Args:
-        weights: What is sent.
-        dtypes: Types in which receivers want them; others are received as they are.
-    """
+def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> ByteLayout:
+    """Lay tensors out one after the other, in the types that receivers want, by name."""
     entries: list[Entry] = []
     places: dict[Any, int] = {}
     end = 0
@@ -126,7 +99,7 @@ def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
         entries.append(entry)
         # Also an empty tensor takes a place, so that no two owners have the same one.
         end = end if tied else _aligned(max(entry.end, offset + 1))
-    return Layout(tuple(entries))
+    return ByteLayout(tuple(entries))
 
 
 def agreed_dtypes(
@@ -139,7 +112,7 @@ def agreed_dtypes(
     """
     found: dict[str, torch.dtype] = {}
     for request in requests:
-        for name, (shape, dtype) in (request.targets or {}).items():
+        for name, (shape, dtype) in request.targets.items():
             if name not in weights:
                 continue  # whoever loads the weights knows whether one may be missing
             if tuple(weights[name].shape) != shape:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.errors import SchedulerError
@@ -29,14 +29,9 @@ Ticket = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Parties:
-    """The two groups of a synchronisation.
+    """The two groups of a synchronisation, by name, and how many ranks each has, from 0.
 
-    Args:
-        sender: Name of the group that has the weights.
-        receiver: Name of the group that needs them.
-        receivers: Number of receiving ranks, from 0.
-        senders: Number of sending ranks, from 0, which all have equal weights; receiver r is served
-            by rank r modulo this.
+    All sending ranks have equal weights; receiver r is served by rank r modulo ``senders``.
     """
 
     sender: str
@@ -61,8 +56,7 @@ class Place:
 
     node: int
     process: int
-    in_process: bool
-    """Whether messages within the process are passed by reference."""
+    in_process: bool  # whether messages within the process are passed by reference
 
     @classmethod
     def here(cls, worker: Worker) -> Place:
@@ -73,21 +67,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A receiver asks for weights.
-
-    Args:
-        rank: Rank of the receiver.
-        ticket: Repeated by the answer.
-        place: Where the receiver runs.
-        base: Snapshot that the receiver's weights equal; None: any other weights.
-        targets: Shapes and types of the receiver's tensors by name; None: it takes what comes.
-    """
+    """A receiver asks for weights."""
 
     rank: int
-    ticket: Ticket
+    ticket: Ticket  # repeated by the answer
     place: Place
-    base: Any
-    targets: Targets | None
+    base: Any  # snapshot that its weights equal; None: any other weights
+    targets: Targets  # shapes and types of its tensors; of others it takes what comes
 
 
 @dataclass(frozen=True)
@@ -115,29 +101,17 @@ class Abort:
     reason: str
 
 
-@dataclass
 class SenderLink:
-    """The sender's end.
+    """The sender's end."""
 
-    Args:
-        worker: Worker that sends.
-        parties: The two groups.
-    """
-
-    worker: Worker
-    parties: Parties
-    tickets: dict[int, Ticket] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rank = self.worker.worker_info.rank
-        self.receivers = self.parties.served_by(self.rank)
+    def __init__(self, worker: Worker, parties: Parties) -> None:
+        self.worker, self.parties = worker, parties
+        self.tickets: dict[int, Ticket] = {}
+        self.rank = worker.worker_info.rank
+        self.receivers = parties.served_by(self.rank)
 
     def requests(self) -> list[Request]:
-        """Wait until every receiver has asked.
-
-        Raises:
-            SchedulerError: A receiver died, or did not ask within the deadline.
-        """
+        """Wait until every receiver has asked; a SchedulerError where one died or is too late."""
         asked = [self.worker.recv(self.parties.receiver, rank) for rank in self.receivers]
         self.tickets = {request.rank: request.ticket for request in asked}
         return asked
@@ -176,41 +150,26 @@ class SenderLink:
 class ReceiverLink:
     """A receiver's end.
 
-    Args:
-        worker: Worker that receives.
-        parties: The two groups.
+    Attributes:
+        peers: Receivers of its sender, this one included.
+        index: Its place among them.
     """
 
     def __init__(self, worker: Worker, parties: Parties) -> None:
-        self._worker = worker
-        self._parties = parties
+        self._worker, self._parties = worker, parties
         self.rank = worker.worker_info.rank
         self._sender = parties.sender_of(self.rank)
-        self._peers = parties.served_by(self._sender)
-        self._identity = secrets.token_hex(4)
-        self._asked = 0
+        self.sender_name = f"{parties.sender}:{self._sender}"
+        self.peers = parties.served_by(self._sender)
+        self.index = self.peers.index(self.rank)
+        self._ticket = secrets.token_hex(4), 0
 
-    @property
-    def sender_name(self) -> str:
-        """Name of the sender."""
-        return f"{self._parties.sender}:{self._sender}"
-
-    @property
-    def index(self) -> int:
-        """Place of this receiver among those of its sender."""
-        return self._peers.index(self.rank)
-
-    @property
-    def peers(self) -> int:
-        """Receivers of that sender, this one included."""
-        return len(self._peers)
-
-    def ask(self, base: Any, targets: Targets | None) -> None:
+    def ask(self, base: Any, targets: Targets) -> None:
         """Ask for weights."""
-        self._asked += 1
+        self._ticket = self._ticket[0], self._ticket[1] + 1
         request = Request(
             rank=self.rank,
-            ticket=(self._identity, self._asked),
+            ticket=self._ticket,
             place=Place.here(self._worker),
             base=base,
             targets=targets,
@@ -226,7 +185,10 @@ class ReceiverLink:
         """
         while True:
             message = self._next()
-            if isinstance(message, Part) or not self._answers(message.tickets):
+            if isinstance(message, Part):
+                continue
+            # Without tickets it is for anyone.
+            if message.tickets and message.tickets.get(self.rank) != self._ticket:
                 continue
             if isinstance(message, Header):
                 return message
@@ -245,14 +207,10 @@ class ReceiverLink:
         """Tell the sender that this receiver is done."""
         self._worker.send(None, self._parties.sender, self._sender)
 
-    def _answers(self, tickets: Mapping[int, Ticket]) -> bool:
-        """Whether a message is for this receiver's question; without tickets it is for anyone."""
-        return not tickets or tickets.get(self.rank) == (self._identity, self._asked)
-
     def _next(self) -> Header | Part | Abort:
         source = (self._parties.sender, self._sender)
         message: Header | Part | Abort = self._worker.broadcast(
-            None, groups=[source, (self._parties.receiver, self._peers)], src=source
+            None, groups=[source, (self._parties.receiver, self.peers)], src=source
         )
         return message
 

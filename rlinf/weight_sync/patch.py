@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
-from rlinf.weight_sync.bucket import Buckets
-from rlinf.weight_sync.buckets import HostPool, plan_buckets, unpack
+from rlinf.weight_sync.bucket import Buckets, HostPool, plan_buckets, unpack
 from rlinf.weight_sync.config import PatchConfig
 from rlinf.weight_sync.errors import VersionSkewError, WeightSyncError
-from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
 from rlinf.weight_sync.link import Header, Request
 from rlinf.weight_sync.patch_codec import (
     Change,
@@ -30,21 +29,15 @@ from rlinf.weight_sync.patch_codec import (
     encode,
     update_snapshot,
 )
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """Names a snapshot.
+    """Names a snapshot."""
 
-    Args:
-        identity: Of the sender: another one's version 3 has other weights.
-        number: Counts its snapshots.
-        version: Version of the weights.
-    """
-
-    identity: str
-    number: int
+    identity: str  # of the sender: another one's version 3 has other weights
+    number: int  # counts its snapshots
     version: int
 
 
@@ -73,7 +66,7 @@ class PatchSender(WeightSender[PatchConfig]):
         self._identity = secrets.token_hex(8)
         self._count = 0
         self._base: Base | None = None
-        self._layout: Layout | None = None
+        self._layout: ByteLayout | None = None
         self._snapshot = torch.empty(0, dtype=torch.uint8)
         self._dense_left = 0
 
@@ -92,16 +85,17 @@ class PatchSender(WeightSender[PatchConfig]):
             self._dense_left = max(0, self._dense_left - 1)
         if patch is not None and base is not None:
             self._link.header(version, Changes(patch=patch, before=base, after=after))
-            sent = Sent(version=version, kind="patch", nbytes=patch.nbytes, density=density)
+            kind, nbytes = "patch", patch.nbytes
         else:
-            nbytes = self._send_whole(weights, layout, after)
-            sent = Sent(version=version, kind="bucket", nbytes=nbytes, density=density)
+            kind, nbytes = "bucket", self._send_whole(weights, layout, after)
         self._base = after
-        return sent
+        return Sent(version=version, kind=kind, nbytes=nbytes, density=density)
 
-    def _difference(self, weights: dict[str, Tensor], layout: Layout) -> tuple[Patch | None, float]:
+    def _difference(
+        self, weights: dict[str, Tensor], layout: ByteLayout
+    ) -> tuple[Patch | None, float]:
         """The patch, None where all weights are smaller, and the density of what was compared."""
-        changes, nbytes, entries, compared = [], 0, 0, 0
+        changes, nbytes, entries, compared, most = [], 0, 0, 0, max(layout.nbytes, 1)
         for ordinal, entry in enumerate(layout.owners):
             flat = entry.view(self._snapshot).view(-1)
             positions, values = update_snapshot(weights[entry.name], flat, entry.dtype)
@@ -110,15 +104,12 @@ class PatchSender(WeightSender[PatchConfig]):
             entries += positions.size
             compared += entry.numel
             nbytes += values.nbytes
-            if nbytes >= layout.nbytes:
-                break  # the values alone are too much
-        density = entries / max(compared, 1)
-        if nbytes >= max(layout.nbytes, 1):
-            return None, density
+            if nbytes >= most:  # the values alone are too much
+                return None, entries / compared
         patch = encode(changes, delta=self._config.delta_encoding)
-        return (patch if patch.nbytes < max(layout.nbytes, 1) else None), density
+        return (patch if patch.nbytes < most else None), entries / max(compared, 1)
 
-    def _send_whole(self, weights: dict[str, Tensor], layout: Layout, after: Base) -> int:
+    def _send_whole(self, weights: dict[str, Tensor], layout: ByteLayout, after: Base) -> int:
         if layout != self._layout:
             self._layout = layout
             self._snapshot = torch.empty(layout.nbytes, dtype=torch.uint8)
@@ -140,7 +131,7 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._held: Base | None = None
-        self._layout = Layout(())
+        self._layout = ByteLayout(())
         self._tensors: dict[str, Tensor] = {}
         if self._config.in_place and self._targets is None:
             raise WeightSyncError(
@@ -151,12 +142,12 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
     def _base(self) -> Base | None:
         return self._held
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         if isinstance(header.body, Whole):
             self._take(header.body)
         else:
             self._patch(header.body)
-        return Update(dict(self._tensors), header.version)
+        return ReceivedWeights(dict(self._tensors), header.version)
 
     def _take(self, whole: Whole) -> None:
         """Replace all weights, once all buckets are here."""
@@ -173,11 +164,7 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
         self._held = whole.base
 
     def _patch(self, changes: Changes) -> None:
-        """Write what changed.
-
-        Raises:
-            VersionSkewError: The patch is for other weights; the next request is for all.
-        """
+        """Write what changed; where that is for other weights, the next request is for all."""
         if changes.before != self._held:
             held, self._held = self._held, None
             mine = "no version" if held is None else f"version {held.version}"
@@ -212,17 +199,12 @@ class PatchReceiver(WeightReceiver[PatchConfig]):
         return {offset: list(tensors.values()) for offset, tensors in found.items()}
 
 
-def _own(targets: Any, layout: Layout) -> dict[str, Tensor]:
-    """The receiver's own tensors.
-
-    Raises:
-        WeightSyncError: One is missing, or cannot be written by position.
-    """
+def _own(targets: Any, layout: ByteLayout) -> dict[str, Tensor]:
+    """The receiver's own tensors, which are to be written by position."""
     found = {}
     for entry in layout.entries:
         tensor = targets.get(entry.name)
-        usable = tensor is not None and tensor.is_contiguous() and tensor.device.type == "cpu"
-        if not usable:
+        if tensor is None or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise WeightSyncError(
                 f"{entry.name} is no contiguous CPU tensor of the receiver; set in_place to false"
             )

@@ -24,38 +24,23 @@ _WIDTHS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Changed entries of one tensor.
+    """Changed entries of one tensor."""
 
-    Args:
-        ordinal: Number of the tensor.
-        positions: [n] int64, rising.
-        values: [n] integers, the new bit patterns.
-    """
-
-    ordinal: int
-    positions: np.ndarray
-    values: np.ndarray
+    ordinal: int  # number of the tensor
+    positions: np.ndarray  # [n] int64, rising
+    values: np.ndarray  # [n] integers, the new bit patterns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Changes of all tensors; K of them changed.
+    """Changes of all tensors; K of them changed."""
 
-    Args:
-        ordinals: [K] numbers of the tensors.
-        counts: [K] changed entries of each.
-        firsts: [K] position of the first one.
-        widths: [K] bytes of an encoded position.
-        delta: Whether positions are encoded as distances to the one before.
-        data: uint8: for each tensor its encoded positions, then its values, each padded to 8 bytes.
-    """
-
-    ordinals: np.ndarray
-    counts: np.ndarray
-    firsts: np.ndarray
-    widths: np.ndarray
-    delta: bool
-    data: np.ndarray
+    ordinals: np.ndarray  # [K] numbers of the tensors
+    counts: np.ndarray  # [K] changed entries of each
+    firsts: np.ndarray  # [K] position of the first one
+    widths: np.ndarray  # [K] bytes of an encoded position
+    delta: bool  # whether positions are encoded as distances to the one before
+    data: np.ndarray  # uint8: of each tensor its positions, then its values, each padded to 8 bytes
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +62,7 @@ def bit_pattern(flat: Tensor) -> np.ndarray:
 def update_snapshot(
     new: Tensor, snapshot: Tensor, dtype: torch.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find what changed, and take it over into the snapshot.
+    """Find what changed in the sender's tensor, and take it over into the snapshot.
 
     Args:
         new: The tensor of the sender.
@@ -104,12 +89,7 @@ def update_snapshot(
 
 
 def encode(changes: Sequence[Change], *, delta: bool) -> Patch:
-    """Put changes into flat arrays.
-
-    Args:
-        changes: At most one per tensor, none of them empty.
-        delta: Whether to encode distances instead of positions.
-    """
+    """Put changes into flat arrays: at most one per tensor, none of them empty."""
     arrays: list[np.ndarray] = []
     widths = []
     for change in changes:
@@ -129,14 +109,9 @@ def encode(changes: Sequence[Change], *, delta: bool) -> Patch:
 
 
 def decode(patch: Patch, value_dtype: Callable[[int], np.dtype]) -> Iterator[Change]:
-    """The changes that were encoded.
+    """The changes that were encoded; a WeightSyncError where the patch is damaged.
 
-    Args:
-        patch: What arrived.
-        value_dtype: Integer type of the bit patterns of a tensor, by its number.
-
-    Raises:
-        WeightSyncError: The patch is damaged.
+    ``value_dtype`` gives the integer type of the bit patterns of a tensor, by its number.
     """
     at = 0
     columns = zip(patch.ordinals, patch.counts, patch.firsts, patch.widths, strict=True)

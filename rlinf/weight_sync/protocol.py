@@ -27,56 +27,42 @@ from rlinf.weight_sync.link import Header, Parties, ReceiverLink, Request, Sende
 if TYPE_CHECKING:
     from rlinf.scheduler.worker import Worker
 
-__all__ = ["Parties", "Sent", "Update", "WeightReceiver", "WeightSender", "Weights"]
+__all__ = ["Parties", "ReceivedWeights", "Sent", "WeightReceiver", "WeightSender", "Weights"]
 
 Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 ConfigT = TypeVar("ConfigT", bound=WeightSyncConfig)
 
 
-class Update(NamedTuple):
-    """All weights of one version.
+class ReceivedWeights(NamedTuple):
+    """All weights of one version, by name, as they were sent, in the receiver's types.
 
-    They are valid until the receiver's next ``receive`` or ``release``, and not to be written to.
+    For ``Module.load_state_dict``, and as ``weights.items()`` for ``Engine.update_weights``. They
+    are valid until the receiver's next ``receive`` or ``release``, and not to be written to.
     """
 
     weights: dict[str, Tensor]
-    """By name, as they were sent, in the receiver's types; for ``Module.load_state_dict``, and as
-    ``weights.items()`` for ``Engine.update_weights``."""
-
     version: int
-    """Number of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
     """What a send did.
 
-    Args:
-        version: Number of the weights.
-        kind: ``reference``, ``shared_memory``, ``bucket`` or ``patch``: how they went; ``nothing``
-            on a rank that serves no receiver.
-        nbytes: Bytes of weights and indices that went to each receiver.
-        density: Fraction of changed entries, where it was measured.
+    ``kind`` is how the weights went: ``reference``, ``shared_memory``, ``bucket`` or ``patch``;
+    ``nothing`` on a rank that serves no receiver.
     """
 
     version: int
     kind: str
-    nbytes: int = 0
-    density: float | None = None
+    nbytes: int = 0  # of weights and indices that went to each receiver
+    density: float | None = None  # fraction of changed entries, where it was measured
 
 
 class WeightSender(ABC, Generic[ConfigT]):
-    """The sending side, inside a worker.
-
-    Args:
-        config: Section of the syncer.
-        worker: The worker.
-        parties: The two groups.
-    """
+    """The sending side, inside a worker."""
 
     def __init__(self, config: ConfigT, worker: Worker, parties: Parties) -> None:
-        self._config = config
-        self._worker = worker
+        self._config, self._worker = config, worker
         self._link = SenderLink(worker, parties)
 
     def send(self, weights: Weights, version: int) -> Sent:
@@ -97,7 +83,8 @@ class WeightSender(ABC, Generic[ConfigT]):
             return Sent(version=version, kind="nothing")
         requests = self._requests()
         try:
-            tensors = {name: tensor.detach() for name, tensor in _pairs(weights)}
+            pairs = weights.items() if isinstance(weights, Mapping) else weights
+            tensors = {name: tensor.detach() for name, tensor in pairs}
             return self._send(tensors, version, requests)
         except BaseException as error:
             self._link.abort(version, error)
@@ -114,14 +101,7 @@ class WeightSender(ABC, Generic[ConfigT]):
 
 
 class WeightReceiver(ABC, Generic[ConfigT]):
-    """The receiving side, inside a worker.
-
-    Args:
-        config: Section of the syncer.
-        worker: The worker.
-        parties: The two groups.
-        targets: Tensors that the weights are for: values arrive in their types.
-    """
+    """The receiving side, inside a worker; see :meth:`WeightSyncConfig.build_receiver`."""
 
     def __init__(
         self,
@@ -130,15 +110,13 @@ class WeightReceiver(ABC, Generic[ConfigT]):
         parties: Parties,
         targets: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._config = config
-        self._worker = worker
-        self._parties = parties
+        self._config, self._worker, self._parties = config, worker, parties
         self._link = ReceiverLink(worker, parties)
         self._targets = targets
         self.version: int | None = None
         """Version of the last update that arrived completely."""
 
-    def receive(self) -> Update:
+    def receive(self) -> ReceivedWeights:
         """Wait for the next update.
 
         Raises:
@@ -186,21 +164,16 @@ class WeightReceiver(ABC, Generic[ConfigT]):
         self.release()
 
     def _open(self) -> Header:
-        self._link.ask(self._base(), self._wanted())
+        self._ask()
         return self._link.header()
 
-    def _wanted(self) -> dict[str, Any] | None:
-        if self._targets is None:
-            return None
-        return {name: (tuple(t.shape), t.dtype) for name, t in self._targets.items()}
+    def _ask(self) -> None:
+        targets = (self._targets or {}).items()
+        self._link.ask(self._base(), {name: (tuple(t.shape), t.dtype) for name, t in targets})
 
     def _base(self) -> Any:
         """Snapshot that this receiver's weights equal."""
         return None
 
     @abstractmethod
-    def _receive(self, header: Header) -> Update: ...
-
-
-def _pairs(weights: Weights) -> Iterable[tuple[str, Tensor]]:
-    return weights.items() if isinstance(weights, Mapping) else weights
+    def _receive(self, header: Header) -> ReceivedWeights: ...

@@ -15,7 +15,7 @@ from rlinf.weight_sync.config import ReferenceConfig
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
 from rlinf.weight_sync.layout import agreed_dtypes
 from rlinf.weight_sync.link import Header, Place, Request
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 
 class ReferenceSender(WeightSender[ReferenceConfig]):
@@ -39,7 +39,7 @@ class ReferenceReceiver(WeightReceiver[ReferenceConfig]):
 
     _held: list[tuple[str, Tensor, int]] | None = None
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         given: dict[str, Tensor] = header.body
         self._held = [(name, tensor, _changes(tensor)) for name, tensor in given.items()]
         targets = self._targets or {}
@@ -47,7 +47,7 @@ class ReferenceReceiver(WeightReceiver[ReferenceConfig]):
             name: tensor.to(targets[name].dtype) if name in targets else tensor
             for name, tensor in given.items()
         }
-        return Update(weights, header.version)
+        return ReceivedWeights(weights, header.version)
 
     def release(self) -> None:
         """Let the sender go on.

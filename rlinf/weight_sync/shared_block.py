@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.processes.shared_block import memory_path, open_memory
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
-from rlinf.weight_sync.layout import Layout
+from rlinf.weight_sync.layout import ByteLayout
 
 _HEADER_BYTES = 4096
 _PINS = 2048
@@ -61,16 +62,14 @@ class _Block:
         self.numbers = np.frombuffer(header, np.int64, _PINS // 8)
         self.pins = np.frombuffer(header, np.uint8, 2 * MOST_READERS, _PINS).reshape(2, -1)
         whole = np.frombuffer(body, np.uint8)
-        layout_bytes = int(self.numbers[_LAYOUT_BYTES])
-        buffer_bytes = int(self.numbers[_BUFFER_BYTES])
-        text = whole[_HEADER_BYTES : _HEADER_BYTES + layout_bytes].tobytes()
-        self.layout = Layout.loads(text)
-        first = _pages(_HEADER_BYTES + layout_bytes)
+        end = _HEADER_BYTES + int(self.numbers[_LAYOUT_BYTES])
+        self.layout = ByteLayout.loads(whole[_HEADER_BYTES:end].tobytes())
+        first, size = _pages(end), self.layout.nbytes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors
             self.buffers = [
-                torch.from_numpy(whole[begin : begin + self.layout.nbytes])
-                for begin in (first, first + buffer_bytes)
+                torch.from_numpy(whole[begin : begin + size])
+                for begin in (first, first + int(self.numbers[_BUFFER_BYTES]))
             ]
 
     @property
@@ -91,13 +90,13 @@ class BlockWriter:
         WeightSyncError: There is not enough shared memory.
     """
 
-    def __init__(self, layout: Layout, path: Path | None, first: int = 0) -> None:
+    def __init__(self, layout: ByteLayout, path: Path | None, first: int = 0) -> None:
         text = layout.dumps()
         buffer_bytes = _pages(max(layout.nbytes, 1))
         size = _pages(_HEADER_BYTES + len(text)) + 2 * buffer_bytes
         if path is None:
-            self._descriptor = os.memfd_create("rlinf-weights")
-            self.path = Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+            self._descriptor = open_memory("rlinf-weights")
+            self.path = memory_path(self._descriptor)
         else:
             self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             self.path = path
@@ -117,11 +116,7 @@ class BlockWriter:
                 f"no shared memory for {size} bytes of weights ({error.strerror}); give the "
                 "machine or container more, or use type `bucket`"
             ) from error
-
-    @property
-    def layout(self) -> Layout:
-        """Where tensors lie."""
-        return self._block.layout
+        self.layout = self._block.layout
 
     @property
     def published(self) -> int:
@@ -136,11 +131,8 @@ class BlockWriter:
 
         Args:
             version: Number of the weights.
-            seconds: How long to wait for readers that hold the buffer.
+            seconds: How long to wait for readers that hold the buffer; then a WeightSyncError.
             alive: Whether a reader, given by its number, still lives.
-
-        Raises:
-            WeightSyncError: A reader holds the buffer for too long.
         """
         block = self._block
         update = block.published + 1
@@ -182,11 +174,11 @@ class BlockWriter:
 
 
 class BlockReader:
-    """Reads the updates of a block.
+    """Reads the updates of the block at a writer's path.
 
     Args:
         path: The writer's path.
-        number: Number of this reader, below MOST_READERS; no other reader of the block has it.
+        number: Of this reader, below MOST_READERS; no other reader of the block has it.
 
     Raises:
         WeightSyncError: The block is gone.
@@ -250,11 +242,7 @@ class BlockReader:
         return self._block.layout.views(self._block.buffers[buffer]), version, update
 
     def release(self) -> None:
-        """Let the writer have the buffer again.
-
-        Raises:
-            TornReadError: It was overwritten in spite of the pin.
-        """
+        """Let the writer have the buffer again; a TornReadError where it did not wait for that."""
         if self._pinned is None:
             return
         update, self._pinned = self._pinned, None

@@ -14,12 +14,12 @@ from pathlib import Path
 from torch import Tensor
 
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.transport.session import Session, shared_memory_directory
+from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.weight_sync.config import SharedMemoryConfig
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.layout import Layout, agreed_dtypes, lay_out
+from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
 from rlinf.weight_sync.link import Header, Place, Request
-from rlinf.weight_sync.protocol import Sent, Update, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 from rlinf.weight_sync.shared_block import MOST_READERS, BlockReader, BlockWriter
 
 
@@ -59,7 +59,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         self._link.header(version, str(writer.path))
         return Sent(version=version, kind="shared_memory", nbytes=layout.nbytes)
 
-    def _writer_for(self, layout: Layout) -> BlockWriter:
+    def _writer_for(self, layout: ByteLayout) -> BlockWriter:
         old = self._writer
         if old is not None and old.layout == layout:
             return old
@@ -73,7 +73,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         """A file that goes with the cluster; within one process no name is needed."""
         if require_process().runtime == "local" and hasattr(os, "memfd_create"):
             return None
-        prefix = Session(self._worker._launch.token).block_prefix
+        prefix = ClusterFiles(self._worker._launch.token).block_prefix
         return shared_memory_directory() / f"{prefix}weights-{secrets.token_hex(4)}"
 
     def close(self) -> None:
@@ -94,16 +94,16 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
 
     def _open(self) -> Header:
         if not self._asked:
-            self._link.ask(None, self._wanted())
+            self._ask()
             self._asked = True
         return self._link.header()
 
-    def _receive(self, header: Header) -> Update:
+    def _receive(self, header: Header) -> ReceivedWeights:
         if self._reader is None or self._path != header.body:
             self._reader, self._path = BlockReader(Path(header.body), self._link.index), header.body
         return self._read(self._reader)
 
-    def latest(self) -> Update | None:
+    def latest(self) -> ReceivedWeights | None:
         """The newest update, without waiting for the sender; None if this receiver has it.
 
         It is for a receiver that asks between two steps whether there is something new. The send
@@ -116,10 +116,10 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
         self.version = update.version
         return update
 
-    def _read(self, reader: BlockReader) -> Update:
+    def _read(self, reader: BlockReader) -> ReceivedWeights:
         read = reader.copy if self._config.reads == "copy" else reader.view
         weights, version, self._update = read()
-        return Update(weights, version)
+        return ReceivedWeights(weights, version)
 
     def release(self) -> None:
         """Let the sender overwrite what this receiver was looking at."""

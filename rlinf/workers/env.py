@@ -16,7 +16,7 @@ from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.supervised.resharding import reshard
+from rlinf.envs.supervised.block import reshard
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure, in_section
 from rlinf.flow.stage_worker import StageWorker

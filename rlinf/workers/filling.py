@@ -164,14 +164,19 @@ class Filling:
         pause = self._pause if book.complete else _AT_FIRST * self._pause
         if self._engine.unfinished and begin - self._told < pause:
             return
-        bounds = book.bounds(self._engine.progress()) if self._engine.unfinished else {}
-        if bounds:
-            yield Emit("groups", min(bounds), LengthBounds(bounds))
-        if self._hook is not None:
-            self._hook.tell(bounds)
+        yield from bounds_told(book, self._engine, self._hook)
         self._told = time.perf_counter()
         self._pause = min((self._told - begin) / _SHARE, _PAUSE)
 
     def _submit(self, requests: Iterable[GenerationRequest]) -> None:
         for request in requests:
             self._engine.submit(request)
+
+
+def bounds_told(book: SlotBook, engine: Engine, hook: RolloutHook | None) -> Iterator[Emit]:
+    """Tell trainer and hook what unfinished answers have at least; see :meth:`SlotBook.bounds`."""
+    bounds = book.bounds(engine.progress()) if engine.unfinished else {}
+    if bounds:
+        yield Emit("groups", min(bounds), LengthBounds(bounds))
+    if hook is not None:
+        hook.tell(bounds)

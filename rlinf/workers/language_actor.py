@@ -13,7 +13,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model, padding_token
-from rlinf.scheduler.files import WrittenFiles, place_for
+from rlinf.scheduler.services.files import WrittenFiles, place_for
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender

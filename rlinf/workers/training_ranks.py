@@ -17,7 +17,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.trainer import Trainer
 

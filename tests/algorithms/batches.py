@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.base_config import AlgorithmConfig
+from rlinf.algorithms.base_config import REGISTRY, AlgorithmConfig
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm
-from rlinf.algorithms.registry import REGISTRY
 
 VOCABULARY = 7
 PROMPT = 3

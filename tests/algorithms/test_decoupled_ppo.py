@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.algorithms.base_config import REGISTRY
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DecoupledPPOConfig, PPOConfig
-from rlinf.algorithms.registry import REGISTRY
 from rlinf.data.trajectory import Trajectory
 from rlinf.models.policy import ActionEvaluation
 from tests.algorithms.rollouts import flags, random_trajectory

@@ -9,12 +9,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from rlinf.algorithms.base_config import AlgorithmConfig
+from rlinf.algorithms.base_config import REGISTRY, ActionAlgorithm, AlgorithmConfig, TokenAlgorithm
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DecoupledPPOConfig, GRPOConfig, PPOConfig
 from rlinf.algorithms.credit import reverse_scan
 from rlinf.algorithms.protocol import Algorithm, Scores
-from rlinf.algorithms.registry import REGISTRY, ActionAlgorithm, TokenAlgorithm
 from tests.algorithms.batches import random_batch
 from tests.algorithms.rollouts import flags, random_trajectory
 

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from rlinf.algorithms.base_config import KLType
-from rlinf.algorithms.kl import kl_estimate
+from rlinf.algorithms.losses import kl_estimate
 
 POLICY = Normal(torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.8, dtype=torch.float64))
 REFERENCE = Normal(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rlinf.algorithms.base_config import REGISTRY
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import PPOConfig
-from rlinf.algorithms.metrics import critic_metrics
-from rlinf.algorithms.registry import REGISTRY
+from rlinf.algorithms.samples import critic_metrics
 from rlinf.errors import ConfigError
 from tests.algorithms.rollouts import flags, random_trajectory
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rlinf.algorithms.base_config import REGISTRY
 from rlinf.algorithms.protocol import Algorithm
-from rlinf.algorithms.registry import REGISTRY
 from rlinf.errors import ConfigError
 from tests.algorithms.batches import EVERY_ALGORITHM, build
 
@@ -85,7 +85,7 @@ def test_illegal_combinations_are_refused(name: str, keys: dict[str, Any], messa
 
 def test_configs_import_no_torch() -> None:
     code = (
-        "import sys; from rlinf.algorithms.registry import REGISTRY; "
+        "import sys; from rlinf.algorithms.base_config import REGISTRY; "
         "[REGISTRY.load(name) for name in REGISTRY.names()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.kl import kl_estimate
-from rlinf.algorithms.losses import importance_weights
+from rlinf.algorithms.losses import importance_weights, kl_estimate
 from rlinf.algorithms.protocol import Scores
 from tests.algorithms.batches import build, random_batch
 

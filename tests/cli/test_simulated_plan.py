@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlinf.cli.main import main
-from rlinf.monitor.report.trace import read_trace
+from rlinf.monitor.report.trace import trace_of
+from rlinf.monitor.timeline import read_events
 from rlinf.planner import kept_profiles
 from rlinf.planner.cluster import parse_cluster_shape
 from rlinf.planner.planned import find_plan
@@ -88,7 +89,7 @@ def test_the_plan_is_played_on_a_cluster_of_several_nodes(
     assert together / shape.devices == pytest.approx(100 * played.idle_fraction, abs=0.1)
 
     # The reader of a real run's timeline: no plan beside it is needed.
-    trace = read_trace(timeline, [node.name for node in flow.nodes])
+    trace = trace_of(read_events(timeline), [node.name for node in flow.nodes])
     assert list(trace.steps) == [1, 2, 3]
     parts = found.plan.components
     assert {s.component: s.devices for s in trace.spans if s.category == "stage"} == {
@@ -119,7 +120,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
     assert (low, middle, high) == pytest.approx(played.quantiles(0.1, 0.5, 0.9), rel=1e-3)
     assert middle == pytest.approx(found.seconds, rel=0.2)
 
-    trace = read_trace(timeline, [node.name for node in flow.nodes])
+    trace = trace_of(read_events(timeline), [node.name for node in flow.nodes])
     assert len(trace.steps) == SIMULATED_STEPS
     ranks = {s.track: s.devices for s in trace.spans if s.name == "rollout.generate"}
     rollout = found.plan.components["rollout"]

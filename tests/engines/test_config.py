@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf.engines.config import HFEngineConfig, SamplingConfig, VLLMEngineConfig
+from rlinf.engines.config import REGISTRY, HFEngineConfig, SamplingConfig, VLLMEngineConfig
 from rlinf.engines.protocol import Lora, ModelSource
-from rlinf.engines.registry import REGISTRY
 from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names
 from rlinf.errors import ConfigError, MissingPackageError
 

@@ -7,9 +7,9 @@ import sys
 import pydantic
 import pytest
 
+from rlinf.envs.base import REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.metaworld import adapter as metaworld
-from rlinf.envs.registry import REGISTRY
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.processes.wire import decode_tree, encode_tree
 

@@ -96,8 +96,7 @@ def assert_same_bits_in_episodes(task: str, kinds: tuple[str, ...], steps: int) 
     """One episode per kind of action: observation, reward, info and state of the simulator."""
     from metaworld.policies import ENV_POLICY_MAP
 
-    from rlinf.envs.metaworld.light import physics
-    from rlinf.envs.metaworld.task import MetaWorldTask
+    from rlinf.envs.metaworld.task import MetaWorldTask, physics
 
     light, reference = MetaWorldTask(task, partially_observable=False), original(task)
     policy, generator = ENV_POLICY_MAP[task](), np.random.default_rng(2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.supervised.resharding import reshard
+from rlinf.envs.supervised.block import reshard
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 CONFIG = EnvConfig.model_validate(

@@ -16,7 +16,7 @@ from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 from rlinf.models.registry import build_policy
-from rlinf.monitor.config import LoggerConfig
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.trainers.trainer import Trainer
 

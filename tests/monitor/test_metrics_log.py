@@ -14,10 +14,8 @@ from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlinf.errors import CheckpointError, ConfigError, MissingPackageError
-from rlinf.monitor.config import LoggerConfig
-from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, MetricLogger
-from rlinf.monitor.loggers.jsonl import read_metrics
-from rlinf.monitor.metrics_log import MetricsLog
+from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, LoggerConfig, MetricLogger
+from rlinf.monitor.metrics_log import MetricsLog, read_metrics
 
 FILE_ONLY = LoggerConfig(backends=())
 
@@ -93,7 +91,7 @@ def test_resume_from_the_beginning_and_after_lost_lines(tmp_path, caplog):
 
 ON_A_FULL_DISK = """
     import resource, sys
-    from rlinf.monitor.config import LoggerConfig
+    from rlinf.monitor.loggers.base import LoggerConfig
     from rlinf.monitor.metrics_log import MetricsLog
     from rlinf.monitor.timeline import Timeline, TimelineFile
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlinf.errors import UserError
-from rlinf.monitor.config import LoggerConfig
 from rlinf.monitor.curve import Curve, overlay_curves, write_learning_curve
+from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.monitor.video import tile, write_video
 from tests.conftest import drawing

@@ -8,8 +8,8 @@ import warnings
 
 from rich.console import Console
 
-from rlinf.monitor.log import logging_to
 from rlinf.monitor.progress import Progress
+from rlinf.monitor.run_directory import logging_to
 from rlinf.runners.embodied import Embodied
 
 METRICS = {
@@ -84,10 +84,10 @@ def on_a_terminal():
 def test_live_display_on_a_terminal():
     console, out = on_a_terminal()
     stdout = sys.stdout
-    with Progress(40, figures=FIGURES, title="reach", console=console) as progress:
+    with Progress(40, figures=FIGURES, console=console) as progress:
         progress.update(10, METRICS)
     text = out.getvalue()
-    for part in ("reach", "10/40", "elapsed", "ETA", "success 0.250", "KL 0.0123", "env 0.40 s"):
+    for part in ("training", "10/40", "elapsed", "ETA", "success 0.250", "KL 0.0123", "env 0.40 s"):
         assert part in text
     assert sys.stdout is stdout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.monitor.curve import Curve
-from rlinf.monitor.decisions import Decision, append_decision, read_decisions
+from rlinf.monitor.decisions import Decision, note_decision, read_decisions
 from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox, draw_graph
 from rlinf.monitor.report.page import RunReport, render, write_report
 
@@ -166,11 +166,11 @@ def test_every_stage_and_stream_of_the_graph_is_drawn() -> None:
 def test_decisions_are_appended_and_survive_a_kill(tmp_path: Path) -> None:
     assert read_decisions(tmp_path) == []
     first = Decision(step=1, what="start", reason="hand-written", plan={"components": {}})
-    append_decision(tmp_path, first)
+    note_decision(tmp_path, first)
     with open(tmp_path / "decisions.jsonl", "ab") as file:
         file.write(b'{"step": 2, "what": "sw')
     second = Decision(step=2, what="keep", reason="5 % faster", gain_measured=0.1)
-    append_decision(tmp_path, second)
+    note_decision(tmp_path, second)
     assert read_decisions(tmp_path) == [first, second]
 
 
@@ -184,7 +184,7 @@ def test_lines_that_are_no_decisions_are_left_out(tmp_path: Path) -> None:
             b'{"step": 1, "what": "rest", "reason": "of no known kind"}',
         ):  # fmt: skip
             file.write(line + b"\n")
-    append_decision(tmp_path, decision)
+    note_decision(tmp_path, decision)
     assert read_decisions(tmp_path) == [decision]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rlinf.monitor.report import trace as traces
 from rlinf.monitor.report.charts import gantt_panel
-from rlinf.monitor.report.trace import Trace, common, length, minus, read_trace, union
-from rlinf.monitor.timeline import TimelineFile
+from rlinf.monitor.report.trace import Trace, common, length, minus, union
+from rlinf.monitor.timeline import TimelineFile, read_events
 
 SECOND = 1_000_000_000
 ORIGIN = 1_800_000_000 * SECOND
@@ -51,7 +52,7 @@ def two_steps(first: float = 0.0, step: int = 0) -> list[dict[str, Any]]:
 def trace_of(path: Path, events: list[dict[str, Any]]) -> Trace:
     with TimelineFile(path / "timeline.json") as file:
         file.write(events)
-    return read_trace(path / "timeline.json", ("rollout", "train"))
+    return traces.trace_of(read_events(path / "timeline.json"), ("rollout", "train"))
 
 
 def test_intervals_against_a_grid() -> None:
@@ -136,9 +137,7 @@ def test_a_trace_without_owners_takes_them_from_the_plan(tmp_path: Path) -> None
     events = two_steps()
     for each in events:
         each["args"] = {k: v for k, v in each["args"].items() if k == "step"}
-    with TimelineFile(tmp_path / "t.json") as file:
-        file.write(events)
-    trace = read_trace(tmp_path / "t.json", ("rollout", "train"), {"rollout": [0], "actor": [0, 1]})
+    trace = traces.trace_of(events, ("rollout", "train"), {"rollout": [0], "actor": [0, 1]})
     assert trace.devices == (0, 1)
     assert trace.shares()[1].idle == pytest.approx(0.5)
 

@@ -442,10 +442,10 @@ def test_a_disk_that_is_full_does_not_stop_training(
 ) -> None:
     found = planner(tmp_path, _Switches(), "cluster.plan={auto: {steps: 1}}")
 
-    def full(*arguments: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rlinf.monitor.decisions.append_decision", full)
+    monkeypatch.setattr("rlinf.monitor.decisions.open", full, raising=False)
     monkeypatch.setattr(auto_plan, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text

@@ -207,12 +207,10 @@ def test_a_plan_is_written_as_a_placement_that_means_it(
 ) -> None:
     text = ComponentPlan(devices=devices, processes=processes).placement
     [entry] = parse_component_placement({"a": text})
-    assigned: dict[int, tuple[int, ...]] = {}
-    for segment in entry.segments(8):
-        assigned |= segment.assignment()
-    assert sorted(assigned) == list(range(processes))
-    assert {d for own in assigned.values() for d in own} == set(devices)
-    assert len({len(own) for own in assigned.values()}) == 1
+    assigned = entry.processes(8)
+    assert len(assigned) == processes
+    assert {d for own in assigned for d in own} == set(devices)
+    assert len({len(own) for own in assigned}) == 1
 
 
 def test_a_recipe_with_the_overrides_of_a_plan_has_that_plan(tmp_path: Path) -> None:

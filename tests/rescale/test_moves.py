@@ -139,9 +139,9 @@ def test_what_somebody_else_wrote_into_the_store_is_refused_and_never_run(
     ranks.rank, ranks.world_size, ranks._read = 1, 2, 0
     ranks._store = torch.distributed.HashStore()
     file = tmp_path / "run"
-    ranks._store.set("command/0", pickle.dumps(Malicious(file)) if written is None else written)
+    ranks._store.set("instruction/0", pickle.dumps(Malicious(file)) if written is None else written)
     with pytest.raises(RLinfError):
-        ranks.next_command(lambda: None)
+        ranks.next_instruction(lambda: None)
     assert not file.exists()
     assert written or pickle.loads(pickle.dumps(Malicious(file))) is None
     assert file.exists() == (written is None)

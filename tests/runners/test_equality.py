@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlinf.models.mlp import MLPPolicy
@@ -14,7 +15,7 @@ from rlinf.runners.run import Run
 from rlinf.scheduler.cpu_slots import available_cores
 from rlinf.workers.rollout import RolloutWorker
 
-from .support import assert_equal_runs, small_config
+from .support import assert_equal_runs, metrics, small_config, weights
 
 SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2")
 PLACEMENTS = {
@@ -96,6 +97,29 @@ def test_values_are_the_same_while_waiting_and_at_the_end(reference, tmp_path, m
     )
     assert all(alone)
     assert_equal_runs(reference, run)
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_parameters_divided_among_two_processes_learn_as_whole_ones(reference, tmp_path):
+    run = train(
+        tmp_path / "run",
+        *SPLIT,
+        "cluster.runtime=ray",
+        f"cluster.component_placement={PLACEMENTS['hybrid']}",
+        "actor.type=fsdp",
+    )
+    whole, divided = metrics(reference), metrics(run)
+    assert len(whole) == len(divided) > 0
+    for one, other in zip(whole, divided, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            # Two processes add the same float32 numbers in another order.
+            assert other[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    before, after = weights(reference), weights(run)
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_seeds_give_different_runs(reference, tmp_path):

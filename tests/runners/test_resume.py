@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ EMBODIED = Task(
     workers=("EnvW", "RolloutW", "ActorW"),
     pause=0.15,
     compare=support.assert_equal_runs,
+)
+DIVIDED = replace(
+    EMBODIED,
+    overrides=lambda runtime, steps: [
+        *overrides(runtime, steps),
+        "actor.type=fsdp",
+        "rollout.block_size=4",
+        "cluster.cpu_devices_per_node=2",
+        "cluster.component_placement={env: '0', rollout: '1', actor: '0-1'}",
+    ],
+    pause=0.3,
 )
 AGENT = Task(
     write_recipe=reasoning_support.write_recipe,
@@ -83,6 +95,11 @@ def test_killed_driver_of_a_supervised_run(tmp_path: Path, task: Task) -> None:
 def test_killed_supervised_run_on_ray(tmp_path: Path, task: Task, victim: str) -> None:
     pytest.importorskip("transformers")
     kill_and_resume(task, tmp_path, "ray", kills=2, steps=24, victim=victim)
+
+
+@pytest.mark.slow
+def test_killed_driver_of_a_robot_run_whose_parameters_are_divided(tmp_path: Path) -> None:
+    kill_and_resume(DIVIDED, tmp_path, "ray", kills=2, steps=12, victim="driver")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from rlinf.scheduler.cluster import deadline_seconds
 from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.scheduler.hardware import FrankaConfig, FrankaHWInfo
-from rlinf.scheduler.node import NodeGroupInfo, assumed_cluster, slot_cores
+from rlinf.scheduler.node import NodeGroupInfo, build_node_table, probe_node, slot_cores
 from tests.scheduler.nodes import cluster, node
 
 ARM = {"node_rank": 2, "robot_ip": "10.10.10.1", "camera_serials": ["322"]}
@@ -221,9 +221,10 @@ def test_as_a_section_of_a_recipe_its_rules_are_pydantic_errors():
         ClusterConfig.model_validate({"component_placement": {"a": "0,0"}})
 
 
-def test_assumed_cluster_knows_groups_slots_and_arms(monkeypatch):
+def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     monkeypatch.setenv(OVERSUBSCRIBE_VARIABLE, "1")
-    view = assumed_cluster(read(node_groups=GROUPS, cpu_devices_per_node=3))
+    config = read(node_groups=GROUPS, cpu_devices_per_node=3)
+    view = build_node_table([probe_node(config, rank) for rank in range(4)], config)
     assert (view.num_nodes, view.num_accelerators) == (4, 12)
     assert view.accelerator_ranks == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert view.get_node_info(0).accelerator_type is AcceleratorType.CPU_SLOT

@@ -12,7 +12,7 @@ import pytest
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.transport.session import shared_memory_directory
+from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 from tests.scheduler.workers import Basic, Queuer, Talker
 
 

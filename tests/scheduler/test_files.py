@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.scheduler import files
 from rlinf.scheduler.errors import SchedulerError
-from rlinf.scheduler.files import SharedDirectory, WrittenFiles, place_for
 from rlinf.scheduler.process import Process, set_process
-from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool
+from rlinf.scheduler.services import files
+from rlinf.scheduler.services.files import SharedDirectory, WrittenFiles, place_for
+from rlinf.scheduler.transport.blocks import BlockPool
+from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.payload import Codec
-from rlinf.scheduler.transport.session import OwnedSession, Session
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 
@@ -20,13 +20,13 @@ from rlinf.scheduler.transport.sockets import SocketEndpoint
 def nodes(tmp_path, monkeypatch) -> Iterator[list[Process]]:
     """Two processes of one cluster that share nothing but a network."""
     monkeypatch.setattr(files, "_CHUNK_BYTES", 1000)
-    owned = OwnedSession()
+    owned = ClusterFiles.create()
     processes = []
     for rank in (0, 1):
         monkeypatch.setenv("TMPDIR", str(tmp_path))
-        session = Session(owned.session.token)
-        codec = Codec(BlockPool(session), AttachedBlocks())
-        endpoint = SocketEndpoint(session, codec, rank, "127.0.0.1")
+        own = ClusterFiles(owned.token)
+        codec = Codec(BlockPool(own))
+        endpoint = SocketEndpoint(own, codec, rank, "127.0.0.1")
         endpoint.directory = tmp_path / f"private-{rank}"
         endpoint.directory.mkdir()
         processes.append(

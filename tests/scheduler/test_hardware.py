@@ -21,7 +21,7 @@ from rlinf.scheduler.hardware import (
     enumerate_hardware,
 )
 from rlinf.scheduler.process import Process, own_device, set_current_worker
-from rlinf.scheduler.transport.endpoint import LocalEndpoint
+from rlinf.scheduler.transport.endpoint import Endpoint
 
 
 @given(st.integers(1, 64), st.data())
@@ -69,7 +69,7 @@ def test_threads_of_one_process_compute_on_their_own_devices(monkeypatch):
     monkeypatch.delenv("RLINF_DEVICE", raising=False)
     process = Process(
         runtime="local",
-        endpoint=LocalEndpoint(),
+        endpoint=Endpoint(),
         codec=None,
         driver="local",
         node_rank=0,

@@ -6,9 +6,8 @@ import random
 import pytest
 
 from rlinf.scheduler import Channel, FlexiblePlacementStrategy
-from rlinf.scheduler.device_lock import LeaseError
-from rlinf.scheduler.services.leases import LeaseService
-from rlinf.scheduler.transport.endpoint import LocalEndpoint
+from rlinf.scheduler.services.leases import LeaseError, LeaseService
+from rlinf.scheduler.transport.endpoint import Endpoint
 from tests.scheduler.workers import Holder
 
 SHARED = FlexiblePlacementStrategy([[0], [0], [0, 1]])
@@ -92,7 +91,7 @@ def test_the_devices_of_a_dead_holder_are_free(launch, cluster, runtime):
 
 
 def make_service():
-    return LeaseService(LocalEndpoint())
+    return LeaseService(Endpoint())
 
 
 def test_a_set_is_granted_whole_and_in_turn():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from rlinf.scheduler import rendezvous
-from rlinf.scheduler.rendezvous import listen_at, meet, open_place
+from rlinf.scheduler.transport import rendezvous
+from rlinf.scheduler.transport.rendezvous import listen_at, meet, open_place
 
 pytest.importorskip("torch")
 

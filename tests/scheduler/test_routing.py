@@ -19,19 +19,17 @@ from rlinf.scheduler.compat.batches import (
     split_batch,
     validate_batch_size,
 )
-from rlinf.scheduler.compat.decoupled_routing import (
-    build_channel_message,
-    decoupled_build_recv_plan,
-    decoupled_build_send_plan,
-    split_channel_message,
-)
 from rlinf.scheduler.compat.routing import (
     CommMapper,
+    build_channel_message,
     build_recv_plan,
     build_route_channel_key,
     build_send_key,
     build_send_plan,
+    decoupled_build_recv_plan,
+    decoupled_build_send_plan,
     get_group_world_size,
+    split_channel_message,
 )
 
 WORLDS = st.tuples(st.integers(1, 12), st.integers(1, 12))

@@ -1,4 +1,4 @@
-"""Payloads, shared-memory blocks and sessions, without a cluster."""
+"""Payloads, shared-memory blocks and files, without a cluster."""
 
 import errno
 import gc
@@ -12,35 +12,35 @@ import torch
 
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
 from rlinf.scheduler.process import Process
-from rlinf.scheduler.transport.blocks import AttachedBlocks, BlockPool, remove_free_blocks
+from rlinf.scheduler.transport.blocks import BlockPool, remove_free_blocks
+from rlinf.scheduler.transport.cluster_files import (
+    ClusterFiles,
+    remove_stale_files,
+    shared_memory_directory,
+)
 from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.links import SECRET_BYTES, OutgoingLink
 from rlinf.scheduler.transport.payload import LARGE_BYTES, Codec
-from rlinf.scheduler.transport.session import (
-    OwnedSession,
-    remove_stale_sessions,
-    shared_memory_directory,
-)
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 LARGE = LARGE_BYTES // 4 + 1
 
 
 @pytest.fixture
-def owned():
-    session = OwnedSession()
-    yield session
-    session.close()
+def files():
+    made = ClusterFiles.create()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def pool(owned):
-    return BlockPool(owned.session)
+def pool(files):
+    return BlockPool(files)
 
 
 @pytest.fixture
 def codec(pool):
-    return Codec(pool, AttachedBlocks())
+    return Codec(pool)
 
 
 def test_large_tensors_use_a_block_and_small_ones_do_not(codec, pool):
@@ -142,48 +142,48 @@ def test_shared_references_stay_shared(codec):
     assert got[0] is got[1]
 
 
-def test_a_vanished_block_is_an_error(codec, owned):
+def test_a_vanished_block_is_an_error(codec, files):
     payload = codec.encode(torch.ones(LARGE))
-    owned.session.remove_files()
+    files.remove()
     with pytest.raises(SchedulerError, match="is gone"):
-        Codec(BlockPool(owned.session), AttachedBlocks()).decode(payload)
+        Codec(BlockPool(files)).decode(payload)
 
 
-def test_files_of_a_session_are_removed(owned, codec):
+def test_files_of_a_cluster_are_removed(files, codec):
     codec.encode(torch.ones(LARGE))
-    prefix = owned.session.block_prefix
+    prefix = files.block_prefix
     assert list(shared_memory_directory().glob(f"{prefix}*"))
-    remove_stale_sessions()  # its driver, this process, lives
+    remove_stale_files()  # its driver, this process, lives
     assert list(shared_memory_directory().glob(f"{prefix}*"))
-    owned.close()
-    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.name}*"))
+    files.close()
+    assert not list(shared_memory_directory().glob(f"rlinf-{files.name}*"))
 
 
-def test_files_of_a_dead_driver_are_removed(owned, codec):
+def test_files_of_a_dead_driver_are_removed(files, codec):
     codec.encode(torch.ones(LARGE))
-    os.close(owned._lock)  # what the kernel does when a process dies
-    owned._lock = None
-    remove_stale_sessions()
-    assert not list(shared_memory_directory().glob(f"rlinf-{owned.session.name}*"))
+    os.close(files._lock)  # what the kernel does when a process dies
+    files._lock = None
+    remove_stale_files()
+    assert not list(shared_memory_directory().glob(f"rlinf-{files.name}*"))
 
 
-def test_only_free_blocks_of_a_dead_worker_are_removed(owned, codec):
+def test_only_free_blocks_of_a_dead_worker_are_removed(files, codec):
     payload = codec.encode(torch.ones(LARGE))
     free = codec.decode(codec.encode(torch.ones(LARGE)))
     del free
     gc.collect()
-    remove_free_blocks(owned.session, os.getpid())
-    assert len(list(shared_memory_directory().glob(f"{owned.session.block_prefix}*"))) == 1
+    remove_free_blocks(files, os.getpid())
+    assert len(list(shared_memory_directory().glob(f"{files.block_prefix}*"))) == 1
     assert float(codec.decode(payload).sum()) == LARGE
 
 
 @pytest.fixture
-def connect(owned):
+def connect(files):
     endpoints = []
 
     def make(node: int = 0, ip: str | None = None) -> SocketEndpoint:
-        own = Codec(BlockPool(owned.session), AttachedBlocks())
-        endpoints.append(SocketEndpoint(owned.session, own, node, ip))
+        own = Codec(BlockPool(files))
+        endpoints.append(SocketEndpoint(files, own, node, ip))
         endpoints[-1].register("echo", lambda value, payloads=(): Reply(value, payloads))
         return endpoints[-1]
 

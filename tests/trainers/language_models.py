@@ -18,9 +18,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlinf.algorithms.base_config import REGISTRY
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm
-from rlinf.algorithms.registry import REGISTRY
 from rlinf.trainers.config import FSDPTrainerConfig
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.trainer import Trainer

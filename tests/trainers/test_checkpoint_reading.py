@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from rlinf.errors import CheckpointError
-from rlinf.trainers.checkpoint_reading import PlainReader
+from rlinf.trainers.checkpoint import PlainReader
 
 
 class Named:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.trainers.packing import MicroBatchRule, balanced_parts, plan_micro_batches
+from rlinf.trainers.config import SequenceConfig
+from rlinf.trainers.packing import balanced_parts, plan_micro_batches
 
 lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -51,37 +52,38 @@ def test_balance_beats_consecutive_blocks():
 def test_plan_is_complete_and_equal_on_all_ranks(
     lengths, ranks, balance, padded, sequences, tokens, group_size
 ):
-    rule = MicroBatchRule(
-        sequences=None if tokens is not None else sequences, tokens=tokens, padded=padded
+    config = SequenceConfig(
+        micro_batch_size=None if tokens is not None else sequences,
+        max_tokens_per_micro_batch=tokens,
+        packing=not padded,
+        balance=balance,
     )
     prompts = [index // group_size for index in range(len(lengths))]
-    plan = plan_micro_batches(lengths, prompts=prompts, ranks=ranks, balance=balance, rule=rule)
+    plan = plan_micro_batches(lengths, prompts, ranks=ranks, config=config)
     assert len(plan) == ranks
     assert len({len(micro_batches) for micro_batches in plan}) == 1
     flat = [part for micro_batches in plan for part in micro_batches]
     assert sorted(itertools.chain(*flat)) == list(range(len(lengths)))
     for part in flat:
-        if rule.sequences is not None:
-            assert len(part) <= rule.sequences
+        if config.micro_batch_size is not None:
+            assert len(part) <= config.micro_batch_size
         if tokens is not None and len(part) > 1:
             sizes = [lengths[index] for index in part]
             assert (len(part) * max(sizes) if padded else sum(sizes)) <= tokens
 
 
 def test_a_budget_is_filled():
-    rule = MicroBatchRule(sequences=None, tokens=100, padded=False)
-    (plan,) = plan_micro_batches(
-        [10] * 40, prompts=list(range(40)), ranks=1, balance=True, rule=rule
-    )
+    config = SequenceConfig(max_tokens_per_micro_batch=100)
+    (plan,) = plan_micro_batches([10] * 40, list(range(40)), ranks=1, config=config)
     assert [len(part) for part in plan] == [10] * 4
 
 
-@pytest.mark.parametrize("rule", [{"tokens": 80}, {"sequences": 8}])
-def test_answers_to_one_prompt_stay_together(rule):
+@pytest.mark.parametrize("bound", [{"max_tokens_per_micro_batch": 80}, {"micro_batch_size": 8}])
+def test_answers_to_one_prompt_stay_together(bound):
     """In whatever order they come; 12 answers to a prompt exceed the budget and are divided."""
     prompts = [0, 1, 2, 3] * 4 + [4] * 12
-    rule = MicroBatchRule(**({"sequences": None, "tokens": None, "padded": False} | rule))
-    (plan,) = plan_micro_batches([10] * 28, prompts=prompts, ranks=1, balance=True, rule=rule)
+    config = SequenceConfig(**bound)
+    (plan,) = plan_micro_batches([10] * 28, prompts, ranks=1, config=config)
     found = [{prompts[index] for index in part} for part in plan]
     assert sum(map(len, found)) <= 7
     assert len(found) == 4
@@ -89,7 +91,7 @@ def test_answers_to_one_prompt_stay_together(rule):
 
 @pytest.mark.parametrize("balance", [True, False])
 def test_fewer_sequences_than_ranks(balance):
-    rule = MicroBatchRule(sequences=2, tokens=None, padded=False)
-    plan = plan_micro_batches([5, 6], prompts=[0, 1], ranks=3, balance=balance, rule=rule)
+    config = SequenceConfig(micro_batch_size=2, balance=balance)
+    plan = plan_micro_batches([5, 6], [0, 1], ranks=3, config=config)
     assert sorted(sum(map(len, part)) for part in plan) == [0, 1, 1]
     assert {len(part) for part in plan} == {1}

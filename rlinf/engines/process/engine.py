@@ -7,25 +7,17 @@ computes where it can, so that a new child has them at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rlinf.engines.config import EngineConfig, EngineProcessConfig
-from rlinf.engines.process.messages import (
-    About,
-    Operation,
-    Start,
-    Update,
-    pickled,
-    unpickled,
-)
+from rlinf.engines.process.server import Start, pickled, unpickled
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import (
     Engine,
@@ -35,74 +27,14 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.errors import ConfigError, RunFailure, UserError
+from rlinf.processes.shared_block import memory_path, open_memory
 from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
 
+Operation = Literal[
+    "submit", "step", "progress", "abort", "replace_weights", "release_memory", "restore_memory"
+]
+
 log = logging.getLogger(__name__)
-
-
-class EngineProcess:
-    """One process with an engine.
-
-    Args:
-        start: What to build.
-        start_deadline: Seconds that this may take.
-        deadline: Seconds that any other call may take.
-
-    Raises:
-        ProcessLostError: It could not be started, ended, or was not ready in time.
-        UserError: The engine cannot be built so.
-        ValueError: So too.
-    """
-
-    def __init__(self, start: Start, *, start_deadline: float, deadline: float) -> None:
-        self._deadline = deadline
-        try:
-            self._process = SupervisedProcess(
-                "rlinf.engines.process.server",
-                {"arguments": pickled((start,))},
-                environment={"OMP_NUM_THREADS": str(start.threads)},
-                # One that stops in the middle of a message must not hold us for ever.
-                message_seconds=deadline,
-            )
-        except ConfigError as error:
-            raise ProcessLostError("crash", f"it could not be started: {error}") from error
-        try:
-            self.about: About = unpickled(self._process.receive(start_deadline)["result"])
-        except BaseException:
-            self.kill()
-            raise
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    def call(self, operation: Operation, *arguments: Any) -> Any:
-        """Let it do something; returns what the engine returned.
-
-        Raises:
-            ProcessLostError: It ended, did not answer in time or cannot go on.
-            UserError: The engine refused.
-            ValueError: Likewise.
-        """
-        try:
-            answer = self._process.ask(
-                operation, seconds=self._deadline, arguments=pickled(arguments)
-            )
-        except (UserError, RefusedValueError) as error:
-            if operation != "step":  # which asks for nothing that could be refused
-                raise
-            stack = error.stack if isinstance(error, RefusedValueError) else str(error)
-            raise ProcessLostError("exception", stack) from error
-        return unpickled(answer["result"])
-
-    def kill(self) -> None:
-        """End it and whatever it started, now."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Let the engine close, then end the process."""
-        self._process.close()
 
 
 class ProcessEngine(Engine):
@@ -120,16 +52,20 @@ class ProcessEngine(Engine):
     def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         self._settings = config.process or EngineProcessConfig()
         self._config = config.model_copy(update={"process": None})
-        self._module = _ModuleFile(source.module) if config.takes_module else None
+        given = source.module if config.takes_module else None
+        self._module = None if given is None else _memory_of(given)
         self._source = replace(source, module=None)
         self._block: WeightBlock | None = None
         self._requests: dict[int, GenerationRequest] = {}
         self._released = False
         self.version = 0
         self.restarts = 0
-        self._process: EngineProcess | None = None
+        self._process: SupervisedProcess | None = None
         try:
-            self._begin()
+            try:
+                self._process = self._started()
+            except ProcessLostError as lost:
+                self._replace(lost)
         except BaseException:
             self._close_memory()
             raise
@@ -145,7 +81,7 @@ class ProcessEngine(Engine):
 
     @property
     def unfinished(self) -> int:
-        """Requests that were submitted and neither returned nor aborted."""
+        """See :attr:`Engine.unfinished`."""
         return len(self._requests)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -157,15 +93,10 @@ class ProcessEngine(Engine):
 
     def step(self) -> list[FinishedCompletion]:
         """One step of the engine; where the process is lost, the first one of its successor."""
-        if not self._requests:
-            return []
-        return self._taken(self._call("step"))
+        return self._taken(self._call("step")) if self._requests else []
 
     def progress(self) -> Mapping[int, int]:
-        """Tokens so far; see :meth:`Engine.progress`.
-
-        What is generated again in a new process begins again.
-        """
+        """Tokens so far; what is generated again in a new process begins again."""
         found: Mapping[int, int] = self._call("progress") if self._requests else {}
         return found
 
@@ -187,11 +118,11 @@ class ProcessEngine(Engine):
             # A child that is lost from here on is replaced by one that begins with these weights.
             self._block.write(given)
             self.version = version
-            self._call("update", Update(self._block.address, version))
+            self._call("replace_weights", self._block.address, version)
             return
         block = WeightBlock(given)
         try:
-            self._call("update", Update(block.address, version))
+            self._call("replace_weights", block.address, version)
         except BaseException:
             block.close()
             raise
@@ -203,12 +134,12 @@ class ProcessEngine(Engine):
         """Give memory back; see :meth:`Engine.release_memory`."""
         if self._requests:
             raise RuntimeError(f"{self.unfinished} requests are unfinished; abort them first")
-        self._call("release")
+        self._call("release_memory")
         self._released = True
 
     def restore_memory(self) -> None:
         """Take the memory again; see :meth:`Engine.restore_memory`."""
-        self._call("restore")
+        self._call("restore_memory")
         self._released = False
 
     def close(self) -> None:
@@ -226,43 +157,63 @@ class ProcessEngine(Engine):
 
     # -- the process ----------------------------------------------------------------------------
 
-    def _living(self) -> EngineProcess:
+    def _living(self) -> SupervisedProcess:
         if self._process is None:
             raise RuntimeError("the engine was closed")
         return self._process
+
+    def _started(self) -> SupervisedProcess:
+        start = Start(
+            config=self._config,
+            source=self._source,
+            module=None if self._module is None else str(memory_path(self._module)),
+            threads=torch.get_num_threads(),
+        )
+        try:
+            process = SupervisedProcess(
+                "rlinf.engines.process.server",
+                {"arguments": pickled((start,))},
+                environment={"OMP_NUM_THREADS": str(start.threads)},
+                # One that stops in the middle of a message must not hold us for ever.
+                message_seconds=self._settings.step_deadline,
+            )
+        except ConfigError as error:
+            raise ProcessLostError("crash", f"it could not be started: {error}") from error
+        try:
+            told = unpickled(process.receive(self._settings.start_deadline)["result"])
+        except BaseException:
+            process.kill()
+            raise
+        for name, value in told.items():
+            setattr(self, name, value)
+        return process
 
     def _call(self, operation: Operation, *arguments: Any) -> Any:
         """Let the process do something, or its successor where it is lost."""
         while True:
             process = self._living()
             try:
-                return process.call(operation, *arguments)
+                return self._ask(process, operation, *arguments)
             except ProcessLostError as lost:
                 self._replace(lost)
 
-    def _begin(self) -> None:
-        """Start the first process; where it is lost meanwhile, its successor."""
-        try:
-            self._process = self._new_process()
-        except ProcessLostError as lost:
-            self._replace(lost)
+    def _ask(self, process: SupervisedProcess, operation: Operation, *arguments: Any) -> Any:
+        """Let a process do something.
 
-    def _new_process(self) -> EngineProcess:
-        start = Start(
-            config=self._config,
-            source=self._source,
-            module=None if self._module is None else self._module.path,
-            threads=torch.get_num_threads(),
-        )
-        process = EngineProcess(
-            start,
-            start_deadline=self._settings.start_deadline,
-            deadline=self._settings.step_deadline,
-        )
-        self.continues_exactly = process.about.continues_exactly
-        self.keeps_stale_caches = process.about.keeps_stale_caches
-        self.generates_between_steps = process.about.generates_between_steps
-        return process
+        Raises:
+            ProcessLostError: It ended, did not answer in time or cannot go on.
+            UserError: The engine refused.
+            ValueError: Likewise.
+        """
+        seconds = self._settings.step_deadline
+        try:
+            answer = process.ask(operation, seconds=seconds, arguments=pickled(arguments))
+        except (UserError, RefusedValueError) as error:
+            if operation != "step":  # which asks for nothing that could be refused
+                raise
+            stack = error.stack if isinstance(error, RefusedValueError) else str(error)
+            raise ProcessLostError("exception", stack) from error
+        return unpickled(answer["result"])
 
     def _replace(self, lost: ProcessLostError) -> None:
         """Start a process with the present weights and all unfinished requests.
@@ -290,62 +241,41 @@ class ProcessEngine(Engine):
                 len(self._requests),
             )
             try:
-                self._process = process = self._new_process()
-                self._hand_over(process)
+                self._process = process = self._started()
+                if self._block is not None:
+                    self._ask(process, "replace_weights", self._block.address, self.version)
+                for request in self._requests.values():
+                    self._ask(process, "submit", request)
+                if self._released:
+                    self._ask(process, "release_memory")
             except ProcessLostError as again:
                 lost = again
             else:
                 return
 
-    def _hand_over(self, process: EngineProcess) -> None:
-        if self._block is not None:
-            process.call("update", Update(self._block.address, self.version))
-        for request in self._requests.values():
-            process.call("submit", request)
-        if self._released:
-            process.call("release")
-
     def _close_memory(self) -> None:
         if self._module is not None:
-            self._module.close()
+            os.close(self._module)
+            self._module = None
         if self._block is not None:
             self._block.close()
             self._block = None
 
 
-class _ModuleFile:
-    """A module, pickled into memory that a child can map.
-
-    Args:
-        module: The module; None: there is none.
+def _memory_of(module: Any) -> int:
+    """Descriptor of memory with a module in it, pickled, which a child can map.
 
     Raises:
         ConfigError: It cannot be pickled.
     """
-
-    def __init__(self, module: Any) -> None:
-        self._descriptor = -1
-        if module is None:
-            return
-        self._descriptor = os.memfd_create("rlinf-engine-module")
-        try:
-            with os.fdopen(os.dup(self._descriptor), "wb") as file:
-                torch.save(module, file)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            self.close()
-            raise ConfigError(
-                f"the module cannot be sent to a process ({error}); give its directory instead",
-                key="process",
-            ) from error
-
-    @property
-    def path(self) -> str | None:
-        """File that stands for the memory; None where there is no module."""
-        return None if self._descriptor < 0 else f"/proc/{os.getpid()}/fd/{self._descriptor}"
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
+    descriptor = open_memory("rlinf-engine-module")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            torch.save(module, file)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"the module cannot be sent to a process ({error}); give its directory instead",
+            key="process",
+        ) from error
+    return descriptor

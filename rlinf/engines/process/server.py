@@ -1,17 +1,44 @@
-"""The child: builds an engine, then does what the parent says until it goes away."""
+"""The child: builds an engine, then does what the parent says until it goes away.
+
+Requests and completions are objects of this package and travel pickled: both sides are one program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import pickle
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from rlinf.engines.process.messages import About, Start, Update, pickled, unpickled
+from rlinf.engines.config import EngineConfig
 from rlinf.engines.process.weight_block import BlockAddress
-from rlinf.engines.protocol import Engine
+from rlinf.engines.protocol import Engine, ModelSource
 from rlinf.processes.supervised import serve
+
+TOLD = ("continues_exactly", "keeps_stale_caches", "generates_between_steps")
+"""What the parent is told of the engine when it is built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the child builds."""
+
+    config: EngineConfig  # without a process of its own
+    source: ModelSource  # without a module
+    module: str | None  # file with the pickled module of the source; None: it has none
+    threads: int  # that torch computes with
+
+
+def pickled(content: Any) -> np.ndarray:
+    """[n] uint8."""
+    return np.frombuffer(pickle.dumps(content), np.uint8)
+
+
+def unpickled(data: np.ndarray) -> Any:
+    """What :func:`pickled` was given."""
+    return pickle.loads(data.tobytes())
 
 
 def main(lifeline: int, commands: int) -> None:
@@ -20,32 +47,18 @@ def main(lifeline: int, commands: int) -> None:
 
 
 class _Server:
-    """The engine, once it was built."""
-
-    def __init__(self) -> None:
-        self._engine: Engine
-        self._address: BlockAddress | None = None
-        self._weights: dict[str, torch.Tensor] = {}
+    _engine: Engine
+    _address: BlockAddress | None = None
+    _weights: dict[str, torch.Tensor]
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Do one operation; what the engine returned, pickled."""
+        operation = message["operation"]
         arguments = unpickled(message["arguments"]) if "arguments" in message else ()
-        if message["operation"] == "start":
-            return {"result": pickled(self._start(*arguments))}
-        engine = self._engine
-        operations: dict[str, Callable[..., Any]] = {
-            "submit": engine.submit,
-            "step": engine.step,
-            "progress": engine.progress,
-            "abort": engine.abort,
-            "update": self._update,
-            "release": engine.release_memory,
-            "restore": engine.restore_memory,
-            "close": engine.close,
-        }
-        return {"result": pickled(operations[message["operation"]](*arguments))}
+        owner = self if operation in ("start", "replace_weights") else self._engine
+        return {"result": pickled(getattr(owner, operation)(*arguments))}
 
-    def _start(self, start: Start) -> About:
+    def start(self, start: Start) -> dict[str, bool]:
         torch.set_num_threads(start.threads)
         source = start.source
         if start.module is not None:
@@ -53,15 +66,10 @@ class _Server:
             module = torch.load(start.module, map_location="cpu", mmap=True, weights_only=False)
             source = replace(source, module=module, shared=False)
         self._engine = start.config.build(source)
-        return About(
-            continues_exactly=self._engine.continues_exactly,
-            keeps_stale_caches=self._engine.keeps_stale_caches,
-            generates_between_steps=self._engine.generates_between_steps,
-        )
+        return {name: getattr(self._engine, name) for name in TOLD}
 
-    def _update(self, update: Update) -> None:
-        weights = self._weights
-        if update.address != self._address:
-            weights = update.address.open()
-        self._engine.adopt_weights(weights.items(), update.version)
-        self._address, self._weights = update.address, weights
+    def replace_weights(self, address: BlockAddress, version: int) -> None:
+        """The weights that lie there are new."""
+        weights = self._weights if address == self._address else address.open()
+        self._engine.adopt_weights(weights.items(), version)
+        self._address, self._weights = address, weights

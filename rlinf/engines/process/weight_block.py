@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +22,8 @@ from rlinf.processes.shared_block import (
 )
 
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """What one tensor of a block is like.
-
-    Args:
-        name: Its name.
-        shape: Its shape.
-        dtype: Its type.
-    """
+class TensorInfo(NamedTuple):
+    """What one tensor of a block is like."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,17 +35,11 @@ class TensorInfo:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class BlockAddress:
-    """What a child needs to find a block.
+class BlockAddress(NamedTuple):
+    """What a child needs to find a block."""
 
-    Args:
-        path: File that stands for the memory while the parent lives.
-        tensors: What lies in it, in order.
-    """
-
-    path: str
-    tensors: tuple[TensorInfo, ...]
+    path: str  # file that stands for the memory while the parent lives
+    tensors: tuple[TensorInfo, ...]  # what lies in it, in order
 
     def open(self) -> dict[str, Tensor]:
         """The tensors, in memory that must not be written to: doing so ends the process."""
@@ -93,11 +80,11 @@ class WeightBlock:
         """Whether these weights have the names, shapes and types of those in the block."""
         return _infos(weights) == self._infos
 
+    @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the values, from any device, while the child computes nothing."""
-        with torch.no_grad():
-            for name, value in weights.items():
-                self._tensors[name].copy_(value)
+        for name, value in weights.items():
+            self._tensors[name].copy_(value)
 
     def close(self) -> None:
         """Give the memory back as soon as the child has, too."""
@@ -109,8 +96,8 @@ class WeightBlock:
 
 def _infos(weights: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
     return tuple(
-        TensorInfo(name, tuple(weights[name].shape), weights[name].dtype)
-        for name in sorted(weights)
+        TensorInfo(name, tuple(value.shape), value.dtype)
+        for name, value in sorted(weights.items(), key=lambda item: item[0])
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 import torch
@@ -17,13 +19,11 @@ import torch
 from rlinf.data.sequences import StopReason
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.protocol import FinishedCompletion, ModelSource, Weights
-from rlinf.engines.vllm.arguments import on_cpu, random_state_kept
-from rlinf.engines.vllm.background import EventLoop, News
-from rlinf.engines.vllm.base import VLLMBase
-from rlinf.engines.vllm.requests import Growing
+from rlinf.engines.vllm.base import Growing, VLLMBase, on_cpu, random_state_kept
 from rlinf.errors import RunFailure
 
 T = TypeVar("T")
+_LOOK = 1.0  # seconds between two looks at whether what is waited for can still come
 
 
 class AsyncVLLMEngine(VLLMBase):
@@ -212,3 +212,83 @@ class AsyncVLLMEngine(VLLMBase):
 def _versions(spans: Any) -> list[int]:
     """Versions of the tokens in vLLM's ``WeightVersionSpan``s."""
     return [int(span.version) for span in spans for _ in range(span.start, span.end)]
+
+
+# -- a thread with an event loop, and what it tells a thread that waits for it -------------------
+
+
+class EventLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
+        """What the coroutine returns or raises; ``check`` raises where that is not waited for."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        while not wait([future], timeout=_LOOK).done:
+            try:
+                check()
+            except BaseException:
+                future.cancel()
+                raise
+        return future.result()
+
+    def close(self) -> None:
+        """Cancel what still runs in the loop, and end the thread."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+class News:
+    """What happened in the background since it was last asked for."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._grown = False
+        self._ended: list[Growing] = []
+
+    def note(self, growing: Growing, *, ended: bool) -> None:
+        """A sequence has got tokens, or ended."""
+        with self._condition:
+            self._grown = True
+            if ended:
+                self._ended.append(growing)
+            self._condition.notify()
+
+    def wake(self) -> None:
+        """Let whoever waits look at whether something went wrong."""
+        with self._condition:
+            self._condition.notify()
+
+    def wait(self, check: Callable[[], None]) -> list[Growing]:
+        """The sequences that ended; waits until at least one has got a token or ended.
+
+        ``check`` raises where nothing need be waited for any more.
+        """
+        with self._condition:
+            while not self._grown:
+                check()
+                self._condition.wait(_LOOK)
+            self._grown = False
+            ended, self._ended = self._ended, []
+        return ended
+
+    def forget(self, growing: list[Growing]) -> None:
+        """Tell nobody of these any more."""
+        with self._condition:
+            self._ended = [item for item in self._ended if item not in growing]
+            self._grown = bool(self._ended)

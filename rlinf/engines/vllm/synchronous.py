@@ -10,9 +10,7 @@ import torch
 
 from rlinf.engines.config import VLLMEngineConfig
 from rlinf.engines.protocol import FinishedCompletion, ModelSource, Weights
-from rlinf.engines.vllm.arguments import on_cpu, random_state_kept
-from rlinf.engines.vllm.base import VLLMBase
-from rlinf.engines.vllm.requests import Growing
+from rlinf.engines.vllm.base import Growing, VLLMBase, on_cpu, random_state_kept
 
 
 class VLLMEngine(VLLMBase):

@@ -1,11 +1,13 @@
-"""The shared memory of one vector env: one row per env, mapped by every env process.
+"""The shared memory of one vector env, one row per env, and what of it a checkpoint holds.
 
-Also what of it a checkpoint holds.
+Everything that an env goes on from is a row of its own, and numbers of envs are those of the whole
+run: the envs of a checkpoint can be divided anew among another number of workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +45,8 @@ EPISODE_FIELDS: dict[str, str] = {
 
 
 def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -> Fields:
-    """Return name, shape and type of every array of the block."""
-    per_env = {
+    """Name, shape and type of every array of the block."""
+    per_env: dict[str, tuple[tuple[int, ...], Any]] = {
         **{name: ((), kind) for name, kind in EPISODE_FIELDS.items()},
         "done_sequence": ((), "<i8"),  # the last command that this row has completed
         "acted_episode": ((), "<i8"),
@@ -58,22 +60,20 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
         "rewards": ((max_chunk,), "<f4"),
         "actions": ((max_chunk, spec.action_dim), "<f4"),
         "log": ((spec.max_episode_steps, spec.action_dim), "<f4"),
+        "records": ((), RECORD_DTYPE),
     }
-    fields: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        name: ((num_envs, *shape), np.dtype(kind)) for name, (shape, kind) in per_env.items()
-    }
-    fields["records"] = ((num_envs,), RECORD_DTYPE)
     for key, shape in spec.observation_shapes.items():
-        dtype = np.dtype(spec.observation_dtypes[key])
-        fields[f"observation/{key}"] = ((num_envs, *shape), dtype)
-        fields[f"final/{key}"] = ((num_envs, *shape), dtype)
-    # Per process: the row being stepped (-1: none) and a count that grows with every step.
-    fields["progress"] = ((processes, ALIGNMENT // 8), np.dtype("<i8"))
-    return fields
+        per_env[f"observation/{key}"] = (shape, spec.observation_dtypes[key])
+        per_env[f"final/{key}"] = (shape, spec.observation_dtypes[key])
+    return {
+        **{name: ((num_envs, *shape), np.dtype(kind)) for name, (shape, kind) in per_env.items()},
+        # Per process: the row being stepped (-1: none) and a count that grows with every step.
+        "progress": ((processes, ALIGNMENT // 8), np.dtype("<i8")),
+    }
 
 
 def read_state(block: SharedBlock, simulator: Mapping[int, np.ndarray]) -> dict[str, Any]:
-    """Return counters, observations, action log and simulator states as few large arrays.
+    """Counters, observations, action log and simulator states as few large arrays.
 
     Args:
         block: The shared block; nothing may be in flight.
@@ -129,3 +129,69 @@ def write_state(
         for row, size in enumerate(sizes)
         if size
     }
+
+
+def reshard(states: Sequence[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
+    """Divide the envs of some workers among others.
+
+    Args:
+        states: :meth:`~rlinf.envs.vector.VectorEnv.state_dict` of each worker, by rank.
+        workers: How many there are to be.
+
+    Returns:
+        A state for each rank.
+
+    Raises:
+        ValueError: The envs do not divide.
+    """
+    if len(states) == workers:
+        return list(states)
+    total = sum(int(state["num_envs"]) for state in states)
+    if total % workers:
+        raise ValueError(f"{total} envs do not divide over {workers} workers")
+    size = total // workers
+    episode, observation, simulator = (
+        {name: _stacked([state[part][name] for state in states]) for name in states[0][part]}
+        for part in ("episode", "observation", "simulator")
+    )
+    log, invalid = (
+        _stacked([state[name] for state in states]) for name in ("log", "carried_invalid")
+    )
+    outcomes = _stacked([state["fault_watch"]["outcomes"] for state in states])
+    counts = sum((Counter(state["fault_watch"]["counts"]) for state in states), Counter())
+
+    def part(rank: int) -> dict[str, Any]:
+        first = rank * size
+        rows = slice(first, first + size)
+        sizes, steps = simulator["size"][rows], episode["steps"][rows]
+        return {
+            "num_envs": size,
+            "episode": {name: array[rows] for name, array in episode.items()},
+            "observation": {key: array[rows] for key, array in observation.items()},
+            "log": log[rows, : int(steps.max(initial=0))],
+            "simulator": {
+                "state": simulator["state"][rows, : int(sizes.max(initial=0))],
+                "size": sizes,
+            },
+            "first_env": states[0]["first_env"] + first,
+            "carried_invalid": invalid[rows],
+            # What is counted per worker is shared out, so that sums over workers stay.
+            "fault_watch": {
+                "outcomes": outcomes[rank::workers],
+                "counts": dict(counts) if rank == 0 else {},
+            },
+        }
+
+    return [part(rank) for rank in range(workers)]
+
+
+def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays [n, ...], or [n, L, ...] of different L, as one; shorter ones padded with zeros."""
+    arrays = [np.asarray(part) for part in parts]
+    if arrays[0].ndim > 1:
+        longest = max(array.shape[1] for array in arrays)
+        arrays = [
+            np.pad(array, [(0, 0), (0, longest - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
+            for array in arrays
+        ]
+    return np.concatenate(arrays)

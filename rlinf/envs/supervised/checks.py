@@ -25,11 +25,7 @@ class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the h
 
 
 def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call simulator code; whatever it raises becomes a fault of its env.
-
-    Raises:
-        EnvSideFault: The simulator raised.
-    """
+    """Call simulator code; whatever it raises becomes an EnvSideFault."""
     try:
         return call(*arguments, **named)
     except Exception as error:
@@ -38,11 +34,7 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 
 def checked_reward(reward: Any) -> float:
-    """Return the reward as a float.
-
-    Raises:
-        EnvSideFault: It is no real number, or not finite.
-    """
+    """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
     try:
         if not isinstance(reward, float) and np.ndim(reward):
             raise TypeError(f"it is an array of shape {np.shape(reward)}")
@@ -55,11 +47,7 @@ def checked_reward(reward: Any) -> float:
 
 
 class ObservationRows:
-    """The shared arrays of observations, one row per env, and what fits into a row.
-
-    Args:
-        arrays: By observation key [N, ...].
-    """
+    """The shared arrays of observations, by key [N, ...], and what fits into a row of them."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._keys = arrays.keys()
@@ -86,15 +74,13 @@ class ObservationRows:
                 raise EnvSideFault(
                     FaultReason.MALFORMED, f"'{key}' is {kind} instead of {dtype}{shape}"
                 )
-            if is_float and not _is_finite(value):
+            # A sum of squares is finite only if every term is; it is quick to compute for a vector.
+            quick = is_float and value.ndim == 1 and math.isfinite(value.dot(value))
+            if is_float and not quick and not np.isfinite(value).all():
                 raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
 
     def write(self, observation: Any, row: int) -> None:
-        """Copy an observation into ``row``.
-
-        Raises:
-            EnvSideFault: It does not fit.
-        """
+        """Copy an observation into ``row``, if :meth:`check` lets it."""
         self.check(observation)
         for key, array, *_ in self._parts:
             array[row] = observation[key]
@@ -105,16 +91,9 @@ class ObservationRows:
             target[row] = array[row]
 
     def shows(self, observation: Any, row: int) -> bool:
-        """Return whether ``row`` holds these states; images may differ by renderer."""
+        """Whether ``row`` holds these states; images may differ by renderer."""
         return all(
             np.array_equal(observation[key], array[row])
             for key, array, _, _, is_float in self._parts
             if is_float
         )
-
-
-def _is_finite(value: np.ndarray) -> bool:
-    # A sum of squares is finite only if every term is; that is quick to compute for a vector.
-    if value.ndim == 1 and math.isfinite(value.dot(value)):
-        return True
-    return bool(np.isfinite(value).all())

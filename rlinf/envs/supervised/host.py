@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +12,14 @@ from rlinf.envs.base import SimulatorEnv
 from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status
-from rlinf.envs.supervised.checks import (
-    EnvSideFault,
-    ObservationRows,
-    checked_reward,
-    guarded,
-)
-from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeSchedule
+from rlinf.envs.supervised.checks import EnvSideFault, ObservationRows, checked_reward, guarded
+from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeRules
 from rlinf.errors import RunFailure
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.wire import decode_tree, encode_tree
 
 _RESET_ATTEMPTS = 3
 _FLAGS = ("terminated", "truncated", "final", "recorded")
-
-
-@dataclass(frozen=True)
-class EpisodeRules:
-    """What ends an episode and what follows.
-
-    Args:
-        max_episode_steps: Primitive steps after which an episode is truncated.
-        auto_reset: Whether the next episode starts by itself.
-        ignore_terminations: Whether only truncation ends an episode.
-        reward_scale: Factor on every reward.
-    """
-
-    max_episode_steps: int
-    auto_reset: bool
-    ignore_terminations: bool
-    reward_scale: float
 
 
 class EnvHost:
@@ -52,8 +30,7 @@ class EnvHost:
         envs: The first env of each row.
         spec: Their spec.
         block: Where actions come from and results go.
-        rules: What ends an episode.
-        schedule: Which episode comes next.
+        rules: What ends an episode, and which one comes next.
         first_env: Global number of row 0.
         progress: This process's cells of the block: present row, count of steps.
     """
@@ -66,15 +43,13 @@ class EnvHost:
         spec: EnvSpec,
         block: SharedBlock,
         rules: EpisodeRules,
-        schedule: EpisodeSchedule,
         first_env: int,
         progress: np.ndarray,
     ) -> None:
         self._make = make
         self._envs = envs
         self._block = block
-        self._rules = rules
-        self.schedule = schedule
+        self.rules = rules
         self._first_env = first_env
         self._progress = progress
         self._observations = ObservationRows(block.group("observation"))
@@ -83,7 +58,7 @@ class EnvHost:
         self._faults: list[dict[str, Any]] = []
 
     def take_faults(self) -> list[dict[str, Any]]:
-        """Return the faults since the last call."""
+        """The faults since the last call."""
         faults, self._faults = self._faults, []
         return faults
 
@@ -134,30 +109,26 @@ class EnvHost:
             self._progress[0] = -1
 
     def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return the encoded simulator state by row, for the rows that have one."""
-        found = {}
-        for row in rows:
-            if self._block["status"][row] != Status.RUNNING:
-                continue
-            state = self._envs[row].get_state()
-            if state is not None:
-                found[str(row)] = np.frombuffer(encode_tree(state), np.uint8)
-        return found
+        """The encoded simulator state by row, for the rows that have one."""
+        running = [row for row in rows if self._block["status"][row] == Status.RUNNING]
+        states = {str(row): self._envs[row].get_state() for row in running}
+        return {
+            row: np.frombuffer(encode_tree(state), np.uint8)
+            for row, state in states.items()
+            if state is not None
+        }
 
     def render(self, row: int) -> np.ndarray:
-        """Return a picture of the env of ``row``, uint8 [H, W, 3]."""
+        """A picture of the env of ``row``, uint8 [H, W, 3]."""
         return np.asarray(self._envs[row].render())
 
     def close(self) -> None:
         """Close every env; one that cannot does not keep the others open."""
         for env in self._envs.values():
-            self._close_env(env)
+            _close_env(env)
 
     def _pending(self, rows: Sequence[int], sequence: int) -> np.ndarray:
-        """Return the rows that have not completed this command.
-
-        A command is sent again after a crash, and rows that were done before it stay done.
-        """
+        """The rows that have not completed this command, which is sent again after a crash."""
         candidates = np.array(rows, np.int64)
         unfinished = self._block["done_sequence"][candidates] != sequence
         return np.asarray(candidates[unfinished])
@@ -173,7 +144,7 @@ class EnvHost:
 
     def _run_chunk(self, row: int, actions: np.ndarray) -> None:
         """Execute ``actions`` [C, A] in ``row``, up to the end of the episode."""
-        block, rules, env = self._block.arrays, self._rules, self._envs[row]
+        block, rules, env = self._block.arrays, self.rules, self._envs[row]
         log, rewards, last = block["log"], block["rewards"], len(actions) - 1
         steps, total = int(block["steps"][row]), float(block["episode_return"][row])
         success_once = bool(block["success_once"][row])
@@ -219,14 +190,14 @@ class EnvHost:
 
     def _end_episode(self, row: int) -> None:
         self._record(row, valid=True)
-        if self._rules.auto_reset or self.schedule.episodes is not None:
+        if self.rules.auto_reset or self.rules.episodes is not None:
             self._block["final"][row] = True
             self._block["index"][row] += 1
             self._block["attempt"][row] = 0
             self._begin_episode(row)
-            return
-        self._observations.copy_row(self._finals, row)
-        self._block["status"][row] = Status.ENDED
+        else:
+            self._observations.copy_row(self._finals, row)
+            self._block["status"][row] = Status.ENDED
 
     def _begin_episode(self, row: int) -> None:
         """Reset the env of ``row`` into its next episode.
@@ -256,16 +227,14 @@ class EnvHost:
         block = self._block
         env, epoch = self._first_env + row, int(block["epoch"][row])
         index, serial = int(block["index"][row]), int(block["serial"][row])
-        episode = self.schedule.episode(env, epoch, index, serial)
+        episode = self.rules.episode(env, epoch, index, serial)
         if episode is None:
             block["status"][row] = Status.EXHAUSTED
             return False
         block["episode_id"][row], block["seed"][row] = episode
         block["serial"][row] = serial + 1
-        block["steps"][row] = 0
-        block["episode_return"][row] = 0.0
-        for name in ("success_once", "success_now", "fail_once"):
-            block[name][row] = False
+        for name in ("steps", "episode_return", "success_once", "success_now", "fail_once"):
+            block[name][row] = 0
         block["status"][row] = Status.RUNNING
         return True
 
@@ -286,13 +255,13 @@ class EnvHost:
             {"row": row, "reason": fault.reason.value, "detail": fault.detail, "episode": episode}
         )
         block["attempt"][row] += 1
-        repeats = self.schedule.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
+        repeats = self.rules.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
         if not repeats:
             if not block["recorded"][row]:
                 self._record(row, valid=False)
             block["index"][row] += 1
             block["attempt"][row] = 0
-        self._close_env(self._envs[row])
+        _close_env(self._envs[row])
         self._progress[1] += 1
         self._envs[row] = guarded(self._make)
 
@@ -341,9 +310,7 @@ class EnvHost:
                 "another observation, so the simulator is not deterministic",
             )
 
-    @staticmethod
-    def _close_env(env: SimulatorEnv) -> None:
-        try:
-            guarded(env.close)
-        except EnvSideFault:
-            return
+
+def _close_env(env: SimulatorEnv) -> None:
+    with contextlib.suppress(EnvSideFault):
+        guarded(env.close)

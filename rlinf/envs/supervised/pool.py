@@ -45,31 +45,24 @@ class Command:
     sequence: int
 
 
+@dataclass(frozen=True)
+class ProcessLimits:
+    """Under which interpreter (None: this one) an env process runs, and how long it may take."""
+
+    python: str | None
+    step_deadline: float
+    start_deadline: float
+
+
 class EnvProcess:
-    """One env process: what is in flight there, and how long it may take.
+    """One env process and what is in flight there; settings as in ``process.py``."""
 
-    Args:
-        settings: What the process must know (see ``process.py``).
-        memory: Descriptor of the shared memory.
-        python: Interpreter, or None for this one.
-        step_deadline: Seconds that one primitive step or reset may take.
-        start_deadline: Seconds that building the envs may take.
-    """
-
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        *,
-        memory: int,
-        python: str | None,
-        step_deadline: float,
-        start_deadline: float,
-    ) -> None:
-        self._step_deadline, self._start_deadline = step_deadline, start_deadline
+    def __init__(self, settings: Mapping[str, Any], memory: int, limits: ProcessLimits) -> None:
+        self._limits = limits
         self.progress: np.ndarray | None = None
         self.pending: dict[int, Command] = {}
-        self._process = SupervisedProcess(
-            "rlinf.envs.supervised.process", settings, descriptors=[memory], python=python
+        self.process = SupervisedProcess(
+            "rlinf.envs.supervised.process", settings, descriptors=[memory], python=limits.python
         )
 
     def started(self) -> EnvSpec:
@@ -81,19 +74,14 @@ class EnvProcess:
             RunFailure: The process failed, ended or took too long.
         """
         try:
-            return EnvSpec.from_json(self._receive(self._start_deadline)["spec"])
+            return EnvSpec.from_json(self._receive(self._limits.start_deadline)["spec"])
         except ProcessLostError as lost:
             if lost.reason == "hang":
                 raise RunFailure(
-                    f"an env process was not ready after {self._start_deadline:g} s "
+                    f"an env process was not ready after {self._limits.start_deadline:g} s "
                     f"(start_deadline); its stack and output:\n{lost.detail}"
                 ) from lost
             raise RunFailure(f"an env process was lost at its start: {lost.detail}") from lost
-
-    @property
-    def pid(self) -> int:
-        """The id of the process that holds the envs."""
-        return self._process.pid
 
     def send(self, command: Command) -> None:
         """Send the command of a stage; it is in flight until :meth:`collect` has its answer.
@@ -102,12 +90,7 @@ class EnvProcess:
             ProcessLostError: The process ended.
         """
         self.pending[command.stage] = command
-        self._process.send(
-            command.operation,
-            stage=command.stage,
-            chunk=command.chunk,
-            sequence=command.sequence,
-        )
+        self.process.send(**vars(command))
 
     def collect(self) -> list[Fault]:
         """Wait for the next answer to a command of a stage and return the faults it reports.
@@ -116,24 +99,22 @@ class EnvProcess:
             ProcessLostError: The process ended, or no step ended within the deadline.
             RunFailure: The process reports that it cannot go on.
         """
-        answer = self._receive(self._step_deadline)
+        answer = self._receive(self._limits.step_deadline)
         del self.pending[answer["stage"]]
-        faults: list[Fault] = answer.get("faults", [])
+        faults: list[Fault] = answer["faults"]
         return faults
 
     def ask(self, operation: str, **content: Any) -> dict[str, Any]:
         """Send a command outside of the stages, none of which may be in flight; return its answer.
 
-        Raises:
-            ProcessLostError: The process ended, or no step ended within the deadline.
-            RunFailure: The process reports that it cannot do it.
+        Raises as :meth:`collect`.
         """
-        self._process.send(operation, **content)
-        return self._receive(self._step_deadline)
+        self.process.send(operation, **content)
+        return self._receive(self._limits.step_deadline)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         try:
-            return self._process.receive(seconds, progress=self._ticks)
+            return self.process.receive(seconds, progress=self._ticks)
         except RefusedValueError as error:
             raise RunFailure(f"an env process failed:\n{error.stack}") from error
         except ProcessLostError as lost:
@@ -148,16 +129,12 @@ class EnvProcess:
     def _ticks(self) -> int:
         return -1 if self.progress is None else int(self.progress[1])
 
-    def kill(self) -> None:
-        """End the process and whatever it started, now; may be called again."""
-        self._process.kill()
-
     def close(self) -> None:
         """Let the process close its envs, then end it."""
         if self.pending:
-            self._process.kill()
+            self.process.kill()
         else:
-            self._process.close(_CLOSE_SECONDS)
+            self.process.close(_CLOSE_SECONDS)
 
 
 class EnvPool:
@@ -172,9 +149,7 @@ class EnvPool:
         settings: What every process must know.
         rows: Rows of the block, by process and stage.
         cores: Cores that each process may use.
-        python: Interpreter, or None for this one.
-        step_deadline: Seconds that one primitive step or reset may take.
-        start_deadline: Seconds that building the envs may take.
+        limits: Under which every process runs.
 
     Raises:
         ConfigError: The env cannot be built as configured.
@@ -187,10 +162,7 @@ class EnvPool:
         settings: Mapping[str, Any],
         rows: Sequence[Sequence[Sequence[int]]],
         cores: Sequence[Sequence[int]],
-        *,
-        python: str | None,
-        step_deadline: float,
-        start_deadline: float,
+        limits: ProcessLimits,
     ) -> None:
         self._settings = {**settings, "processes": len(rows)}
         self._rows = rows
@@ -198,8 +170,7 @@ class EnvPool:
         self._stage_of = {
             row: stage for process in rows for stage, part in enumerate(process) for row in part
         }
-        self._python = python
-        self._deadlines = {"step_deadline": step_deadline, "start_deadline": start_deadline}
+        self._limits = limits
         self._faults: list[Fault] = []
         self._processes: list[EnvProcess] = []
         self._memory = open_memory("rlinf-envs")
@@ -207,8 +178,8 @@ class EnvPool:
             self._start()
         except BaseException:
             # The others are still building; to ask them to close would wait for that.
-            for process in self._processes:
-                process.kill()
+            for each in self._processes:
+                each.process.kill()
             self.close()
             raise
 
@@ -234,17 +205,8 @@ class EnvPool:
             self._attach(index, process)
 
     def _new_process(self, index: int) -> EnvProcess:
-        return EnvProcess(
-            {
-                **self._settings,
-                "process": index,
-                "rows": self._rows[index],
-                "affinity": self._cores[index],
-            },
-            memory=self._memory,
-            python=self._python,
-            **self._deadlines,
-        )
+        own = {"process": index, "rows": self._rows[index], "affinity": self._cores[index]}
+        return EnvProcess({**self._settings, **own}, self._memory, self._limits)
 
     def _attach(self, index: int, process: EnvProcess) -> None:
         process.progress = self.block["progress"][index]
@@ -252,11 +214,11 @@ class EnvPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the ids of the processes."""
-        return [process.pid for process in self._processes]
+        """The ids of the processes."""
+        return [each.process.pid for each in self._processes]
 
     def take_faults(self) -> list[Fault]:
-        """Return the faults since the last call."""
+        """The faults since the last call."""
         faults, self._faults = self._faults, []
         return faults
 
@@ -283,13 +245,13 @@ class EnvPool:
 
     def schedule(self, episodes: list[list[int]]) -> None:
         """Give every process another list of episodes to play."""
-        changed = {**self._settings["schedule"], "episodes": episodes}
-        self._settings = {**self._settings, "schedule": changed}
+        rules = {**self._settings["rules"], "episodes": episodes}
+        self._settings = {**self._settings, "rules": rules}
         for index in range(len(self._processes)):
-            self._ask(index, "schedule", schedule=changed)
+            self._ask(index, "schedule", rules=rules)
 
     def states(self) -> dict[int, np.ndarray]:
-        """Return the encoded simulator state by row, for the rows that have one."""
+        """The encoded simulator state by row, for the rows that have one."""
         answers = [self._ask(index, "state") for index in range(len(self._processes))]
         return {int(row): state for answer in answers for row, state in answer["states"].items()}
 
@@ -297,11 +259,10 @@ class EnvPool:
         """Bring the envs to where the block says they are (see :meth:`EnvHost.restore`)."""
         for index in range(len(self._processes)):
             mine = {str(row): orders.get(row, {}) for row in self._rows_of(index)}
-            answer = self._ask(index, "restore", rows=mine)
-            self._faults += answer.get("faults", [])
+            self._faults += self._ask(index, "restore", rows=mine)["faults"]
 
     def render(self, row: int) -> np.ndarray:
-        """Return a picture of the env of ``row``, uint8 [H, W, 3]."""
+        """A picture of the env of ``row``, uint8 [H, W, 3]."""
         index = next(i for i in range(len(self._rows)) if row in self._rows_of(i))
         frame: np.ndarray = self._ask(index, "render", row=row)["frame"]
         return frame
@@ -329,7 +290,7 @@ class EnvPool:
         """Build a lost process anew and send it again what was in flight."""
         in_flight = list(self._processes[index].pending.values())
         for _ in range(MAX_RESTARTS_IN_A_ROW):
-            self._processes[index].kill()
+            self._processes[index].process.kill()
             broken = self._note_loss(index, lost)
             orders = {str(row): self._order(row, in_flight) for row in self._rows_of(index)}
             if broken >= 0:
@@ -338,8 +299,7 @@ class EnvPool:
             process.started()
             try:
                 self._attach(index, process)
-                answer = process.ask("restore", rows=orders)
-                self._faults += answer.get("faults", [])
+                self._faults += process.ask("restore", rows=orders)["faults"]
                 for command in in_flight:
                     process.send(command)
                 return
@@ -361,7 +321,7 @@ class EnvPool:
         return row
 
     def _order(self, row: int, in_flight: Sequence[Command]) -> dict[str, Any]:
-        """Return how a row of a lost process is restored: lost rows complete their command."""
+        """How a row of a lost process is restored: lost rows complete their command."""
         for command in in_flight:
             done = self.block["done_sequence"][row] == command.sequence
             if command.stage == self._stage_of[row] and not done:

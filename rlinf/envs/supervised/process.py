@@ -10,12 +10,11 @@ import gc
 import os
 from typing import Any
 
-from rlinf.envs.base import SimulatorEnv
-from rlinf.envs.registry import REGISTRY
+from rlinf.envs.base import REGISTRY, SimulatorEnv
 from rlinf.envs.spec import spec_of
 from rlinf.envs.supervised.block import block_fields
-from rlinf.envs.supervised.host import EnvHost, EpisodeRules
-from rlinf.envs.supervised.schedule import EpisodeSchedule
+from rlinf.envs.supervised.host import EnvHost
+from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.supervised import CLOSE, serve
 
@@ -28,19 +27,11 @@ def main(lifeline: int, commands: int, memory: int) -> None:
         commands: Descriptor of the socket to the vector env.
         memory: Descriptor of the shared memory.
     """
-    _yield_to_the_sender()
+    # Never take the core of the process that sends a command before it has sent the others: the
+    # first that is woken would run there for some milliseconds, while its siblings still wait.
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     serve(lifeline, commands, _Server(memory).answer)
-
-
-def _yield_to_the_sender() -> None:
-    """Never take the core of the process that sends a command, before it has sent the others.
-
-    The first process that is woken would otherwise run there for a slice of some milliseconds,
-    while its siblings still wait for their commands.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class _Server:
@@ -65,12 +56,7 @@ class _Server:
                 return {}
             raise RuntimeError("a command came before `attach`")
         found = self._executed(host, operation, message)
-        faults = host.take_faults()
-        return {
-            **found,
-            "stage": message.get("stage", -1),
-            **({"faults": faults} if faults else {}),
-        }
+        return {**found, "stage": message.get("stage", -1), "faults": host.take_faults()}
 
     def _executed(self, host: EnvHost, operation: str, message: dict[str, Any]) -> dict[str, Any]:
         if operation == "step":
@@ -81,7 +67,7 @@ class _Server:
         elif operation == "restore":
             host.restore(message["rows"])
         elif operation == "schedule":
-            host.schedule = EpisodeSchedule(**message["schedule"])
+            host.rules = EpisodeRules(**message["rules"])
         elif operation == "state":
             return {"states": host.states(list(self._envs))}
         elif operation == "render":
@@ -95,7 +81,6 @@ class _Server:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, settings["affinity"])
         self._settings = settings
-        # The row of an env that is being built, for the message when that takes too long.
         rows = [row for stage in settings["rows"] for row in stage]
         first = self._make()
         self._spec = spec_of(first, settings["rules"]["max_episode_steps"])
@@ -123,7 +108,6 @@ class _Server:
             spec=self._spec,
             block=block,
             rules=EpisodeRules(**settings["rules"]),
-            schedule=EpisodeSchedule(**settings["schedule"]),
             first_env=settings["first_env"],
             progress=block["progress"][settings["process"]],
         )

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlinf.envs.config import EnvConfig, usable_cores
-from rlinf.envs.results import (
-    EnvFault,
-    EpisodeRecord,
-    FaultReason,
-    Observations,
-    VectorStep,
-    read_record,
-)
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.results import EnvFault, FaultReason, Observations, VectorStep, read_record
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status, read_state, write_state
-from rlinf.envs.supervised.faults import FaultWatch
-from rlinf.envs.supervised.pool import Command, EnvPool
-from rlinf.envs.supervised.settings import (
-    check_division,
-    in_a_round_from,
-    listed,
-    process_settings,
-    rows_of_processes,
-)
+from rlinf.envs.supervised.pool import Command, EnvPool, ProcessLimits
+from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.envs.vector import VectorEnv
+from rlinf.errors import ConfigError, RunFailure
+
+_RULES_OF_CONFIG = (
+    "max_episode_steps",
+    "auto_reset",
+    "ignore_terminations",
+    "reward_scale",
+    "group_size",
+    "use_fixed_reset_states",
+)
 
 
 class SupervisedVectorEnv(VectorEnv):
     """``num_envs`` envs in processes of their own.
 
-    Stage ``s`` of ``stages`` is the contiguous slice ``s`` of the envs; every process hosts envs of
-    every stage, so several stages can be in flight at once. Not thread-safe.
+    Every process hosts envs of every stage, so several stages can be in flight at once.
 
     Args:
         config: What to build.
@@ -71,7 +69,7 @@ class SupervisedVectorEnv(VectorEnv):
         max_chunk: int = 64,
     ) -> None:
         config.check()
-        check_division(num_envs, stages, config.group_size)
+        _check_division(num_envs, stages, config.group_size)
         self.config = config
         self.num_envs = num_envs
         self.first_env = first_env
@@ -82,22 +80,33 @@ class SupervisedVectorEnv(VectorEnv):
         self._carried_invalid = np.zeros(num_envs, bool)
         self._faults: list[EnvFault] = []
         self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
-        cores = list(affinity or usable_cores())
-        processes = config.process_count(num_envs // stages, len(cores))
-        own_cores = in_a_round_from(cores, first_env // num_envs * processes)
-        settings = process_settings(config, seed, purpose, total_envs or num_envs, episode_seeds)
+        rules = EpisodeRules(
+            run_seed=seed,
+            purpose=purpose,
+            total_envs=total_envs or num_envs,
+            episodes=None if episode_seeds is None else _plain(episode_seeds),
+            **{name: getattr(config, name) for name in _RULES_OF_CONFIG},
+        )
+        cores = list(affinity or _usable_cores())
+        processes = min(config.processes or len(cores), num_envs // stages)
+        slices = np.arange(num_envs).reshape(stages, -1)
+        parts = [np.array_split(rows, processes) for rows in slices]  # each stage over all of them
+        # Workers begin at different cores.
+        first = first_env // num_envs * processes
+        turns = [cores[(first + number) % len(cores)] for number in range(processes)]
+        pinned = config.pin_processes and processes > 1
         self._pool = EnvPool(
             {
-                **settings,
+                "type": config.type,
+                "options": dataclasses.asdict(config.adapter_options),
+                "rules": dataclasses.asdict(rules),
                 "first_env": first_env,
                 "num_envs": num_envs,
                 "max_chunk": max_chunk,
             },
-            rows_of_processes(num_envs, stages, processes),
-            config.cores_of_processes(processes, own_cores),
-            python=config.python,
-            step_deadline=config.step_deadline,
-            start_deadline=config.start_deadline,
+            [[part[process].tolist() for part in parts] for process in range(processes)],
+            [[core] for core in turns] if pinned else [cores] * processes,
+            ProcessLimits(config.python, config.step_deadline, config.start_deadline),
         )
         self._block = self._pool.block
         self._block["epoch"][:] = -1
@@ -124,7 +133,7 @@ class SupervisedVectorEnv(VectorEnv):
         The processes stay, so that evaluating again costs no start.
         """
         self._refuse_in_flight(*range(self.stages))
-        self._pool.schedule(listed(episode_seeds))
+        self._pool.schedule(_plain(episode_seeds))
 
     def reset(self, stage: int = 0) -> Observations:
         """See :meth:`VectorEnv.reset`."""
@@ -175,7 +184,7 @@ class SupervisedVectorEnv(VectorEnv):
         self._pool.wait(stage)
         self._note_faults()
         result = self._collect(stage, self._in_flight.pop(stage))
-        self._watch.note_episodes(result.episodes)
+        self._watch.note_sound(sum(episode.valid for episode in result.episodes))
         self._watch.check()
         return result
 
@@ -238,22 +247,19 @@ class SupervisedVectorEnv(VectorEnv):
                 # The next action of this row answers an observation that is gone.
                 self._carried_invalid[row] = True
 
-    def _take_faults(self, part: slice) -> tuple[EnvFault, ...]:
-        low, high = self.first_env + part.start, self.first_env + part.stop
-        mine = tuple(fault for fault in self._faults if fault.env < 0 or low <= fault.env < high)
-        self._faults = [fault for fault in self._faults if fault not in mine]
-        return mine
-
     def _collect(self, stage: int, chunk: int) -> VectorStep:
         part, block = self._slice(stage), self._block
-        size = part.stop - part.start
+        low, high = self.first_env + part.start, self.first_env + part.stop
+        faults = tuple(fault for fault in self._faults if fault.env < 0 or low <= fault.env < high)
+        self._faults = [fault for fault in self._faults if fault not in faults]
         final = block["final"][part].copy()
         finals = {key: array[part][final] for key, array in self._finals.items()}
         valid = block["valid"][part] & ~self._carried_invalid[part]
         self._carried_invalid[part] = False
-        terminations, truncations = np.zeros((size, chunk), bool), np.zeros((size, chunk), bool)
+        terminations, truncations = np.zeros((2, high - low, chunk), bool)
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
+        recorded = part.start + np.flatnonzero(block["recorded"][part])
         return VectorStep(
             observations=self.observations(stage),
             rewards=block["rewards"][part, :chunk].copy(),
@@ -265,11 +271,81 @@ class SupervisedVectorEnv(VectorEnv):
             active=block["active"][part].copy(),
             episode_ids=block["acted_episode"][part].copy(),
             reset_seeds=block["acted_seed"][part].copy(),
-            faults=self._take_faults(part),
-            episodes=self._records(part),
+            faults=faults,
+            episodes=tuple(
+                read_record(self.first_env + int(row), block["records"][row]) for row in recorded
+            ),
         )
 
-    def _records(self, part: slice) -> tuple[EpisodeRecord, ...]:
-        rows = part.start + np.flatnonzero(self._block["recorded"][part])
-        records = self._block["records"]
-        return tuple(read_record(self.first_env + int(row), records[row]) for row in rows)
+
+class FaultWatch:
+    """The part of faulty episodes among the last ones.
+
+    The run stops when more than ``max_rate * window`` of the last ``window`` episodes were faulty,
+    so that a single early fault does not count as a rate of one.
+    """
+
+    def __init__(self, max_rate: float, window: int) -> None:
+        self._max_rate = max_rate
+        self._outcomes: deque[bool] = deque(maxlen=window)
+        self._first: EnvFault | None = None
+        self._counts: Counter[str] = Counter()
+
+    def note_fault(self, fault: EnvFault) -> None:
+        """Count a fault."""
+        self._first = self._first or fault
+        self._counts[fault.reason.value] += 1
+        self._outcomes.append(True)
+
+    def note_sound(self, episodes: int) -> None:
+        """Count episodes that ended as they should."""
+        self._outcomes.extend([False] * episodes)
+
+    def check(self) -> None:
+        """Stop the run when the rate is passed.
+
+        Raises:
+            RunFailure: It is; the message holds the first fault.
+        """
+        window, found = self._outcomes.maxlen or 1, sum(self._outcomes)
+        if found <= self._max_rate * window or self._first is None:
+            return
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
+        raise RunFailure(
+            f"{found} of the last {len(self._outcomes)} episodes were faulty, more than "
+            f"env.max_fault_rate={self._max_rate:g} of {window} allows ({counts}). "
+            f"The first fault, {self._first.reason.value} in env {self._first.env}:\n"
+            f"{self._first.detail}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outcomes that count and the totals by reason."""
+        return {"outcomes": np.array(self._outcomes, bool), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``."""
+        self._outcomes.clear()
+        self._outcomes.extend(bool(outcome) for outcome in state["outcomes"])
+        self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+
+
+def _check_division(num_envs: int, stages: int, group_size: int) -> None:
+    if num_envs < 1 or num_envs % stages:
+        raise ConfigError(f"{num_envs} envs do not divide into {stages} stages")
+    if (num_envs // stages) % group_size:
+        raise ConfigError(
+            f"{num_envs // stages} envs per stage do not divide into groups of {group_size}; "
+            f"nearest: {max(num_envs // stages // group_size, 1) * group_size}"
+        )
+
+
+def _plain(episodes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The (episode id, seed) list as plain values."""
+    return [[int(number), int(seed)] for number, seed in episodes]
+
+
+def _usable_cores() -> list[int]:
+    """The numbers of the cores that this process may use, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

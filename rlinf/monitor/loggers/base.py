@@ -1,4 +1,4 @@
-"""What a metric logger must do, and what it is told about the run."""
+"""What a metric logger must do, which there are, and the section of a recipe that picks some."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import field_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
 from rlinf.errors import MissingPackageError
 
@@ -61,7 +66,6 @@ class MetricLogger(ABC):
     def log(self, step: int, metrics: Mapping[str, float], unix_time: float) -> None:
         """Record the metrics of one step; values may be NaN or infinite."""
 
-    @abstractmethod
     def rewind(self, step: int) -> None:
         """The run goes on after ``step``: what was logged beyond it will be logged again."""
 
@@ -80,7 +84,7 @@ def remembered_id(path: Path, new_id: str) -> str:
 
 
 LOGGERS = {
-    "jsonl": "rlinf.monitor.loggers.jsonl:JsonlLogger",
+    "jsonl": "rlinf.monitor.metrics_log:JsonlLogger",
     "tensorboard": "rlinf.monitor.loggers.tensorboard:TensorBoardLogger",
     "wandb": "rlinf.monitor.loggers.wandb:WandbLogger",
     "swanlab": "rlinf.monitor.loggers.swanlab:SwanLabLogger",
@@ -93,3 +97,38 @@ REGISTRY: Registry[MetricLogger] = Registry(
     LOGGERS,
     MetricLogger,  # type: ignore[type-abstract]  # it is compared with, not built
 )
+
+
+class LoggerConfig(StrictModel):
+    """Where the numbers of a run are sent, besides ``metrics.jsonl``, which is always written."""
+
+    backends: tuple[str, ...] = ("tensorboard",)
+    """Any of tensorboard, wandb, swanlab, mlflow, jsonl, and what other packages add."""
+
+    project: str = "rlinf"
+    """Project, or experiment, under which hosted loggers file the run."""
+
+    name: str | None = None
+    """Name of the run there; null: the name of the run directory."""
+
+    mode: Literal["online", "offline"] = "online"
+    """Whether hosted loggers send while training or write to the run directory alone."""
+
+    @field_validator("backends")
+    @classmethod
+    def _known(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
+        known = REGISTRY.names()
+        for name in backends:
+            if name not in known:
+                raise illegal("", f"unknown logger `{name}`", hint=did_you_mean(name, known))
+        return backends
+
+    def check(self) -> None:
+        """Look for the packages of the loggers.
+
+        Raises:
+            ConfigError: A logger of another package cannot be used.
+            MissingPackageError: A package is not installed.
+        """
+        for name in self.backends:
+            REGISTRY.load(name).check_packages()

@@ -62,9 +62,6 @@ class MlflowLogger(MetricLogger):
         entries = [Metric(name, value, milliseconds, step) for name, value in metrics.items()]
         self._pending = self._client.log_batch(self._run_id, metrics=entries, synchronous=False)
 
-    def rewind(self, step: int) -> None:
-        """Nothing: MLflow shows the newest value of a step."""
-
     def close(self) -> None:
         """Mark the run as finished."""
         if self._pending is not None:

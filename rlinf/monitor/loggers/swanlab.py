@@ -32,11 +32,8 @@ class SwanLabLogger(MetricLogger):
         )
 
     def log(self, step: int, metrics: Mapping[str, float], unix_time: float) -> None:
-        """Log one step."""
+        """Log one step. SwanLab itself ignores a step that it has already."""
         self._run.log({**metrics, "unix_time": unix_time}, step=step)
-
-    def rewind(self, step: int) -> None:
-        """Nothing: SwanLab keeps what it has and ignores the steps that come again."""
 
     def close(self) -> None:
         """Finish the run."""

@@ -41,9 +41,6 @@ class WandbLogger(MetricLogger):
         """Log one step. W&B itself ignores a step below one that it has already."""
         self._run.log({**metrics, "unix_time": unix_time}, step=step)
 
-    def rewind(self, step: int) -> None:
-        """Nothing: W&B keeps what it has and ignores the steps that come again."""
-
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()

@@ -12,6 +12,16 @@ from rlinf.monitor.curve import EVAL_HIGH, EVAL_LOW, EVAL_SUCCESS, STEP_TIME, Cu
 from rlinf.monitor.report.trace import WORK, Interval, Span, Trace
 
 _RECENT = 10
+_HEALTH = (
+    "env/steps_per_second",
+    "rollout/tokens_per_second",
+    "rollout/response_length",
+    "actor/approx_kl",
+    "actor/grad_norm",
+    "actor/entropy",
+    "critic/explained_variance",
+)
+"""Metrics that tell whether training is healthy, shown where the run has them."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +44,15 @@ def chart_data(curve: Curve) -> list[dict[str, Any]]:
     charts.append(
         _chart(kind.value[1], kind.steps[1], [_series(curve, kind.value[0], kind.value[1])])
     )
-    times = [name for name in _names(curve) if name.startswith("time/") and name != "time/eval"]
-    charts.append(
-        _chart(
-            "seconds per step",
-            kind.steps[1],
-            [_series(curve, name, name.removeprefix("time/")) for name in times],
-            zero=True,
-        )
-    )
-    for name in _further(curve):
-        charts.append(_chart(name, kind.steps[1], [_series(curve, name, name)]))
+    names = list(dict.fromkeys(name for line in curve.lines for name in line))
+    times = [name for name in names if name.startswith("time/") and name != "time/eval"]
+    stages = [_series(curve, name, name.removeprefix("time/")) for name in times]
+    charts.append(_chart("seconds per step", kind.steps[1], stages, zero=True))
+    charts += [
+        _chart(name, kind.steps[1], [_series(curve, name, name)])
+        for name in _HEALTH
+        if name in names
+    ]
     return [chart for chart in charts if chart["series"]]
 
 
@@ -67,24 +75,6 @@ def tiles(curve: Curve) -> list[Tile]:
         if points:
             found.append(Tile(label, form.format(points[-1][1])))
     return found
-
-
-def _names(curve: Curve) -> list[str]:
-    return list(dict.fromkeys(name for line in curve.lines for name in line))
-
-
-def _further(curve: Curve) -> list[str]:
-    """Metrics that tell whether training is healthy, where the run has them."""
-    wanted = (
-        "env/steps_per_second",
-        "rollout/tokens_per_second",
-        "rollout/response_length",
-        "actor/approx_kl",
-        "actor/grad_norm",
-        "actor/entropy",
-        "critic/explained_variance",
-    )
-    return [name for name in wanted if name in _names(curve)]
 
 
 def _series(
@@ -152,10 +142,12 @@ def gantt_panel(title: str, trace: Trace, colors: Mapping[str, str]) -> dict[str
             for interval in intervals
         ]
         rows.append({"label": f"device {device}", "kind": DEVICE, "bars": sorted(bars)})
-        rows += [
-            drawing.row(track, WORKER, spans)
-            for track, spans in _tracks(trace.spans, device).items()
-        ]
+        # Workers in the order in which they first worked.
+        tracks: dict[str, list[Span]] = {}
+        for span in trace.spans:
+            if span.component and device in span.devices:
+                tracks.setdefault(span.track, []).append(span)
+        rows += [drawing.row(track, WORKER, spans) for track, spans in tracks.items()]
     # Which thread of the driver waits for a lease says nothing; what it waits for does.
     driver: dict[str, list[Span]] = {}
     for span in trace.spans:
@@ -177,15 +169,6 @@ def gantt_panel(title: str, trace: Trace, colors: Mapping[str, str]) -> dict[str
     }
 
 
-def _tracks(spans: Sequence[Span], device: int) -> dict[str, list[Span]]:
-    """Spans of the workers of a device, in the order in which the workers first worked."""
-    found: dict[str, list[Span]] = {}
-    for span in spans:
-        if span.component and device in span.devices:
-            found.setdefault(span.track, []).append(span)
-    return found
-
-
 class _Drawing:
     """Numbers for the names and colours of bars."""
 
@@ -201,14 +184,11 @@ class _Drawing:
     def row(self, track: str, kind: str, spans: Sequence[Span]) -> dict[str, Any]:
         # What works is drawn first, so that waiting and hand-over lie on top of it.
         ordered = sorted(spans, key=lambda span: (span.category not in WORK, span.begin))
-        bars = [
-            self.bar((span.begin, span.end), span.category, self._name(span), span.component)
-            for span in ordered
-        ]
+        bars = []
+        for span in ordered:
+            name = span.name if span.step is None else f"{span.name} · step {span.step}"
+            bars.append(self.bar((span.begin, span.end), span.category, name, span.component))
         return {"label": track, "kind": kind, "bars": bars}
-
-    def _name(self, span: Span) -> str:
-        return span.name if span.step is None else f"{span.name} · step {span.step}"
 
     def bar(self, interval: Interval, category: str, name: str, component: str) -> list[int]:
         begin, end = self.microseconds(interval[0]), self.microseconds(interval[1])

@@ -63,35 +63,16 @@ class RunReport:
     timeline_hint: str = ""
 
 
-@dataclass(frozen=True)
-class _PlanRow:
-    component: str
-    devices: str
-    processes: str
-    residency: str
-    stages: str
-    predicted: str
-    measured: str
-    reason: str
-
-
 def write_report(report: RunReport, path: Path) -> Path:
-    """Write the page.
-
-    Args:
-        report: What it shows.
-        path: The HTML file; replaced where it exists.
-
-    Returns:
-        The file.
-    """
+    """Write the page; an existing file is replaced."""
     write_atomic(path, render(report).encode())
     return path
 
 
 def render(report: RunReport) -> str:
     """The page as text."""
-    colors = component_colors(report.graph.components)
+    components = report.graph.components
+    colors = {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(components)}
     panels = [
         gantt_panel(title, trace, colors)
         for title, trace in (("measured", report.measured), ("predicted", report.predicted))
@@ -120,11 +101,6 @@ def render(report: RunReport) -> str:
     )
 
 
-def component_colors(components: Sequence[str]) -> dict[str, str]:
-    """A colour for each component."""
-    return {name: _COLORS[place % len(_COLORS)] for place, name in enumerate(components)}
-
-
 def _captions(plan: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {
         name: f"device {part['devices']} · {part['processes']} "
@@ -133,19 +109,15 @@ def _captions(plan: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _plan_rows(report: RunReport) -> list[_PlanRow]:
+def _plan_rows(report: RunReport) -> list[dict[str, Any]]:
     measured = _stage_seconds(report.measured)
     return [
-        _PlanRow(
-            component=name,
-            devices=part["devices"],
-            processes=str(part["processes"]),
-            residency=part["residency"],
-            stages=str(part["pipeline_stages"]),
-            predicted=_seconds(part.get("predicted_seconds")),
-            measured=_seconds(measured.get(name)),
-            reason=part["reason"],
-        )
+        {
+            **part,
+            "component": name,
+            "predicted": _seconds(part.get("predicted_seconds")),
+            "measured": _seconds(measured.get(name)),
+        }
         for name, part in report.plan.items()
     ]
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from rlinf.monitor.timeline import Event, read_events
+from rlinf.monitor.timeline import Event
 
 Interval = tuple[float, float]
 """Begin and end in seconds."""
@@ -20,41 +19,34 @@ WORK = ("stage", "residency", "sync")
 
 @dataclass(frozen=True)
 class Span:
-    """One span of a worker or of the driver; times are seconds of the system clock.
-
-    Args:
-        track: The worker, ``component:rank``, or a thread of the driver.
-        node: Node of the flow that the span belongs to; empty where the trace does not say.
-        step: Training step, where the trace says it.
-        component: The worker's component; empty for the driver.
-        devices: Devices of the worker.
-    """
+    """One span of a worker or of the driver; times are seconds of the system clock."""
 
     name: str
     category: str
     track: str
+    """The worker, ``component:rank``, or a thread of the driver."""
     begin: float
     end: float
     node: str = ""
+    """Node of the flow that the span belongs to; empty where the trace does not say."""
     step: int | None = None
+    """Training step, where the trace says it."""
     component: str = ""
+    """The worker's component; empty for the driver."""
     devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """What one device did during the training steps that are looked at; all are shares of them.
-
-    Args:
-        busy: Some worker computed, by component.
-        waiting: None computed, and at least one held the device and waited for input.
-        idle: Nobody used it.
-    """
+    """What one device did during the training steps that are looked at; all are shares of them."""
 
     device: int
     busy: Mapping[str, float]
+    """Some worker computed, by component."""
     waiting: float
+    """None computed, and at least one held the device and waited for input."""
     idle: float
+    """Nobody used it."""
 
     @property
     def bars(self) -> dict[str, float]:
@@ -66,16 +58,12 @@ class DeviceShare:
 
 @dataclass(frozen=True)
 class Trace:
-    """Spans in the order of their begin.
-
-    Args:
-        spans: The spans.
-        nodes: Nodes of the training flow; stages of other nodes, such as an evaluation, belong to
-            no training step.
-    """
+    """The timeline of a run."""
 
     spans: Sequence[Span]
+    """In the order of their begin."""
     nodes: frozenset[str]
+    """Of the training flow; stages of others, such as an evaluation, belong to no training step."""
 
     @cached_property
     def steps(self) -> dict[int, Interval]:
@@ -128,18 +116,16 @@ class Trace:
 
     def work(self, device: int) -> dict[str, list[Interval]]:
         """When workers on a device computed, by component: their stages without their waiting."""
-        work: dict[str, list[Interval]] = {}
-        for component, spans in _by_component(self.spans, device).items():
-            by_track: dict[str, list[Span]] = defaultdict(list)
-            for span in spans:
-                by_track[span.track].append(span)
-            intervals: list[Interval] = []
-            for track in by_track.values():
-                held = union((s.begin, s.end) for s in track if s.category in WORK)
-                waits = union((s.begin, s.end) for s in track if s.category == "wait")
-                intervals += minus(held, waits)
-            work[component] = union(intervals)
-        return work
+        tracks: dict[tuple[str, str], list[Span]] = defaultdict(list)
+        for span in self.spans:
+            if span.component and device in span.devices:
+                tracks[span.component, span.track].append(span)
+        work: dict[str, list[Interval]] = defaultdict(list)
+        for (component, _), spans in tracks.items():
+            held = union((s.begin, s.end) for s in spans if s.category in WORK)
+            waits = union((s.begin, s.end) for s in spans if s.category == "wait")
+            work[component] += minus(held, waits)
+        return {component: union(intervals) for component, intervals in work.items()}
 
     def shares(self) -> list[DeviceShare]:
         """What every device did during the training steps of this trace.
@@ -170,14 +156,6 @@ class Trace:
         return shares
 
 
-def _by_component(spans: Iterable[Span], device: int) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.component and device in span.devices:
-            found[span.component].append(span)
-    return found
-
-
 def trace_of(
     events: Iterable[Event],
     nodes: Iterable[str],
@@ -190,71 +168,47 @@ def trace_of(
         nodes: Nodes of the training flow.
         devices: Devices by component, for traces whose stages do not name them.
     """
-    owners = _Owners(devices or {})
+    homes = devices or {}
     ordered = sorted(events, key=lambda event: event["begin_ns"])
+    # What events say of their tracks: since when each has which devices.
+    known: dict[str, list[tuple[float, str, tuple[int, ...]]]] = defaultdict(list)
     for event in ordered:
-        owners.learn(_track(event), event)
-    spans = tuple(_span(event, _track(event), owners) for event in ordered)
-    return Trace(spans, frozenset(nodes))
+        component, held = event["args"].get("component"), event["args"].get("devices")
+        if component and held:
+            known[_track(event)].append((event["begin_ns"] / 1e9, component, tuple(held)))
 
+    def owner(track: str, time: float) -> tuple[str, tuple[int, ...]]:
+        """Component and devices; the component of a driver's track is empty."""
+        if track in known:
+            place = bisect_right(known[track], time, key=lambda entry: entry[0])
+            return known[track][max(0, place - 1)][1:]
+        component = track.partition(":")[0]
+        return (component, tuple(homes[component])) if component in homes else ("", ())
 
-def read_trace(
-    path: Path | str, nodes: Iterable[str], devices: Mapping[str, Sequence[int]] | None = None
-) -> Trace:
-    """:func:`trace_of` a timeline file, also of one that is still being written."""
-    return trace_of(read_events(path), nodes, devices)
+    def span(event: Event) -> Span:
+        begin, step = event["begin_ns"] / 1e9, event["args"].get("step")
+        component, held = owner(_track(event), begin)
+        return Span(
+            name=event["name"],
+            category=event["cat"],
+            track=_track(event),
+            begin=begin,
+            end=event["end_ns"] / 1e9,
+            node=event["name"].partition(".")[0] if event["cat"] == "stage" else "",
+            # A trace counts the steps that were done before, metrics those that are done after.
+            step=None if step is None else step + 1,
+            component=component,
+            devices=held,
+        )
+
+    return Trace(tuple(map(span, ordered)), frozenset(nodes))
 
 
 def _track(event: Event) -> str:
     """A simulation has a process per component, and tracks that do not name it."""
     owner, name = event["process"], event["thread"]
-    simulated = owner.startswith(_SIMULATED)
-    return f"{owner.removeprefix(_SIMULATED)}: {name}" if simulated else name
-
-
-class _Owners:
-    """Whose each track is: its component and the devices that it has at a time."""
-
-    def __init__(self, devices: Mapping[str, Sequence[int]]) -> None:
-        self._devices = devices
-        self._known: dict[str, list[tuple[float, str, tuple[int, ...]]]] = defaultdict(list)
-
-    def learn(self, track: str, event: Event) -> None:
-        """Take what an event says of itself; to be called in the order of time."""
-        component, devices = event["args"].get("component"), event["args"].get("devices")
-        if component and devices:
-            self._known[track].append((event["begin_ns"] / 1e9, component, tuple(devices)))
-
-    def of(self, track: str, time: float) -> tuple[str, tuple[int, ...]]:
-        """Component and devices; the component of a driver's track is empty."""
-        known = self._known.get(track)
-        if known:
-            place = max(0, bisect_right(known, time, key=lambda entry: entry[0]) - 1)
-            return known[place][1:]
-        component = track.partition(":")[0]
-        return (component, tuple(self._devices[component])) if component in self._devices else _NONE
-
-
-_SIMULATED = "simulated "
-
-_NONE: tuple[str, tuple[int, ...]] = ("", ())
-
-
-def _span(event: Event, track: str, owners: _Owners) -> Span:
-    begin, step = event["begin_ns"] / 1e9, event["args"].get("step")
-    component, devices = owners.of(track, begin)
-    return Span(
-        name=event["name"],
-        category=event["cat"],
-        track=track,
-        begin=begin,
-        end=event["end_ns"] / 1e9,
-        node=event["name"].partition(".")[0] if event["cat"] == "stage" else "",
-        # A trace counts the steps that were done before, metrics those that are done after.
-        step=None if step is None else step + 1,
-        component=component,
-        devices=devices,
-    )
+    component = owner.removeprefix("simulated ")
+    return name if component == owner else f"{component}: {name}"
 
 
 # -- intervals ----------------------------------------------------------------------------------

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
-from rlinf.scheduler.process import Process, current_worker, require_process
-from rlinf.scheduler.runtime.async_work import AsyncWork
+from rlinf.scheduler.process import AsyncWork, Process, current_worker, require_process
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.registry import ChannelRecord
 from rlinf.scheduler.services.tracer import Tracer
-from rlinf.scheduler.transport.endpoint import Endpoint, LocalEndpoint, Reply
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply
 from rlinf.scheduler.transport.payload import Payload
 
 if TYPE_CHECKING:
@@ -35,18 +34,14 @@ class WeightedItem:
     """An item of a channel with its weight for ``get_batch``."""
 
     weight: int
-    """What the item counts towards a batch."""
-
     item: Any = field(compare=False)
-    """The item."""
 
 
 class Channel:
     """A queue with a name; every key of it is a queue of its own.
 
-    Create it with `create`, or `connect` to one that exists. A channel can be pickled, and so be
-    passed to workers as an argument. It is no process: it lives at the driver, at a worker
-    (``host``), or at a small process of another node.
+    It can be passed to workers as an argument. It is no process: it lives at the driver, at a
+    worker (``host``), or at a small process of another node.
     """
 
     def __init__(
@@ -85,7 +80,7 @@ class Channel:
             SchedulerUsageError: There is no cluster.
         """
         if local:
-            endpoint = LocalEndpoint()
+            endpoint = Endpoint()
             ChannelService(endpoint)
             record = ChannelRecord(name, maxsize, {0: endpoint.address}, False)
             channel = cls(record, endpoint=endpoint)
@@ -157,17 +152,17 @@ class Channel:
         Raises:
             WaitTimeout: The queue stayed full for the deadline.
         """
-        ticket = _ticket()
+        ticket, what = _ticket(), f"room in channel '{self.name}'"
         with Tracer.trace_span(f"put {self.name}", cat="channel"):
             payload = self._encode(item, key)
             future = self._request("put", key, weight, ticket, payloads=[payload])
-            if not async_op and self._can_defer():
+            if async_op:
+                return AsyncWork(future, what, lambda _: None)
+            if self.maxsize == 0 and not self.is_local and current_worker() is not None:
                 require_process().defer_put(self._host(key), future)
-                return None
-            if not async_op:
-                self._wait(future, f"room in channel '{self.name}'", key, ticket)
-                return None
-        return AsyncWork(future, f"room in channel '{self.name}'", lambda _: None)
+            else:
+                self._wait(future, what, key, ticket)
+        return None
 
     def post(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item to a channel without maximal size, asking for no answer.
@@ -183,12 +178,8 @@ class Channel:
                 f"channel '{self.name}' holds at most {self.maxsize} items: use put, which waits"
             )
         payload = self._encode(item, key)
-        host = self._host(key)
-        if not self.is_local:
-            require_process().settle_puts(host)
-        self._endpoint_for().tell(
-            host, "channel.put", self.name, key, weight, None, payloads=[payload]
-        )
+        endpoint, host = self._reach(key)
+        endpoint.tell(host, "channel.put", self.name, key, weight, None, payloads=[payload])
 
     def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item.
@@ -205,13 +196,7 @@ class Channel:
         Raises:
             WaitTimeout: No item came within the deadline.
         """
-        ticket = _ticket()
-        what = f"an item of channel '{self.name}', key {key!r}"
-        future = self._request("get", key, None, ticket)
-        if async_op:
-            return AsyncWork(future, what, self._first, partial(self._withdraw, key, ticket))
-        with Tracer.trace_span(f"get {self.name}", cat="channel"):
-            return self._first(self._wait(future, what, key, ticket))
+        return self._take(key, None, async_op)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the oldest item.
@@ -234,13 +219,7 @@ class Channel:
         Returns:
             The items as a list.
         """
-        ticket = _ticket()
-        what = f"items of weight {target_weight} of channel '{self.name}', key {key!r}"
-        future = self._request("get", key, target_weight, ticket)
-        if async_op:
-            return AsyncWork(future, what, self._all, partial(self._withdraw, key, ticket))
-        with Tracer.trace_span(f"get {self.name}", cat="channel"):
-            return self._all(self._wait(future, what, key, ticket))
+        return self._take(key, target_weight, async_op)
 
     def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
         """Number of items under a key."""
@@ -258,8 +237,9 @@ class Channel:
 
     def close(self, reason: str | None = None) -> None:
         """End the channel: whoever waits on it, or uses it later, gets an error with the reason."""
+        endpoint = self._endpoint or require_process().endpoint
         for address in set(self._record.hosts.values()):
-            future = self._endpoint_for().request(address, "channel.close", self.name, reason)
+            future = endpoint.request(address, "channel.close", self.name, reason)
             require_process().wait(future, f"channel '{self.name}' to close")
         if not self.is_local:
             require_process().ask_driver("registry.remove_channel", self.name)
@@ -273,8 +253,7 @@ class Channel:
             else process.codec.decode(payload, peek=True)
             for payload in reply.payloads
         ]  # fmt: skip
-        weights = reply.value
-        return str([WeightedItem(w, item) for w, item in zip(weights, items, strict=True)])
+        return str(list(map(WeightedItem, reply.value, items)))
 
     def __reduce__(self) -> Any:
         if self.is_local:
@@ -286,13 +265,7 @@ class Channel:
     def _encode(self, item: Any, key: Hashable) -> Payload:
         process = require_process()
         own = self._at_worker and self._host(key) == process.endpoint.address
-        if self.is_local or own:
-            return Payload(reference=item)
-        return process.encode(item)
-
-    def _can_defer(self) -> bool:
-        """Whether a put needs no answer before the worker goes on."""
-        return self.maxsize == 0 and not self.is_local and current_worker() is not None
+        return Payload(reference=item) if self.is_local or own else process.encode(item)
 
     def _host(self, key: Hashable) -> str:
         if not self._record.distributed or len(self._record.hosts) == 1:
@@ -304,20 +277,33 @@ class Channel:
             self._pins[key] = host
         return host
 
-    def _endpoint_for(self) -> Endpoint:
-        return self._endpoint or require_process().endpoint
+    def _reach(self, key: Hashable) -> tuple[Endpoint, str]:
+        """By which endpoint, and at which, a key is reached after earlier puts elsewhere."""
+        host = self._host(key)
+        if self._endpoint is not None:
+            return self._endpoint, host
+        process = require_process()
+        process.settle_puts(host)
+        return process.endpoint, host
 
     def _request(self, kind: str, key: Hashable, *arguments: Any, **kwargs: Any) -> Future[Reply]:
-        host = self._host(key)
-        if not self.is_local:
-            require_process().settle_puts(host)
-        return self._endpoint_for().request(
-            host, f"channel.{kind}", self.name, key, *arguments, **kwargs
-        )
+        endpoint, host = self._reach(key)
+        return endpoint.request(host, f"channel.{kind}", self.name, key, *arguments, **kwargs)
 
     def _ask(self, kind: str, key: Hashable) -> Reply:
         reply: Reply = require_process().wait(self._request(kind, key), f"channel '{self.name}'")
         return reply
+
+    def _take(self, key: Hashable, target: int | None, async_op: bool) -> Any:
+        """One item for no target weight, else a batch."""
+        what = "an item" if target is None else f"items of weight {target}"
+        what = f"{what} of channel '{self.name}', key {key!r}"
+        finish, ticket = self._first if target is None else self._all, _ticket()
+        future = self._request("get", key, target, ticket)
+        if async_op:
+            return AsyncWork(future, what, finish, partial(self._withdraw, key, ticket))
+        with Tracer.trace_span(f"get {self.name}", cat="channel"):
+            return finish(self._wait(future, what, key, ticket))
 
     def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Hashable) -> Reply:
         process = require_process()

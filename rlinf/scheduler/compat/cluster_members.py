@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
-from rlinf.scheduler.cluster_launch import profiled_command
+from rlinf.scheduler.cluster_launch import free_port, profiled_command
 from rlinf.scheduler.cluster_sections import ProfilingConfig
-from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.runtime.launch import merge_path_variables
 
 
@@ -51,27 +49,13 @@ class ClusterMembers:
     @classmethod
     def get_sys_env_var(cls, env_var: ClusterEnvVar, default: str | None = None) -> str | None:
         """Value of a setting: from the environment, else ``default``, else the built-in one."""
-        name = cls.get_full_env_var_name(env_var)
         fallback = default if default is not None else cls.DEFAULT_SYS_ENV_VAR.get(env_var)
-        return os.environ.get(name, fallback)
+        return os.environ.get(cls.get_full_env_var_name(env_var), fallback)
 
     @staticmethod
     def find_free_port(max_port_num: int | None = None) -> int:
-        """A port of this machine that nothing listens on.
-
-        Raises:
-            SchedulerError: None is free up to ``max_port_num``.
-        """
-        candidates = [0] if max_port_num is None else range(max_port_num, 1023, -1)
-        for port in candidates:
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("", port))
-                except OSError:
-                    continue
-                free: int = probe.getsockname()[1]
-                return free
-        raise SchedulerError(f"no free port up to {max_port_num}")
+        """A port of this machine that nothing listens on, see `free_port`."""
+        return free_port(max_port_num)
 
     @staticmethod
     def modify_profile_context(

@@ -8,30 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlinf.scheduler.compat.decoupled_routing import (
-    decoupled_build_recv_plan,
-    decoupled_build_send_plan,
-    split_channel_message,
-)
 from rlinf.scheduler.compat.routing import (
     DecoupledRouteEntry,
-    RoutePlan,
     build_recv_plan,
     build_send_plan,
+    decoupled_build_recv_plan,
+    decoupled_build_send_plan,
     get_group_world_size,
+    split_channel_message,
 )
 from rlinf.scheduler.errors import SchedulerUsageError
-from rlinf.scheduler.runtime.async_work import AsyncWork, finished_work
+from rlinf.scheduler.process import AsyncWork, finished_work
 
 if TYPE_CHECKING:
     from rlinf.scheduler.channel import Channel
 
-_Split = Callable[[Any, list[int]], list[Any]]
 _Merge = Callable[[list[Any]], Any]
 
 
 class RoutedMessaging:
-    """Batch-sharded routing between the workers of two groups."""
+    """Batch-sharded routing between the workers of two groups.
+
+    Both directions take the other group's name; a ``channel`` that carries the shards, unless
+    ``enable_p2p`` sends them directly; ``tag``, the kind of message, and ``route_key``, the stream
+    of such messages where several run at once; and ``async_op`` to return a handle at once.
+    In ``decoupled_mode`` any worker of the other group takes a shard, ``queue_size`` at once.
+    """
 
     _group_name: str
     _rank: int
@@ -50,7 +52,7 @@ class RoutedMessaging:
         tag: str | None = None,
         async_op: bool = False,
         batch_size: int | None = None,
-        split_fn: _Split | None = None,
+        split_fn: Callable[[Any, list[int]], list[Any]] | None = None,
         enable_p2p: bool = False,
         decoupled_mode: bool = False,
         infer_batch_size_fn: Callable[[Any], int] | None = None,
@@ -59,22 +61,10 @@ class RoutedMessaging:
     ) -> AsyncWork | None:
         """Send this worker's slice of a batch to the workers of another group that need it.
 
-        Args:
-            group_name: Receiving group.
-            channel: Channel that carries the shards; not needed with ``enable_p2p``.
-            data: This worker's slice; nested tensors, arrays, lists and dicts.
-            route_key: Stream of messages, where several run at the same time.
-            mode: Phase, such as ``train``; part of a decoupled shard's label.
-            tag: Kind of message, such as ``observations``.
-            async_op: Return a handle instead of waiting.
-            batch_size: Samples of all senders together; inferred from ``data`` if not given.
-            split_fn: Cuts ``data`` into shards of given sizes.
-            enable_p2p: Send directly instead of through the channel.
-            decoupled_mode: Let any worker of the other group take a shard; see `recv_from`.
-            infer_batch_size_fn: Counts the samples of ``data``.
-            batch_router: Decoupled: labels of the shards that ``data`` answers, as `recv_from`
-                returned them.
-            queue_size: Decoupled: shards at once.
+        ``data`` is nested tensors, arrays, lists and dicts, or what ``split_fn`` can cut into
+        shards of given sizes and ``infer_batch_size_fn`` can count. ``batch_size`` counts the
+        samples of all senders. Decoupled, ``mode`` is the phase in a shard's label, such as
+        ``train``, and ``batch_router`` are the labels, from `recv_from`, that ``data`` answers.
 
         Raises:
             RoutingError: The batch is not divisible by both group sizes.
@@ -103,8 +93,7 @@ class RoutedMessaging:
                 self._group_name, group_name, self._rank, self._world_size, peers,
                 tag, route_key, batch_size,
             )  # fmt: skip
-        sizes = [entry.batch_size for entry in plan.entries]
-        shards = (split_fn or split_batch)(data, sizes)
+        shards = (split_fn or split_batch)(data, [entry.batch_size for entry in plan.entries])
         works = [
             self._send_shard(group_name, channel, entry, shard, enable_p2p)
             for entry, shard in zip(plan.entries, shards, strict=True)
@@ -130,27 +119,15 @@ class RoutedMessaging:
     ) -> Any:
         """Receive this worker's slice of a batch from the workers of another group.
 
-        Args:
-            group_name: Sending group.
-            channel: Channel that carries the shards; not needed with ``enable_p2p``.
-            route_key: Stream of messages, as the sender gave it.
-            mode: Not used when receiving; the label of a decoupled shard carries it.
-            tag: Kind of message, as the sender gave it.
-            async_op: Return a handle instead of waiting.
-            batch_size: Samples of all senders together; None checks no sizes.
-            merge_fn: Puts shards together.
-            infer_batch_size_fn: Counts the samples of a shard.
-            enable_p2p: Receive directly, as the sender sent.
-            decoupled_mode: Take any waiting shards; ``batch_size`` is then needed.
-            own_shards: Decoupled: take the answers to the shards that this worker sent, and put
-                them back in order, instead of shards of anyone.
-            queue_size: Decoupled: shards at once.
+        ``batch_size`` counts the samples of all senders; None checks no sizes. ``mode`` is not
+        used: the label of a decoupled shard carries it. Decoupled, ``own_shards`` takes the answers
+        to the shards that this worker sent, put back in order, instead of shards of anyone.
 
         Returns:
             The merged batch. In decoupled mode ``(batch, labels)``; hand the labels to `send_to`
             with the answer. With ``own_shards`` the batch alone.
         """
-        from rlinf.scheduler.compat.batches import merge_batches
+        from rlinf.scheduler.compat.batches import merge_batches, validate_batch_size
 
         peers = get_group_world_size(self.manager_proxy, group_name)
         if decoupled_mode:
@@ -172,15 +149,15 @@ class RoutedMessaging:
                 group_name, self._group_name, self._rank, peers, self._world_size,
                 tag, route_key, batch_size,
             )  # fmt: skip
-        works = [
-            self._receive_shard(group_name, channel, entry, enable_p2p) for entry in plan.entries
-        ]
+        works = [self._receive_shard(group_name, channel, e, enable_p2p) for e in plan.entries]
+        merge = merge_fn or merge_batches
 
         def finish(received: list[Any]) -> Any:
             if decoupled_mode:
-                return _merge_labelled(received, merge_fn or merge_batches, own_shards)
-            _check_sizes(plan, received, infer_batch_size_fn)
-            return (merge_fn or merge_batches)(received)
+                return _merge_labelled(received, merge, own_shards)
+            for entry, shard in zip(plan.entries, received, strict=True):
+                validate_batch_size(shard, entry.batch_size, infer_batch_size_fn)
+            return merge(received)
 
         return _together(works, finish, async_op)
 
@@ -199,11 +176,12 @@ class RoutedMessaging:
     def _receive_shard(
         self, group_name: str, channel: Channel | None, entry: Any, direct: bool
     ) -> AsyncWork:
+        work: AsyncWork
         if direct:
-            work: AsyncWork = self.recv(group_name, entry.peer_rank, async_op=True)
-            return work
-        received: AsyncWork = _required(channel).get(key=entry.key, async_op=True)
-        return received
+            work = self.recv(group_name, entry.peer_rank, async_op=True)
+        else:
+            work = _required(channel).get(key=entry.key, async_op=True)
+        return work
 
 
 def _required(channel: Channel | None) -> Channel:
@@ -221,15 +199,8 @@ def _together(works: list[AsyncWork], finish: Callable[[list[Any]], Any], async_
     return works[-1].then(lambda: finish([work.wait() for work in works]))
 
 
-def _check_sizes(plan: RoutePlan, received: list[Any], infer: Callable[[Any], int] | None) -> None:
-    from rlinf.scheduler.compat.batches import validate_batch_size
-
-    for entry, shard in zip(plan.entries, received, strict=True):
-        validate_batch_size(shard, entry.batch_size, infer)
-
-
 def _merge_labelled(received: list[Any], merge: _Merge, own_shards: bool) -> Any:
     if own_shards:
         received = sorted(received, key=lambda pair: split_channel_message(pair[0])[1])
-        return merge([shard for _, shard in received])
-    return merge([shard for _, shard in received]), [label for label, _ in received]
+    batch = merge([shard for _, shard in received])
+    return batch if own_shards else (batch, [label for label, _ in received])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
 from typing import Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.device_lock import DeviceLock
+from rlinf.scheduler.cluster_launch import free_port
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.services.leases import DeviceLock
 
 _PORT_ATTEMPTS = 10_000
 
@@ -39,21 +39,16 @@ class WorkerMembers:
         return self._worker_address.get_parent_rank()
 
     def acquire_free_port(self, max_port_num: int | None = None) -> int:
-        """A free port of this node that no other worker of the node was given.
-
-        Args:
-            max_port_num: Highest port to take.
+        """A free port of this node, up to the highest, that no other worker of it was given.
 
         Raises:
             SchedulerError: No free port was found.
         """
         process = require_process()
         for _ in range(_PORT_ATTEMPTS):
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port: int = probe.getsockname()[1]
+            port = free_port()
             if max_port_num is not None and port > max_port_num:
-                port = _free_port_below(max_port_num)
+                port = free_port(max_port_num)
             if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
                 return port
         raise SchedulerError(f"no free port on node {process.node_rank}")
@@ -92,14 +87,3 @@ class WorkerDirectory:
             "registry.info", worker_address.get_name()
         )
         return info
-
-
-def _free_port_below(highest: int) -> int:
-    for port in range(highest, 1023, -1):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise SchedulerError(f"no free port up to {highest}")

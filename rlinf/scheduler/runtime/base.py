@@ -1,9 +1,10 @@
-"""What the two runtimes have in common."""
+"""What the two runtimes, threads of one process and Ray actors, have in common."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.node import NodeInfo
@@ -17,35 +18,17 @@ if TYPE_CHECKING:
     from rlinf.scheduler.services.registry import RegistryService
 
 
-class PendingCall(ABC):
-    """A method call of one worker that was started."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether the outcome is there."""
-
-    @abstractmethod
-    def outcome(self) -> Outcome:
-        """The outcome, waiting for it if need be.
-
-        Raises:
-            WorkerDiedError: The worker's process ended.
-        """
-
-    @abstractmethod
-    async def outcome_async(self) -> Outcome:
-        """The outcome, waiting for it on the event loop."""
-
-
 class WorkerHandle(ABC):
-    """A launched worker, seen from outside."""
+    """A launched worker, seen from outside.
+
+    ``actor`` is what ``worker_info_list[i].worker`` gives: ``actor.method.remote(…)`` calls it.
+    """
 
     actor: Any
-    """What ``worker_info_list[i].worker`` gives: ``actor.method.remote(...)`` calls a method."""
 
     @abstractmethod
-    def call(self, method: str, arguments: Payload) -> PendingCall:
-        """Start a method call."""
+    def call(self, method: str, arguments: Payload) -> Future[Outcome]:
+        """Start a method call; the future fails if the worker's process ends."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -53,22 +36,29 @@ class WorkerHandle(ABC):
 
 
 class Runtime(ABC):
-    """Starts workers and carries their messages."""
+    """Starts workers and carries their messages.
 
-    process: Process
-    """The driver's part in the cluster."""
+    Args:
+        process: This process's part in the cluster.
+        nodes: Nodes of the cluster in order of rank.
+        token: Name and secret of the cluster.
+        namespace: Name space of the cluster.
+        network_ips: Address of each node where there is more than one.
+    """
 
-    nodes: list[NodeInfo]
-    """Nodes of the cluster in order of rank."""
-
-    token: str
-    """Session of the cluster."""
-
-    namespace: str
-    """Name space of the cluster."""
-
-    network_ips: dict[int, str]
-    """Address of each node where there is more than one."""
+    def __init__(
+        self,
+        process: Process,
+        nodes: list[NodeInfo],
+        token: str,
+        namespace: str,
+        network_ips: dict[int, str],
+    ) -> None:
+        self.process = process
+        self.nodes = nodes
+        self.token = token
+        self.namespace = namespace
+        self.network_ips = network_ips
 
     @abstractmethod
     def start(
@@ -87,10 +77,6 @@ class Runtime(ABC):
         Raises:
             SchedulerValueError: There is none.
         """
-
-    @abstractmethod
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
-        """Wait until one of several calls is done: its position, None when the time is over."""
 
     def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
         """Endpoints that host channels on these nodes, by node; may be a future of that."""

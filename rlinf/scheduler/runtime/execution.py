@@ -7,19 +7,19 @@ import time
 import traceback
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlinf.scheduler.errors import WorkerCallError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.payload import Payload
 
 if TYPE_CHECKING:
-    from rlinf.scheduler.worker.base import Worker
+    from rlinf.scheduler.worker import Worker
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An exception on its way to the driver."""
+class _Failure:
+    """An exception on its way to the caller; None where it cannot be pickled."""
 
     exception: BaseException | None
     summary: str
@@ -53,9 +53,10 @@ def run_method(
             args, kwargs = process.decode(arguments)
             result = getattr(worker, method)(*args, **kwargs)
             process.settle_puts()
-            return _succeeded(result, begin, caller_node)
+            payload = process.encode(result, reader_node=caller_node)
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller
-            return _failed(error, method, begin, caller_node)
+            return failed_outcome(error, method, caller_node, begin)
+    return Outcome(payload, False, time.perf_counter() - begin)
 
 
 async def run_async_method(
@@ -70,44 +71,31 @@ async def run_async_method(
         if inspect.isawaitable(result):
             result = await result
         process.settle_puts()
-        return _succeeded(result, begin, caller_node)
+        payload = process.encode(result, reader_node=caller_node)
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller
-        return _failed(error, method, begin, caller_node)
+        return failed_outcome(error, method, caller_node, begin)
+    return Outcome(payload, False, time.perf_counter() - begin)
 
 
-def failure_of(error: BaseException, method: str) -> Failure:
-    """Describe an exception; ``sys.exit`` in a worker is a RuntimeError of the call."""
+def failed_outcome(
+    error: BaseException, method: str, caller_node: int | None = None, begin: float | None = None
+) -> Outcome:
+    """The outcome of a call that raised; of one that could not begin without the time it did."""
     text = "".join(traceback.format_exception(error))
     if isinstance(error, SystemExit):
         error = RuntimeError(
             f"method '{method}' called sys.exit({error.code!r}); a worker ends when its group is "
             "closed, not by exiting"
         )
-    last = traceback.format_exception_only(error)[-1].strip()
-    return Failure(error, last, text)
-
-
-def failed_outcome(error: BaseException, method: str, caller_node: int | None = None) -> Outcome:
-    """The outcome of a call that could not even begin."""
-    return _failed(error, method, time.perf_counter(), caller_node)
-
-
-def _succeeded(result: Any, begin: float, caller_node: int | None) -> Outcome:
-    payload = require_process().encode(result, reader_node=caller_node)
-    return Outcome(payload, False, time.perf_counter() - begin)
-
-
-def _failed(error: BaseException, method: str, begin: float, caller_node: int | None) -> Outcome:
-    failure = failure_of(error, method)
+    summary = traceback.format_exception_only(error)[-1].strip()
     process = require_process()
     try:
-        payload = process.encode(failure, reader_node=caller_node)
+        payload = process.encode(_Failure(error, summary, text), reader_node=caller_node)
         if process.codec is not None:
             process.codec.decode(payload)  # some exceptions pickle and cannot be rebuilt
     except Exception:  # noqa: BLE001 - then the text has to do
-        text = Failure(None, failure.summary, failure.traceback)
-        payload = process.encode(text, reader_node=caller_node)
-    return Outcome(payload, True, time.perf_counter() - begin)
+        payload = process.encode(_Failure(None, summary, text), reader_node=caller_node)
+    return Outcome(payload, True, 0.0 if begin is None else time.perf_counter() - begin)
 
 
 def result_of(outcome: Outcome, worker_name: str, method: str) -> Any:
@@ -118,16 +106,11 @@ def result_of(outcome: Outcome, worker_name: str, method: str) -> Any:
             that one is its ``__cause__``.
     """
     value = require_process().decode(outcome.payload)
-    if outcome.failed:
-        raise_failure(value, worker_name, method)
-    return value
-
-
-def raise_failure(failure: Failure, worker_name: str, method: str) -> NoReturn:
-    """Raise what a worker's method raised."""
-    message = f"{worker_name}.{method} raised {failure.summary}"
-    error = _both(failure.exception, message, worker_name, method, failure.traceback)
-    raise error from failure.exception
+    if not outcome.failed:
+        return value
+    message = f"{worker_name}.{method} raised {value.summary}"
+    original = value.exception
+    raise _both(original, message, worker_name, method, value.traceback) from original
 
 
 def _both(

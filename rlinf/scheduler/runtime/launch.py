@@ -8,21 +8,18 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.placement import Placement
-from rlinf.scheduler.rendezvous import loopback_interface
+from rlinf.scheduler.transport.rendezvous import loopback_interface
 
 PATH_VARIABLES = (
     "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH",
     "PKG_CONFIG_PATH", "CPATH",
 )  # fmt: skip
-
-
 EXTENSION_VARIABLE = "RLINF_EXT_MODULE"
 
 _lock = threading.Lock()
@@ -31,58 +28,41 @@ _registered: set[str] = set()
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that a new worker needs to know."""
+    """Everything that a new worker needs to know.
+
+    Args:
+        group_name: Name of its group.
+        incarnation: Tells its group from an earlier one of the same name.
+        world_size: Workers in the group.
+        placement: Where it runs and with which devices.
+        info: What others are told about it.
+        driver: Endpoint address of the driver.
+        token: Name and secret of the cluster.
+        deadline_seconds: How long it may wait for anything.
+        cores: Cores that it is pinned to, empty for no pinning.
+        environment: Variables of its process.
+        network_ip: Where other nodes reach it; None in a cluster of one node.
+        log_directory: Directory of per-worker log files; None writes none.
+        interpreter: Interpreter of its process, None for the driver's.
+        traced: Whether it records trace events.
+        import_paths: The driver's module search path.
+    """
 
     group_name: str
-    """Name of its group."""
-
     incarnation: str
-    """Tells its group from an earlier one of the same name."""
-
     world_size: int
-    """Workers in the group."""
-
     placement: Placement
-    """Where it runs and with which devices."""
-
     info: WorkerInfo
-    """What others are told about it."""
-
-    runtime: Literal["local", "ray"]
-    """Runtime of the cluster."""
-
     driver: str
-    """Endpoint address of the driver."""
-
     token: str
-    """Session of the cluster."""
-
-    namespace: str
-    """Name space of the cluster's Ray actors."""
-
     deadline_seconds: float
-    """How long it may wait for anything."""
-
     cores: tuple[int, ...] = ()
-    """Cores that it is pinned to, empty for no pinning."""
-
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of its process."""
-
     network_ip: str | None = None
-    """Where other nodes reach it; None in a cluster of one node."""
-
     log_directory: str | None = None
-    """Directory of per-worker log files; None writes none."""
-
     interpreter: str | None = None
-    """Interpreter of its process, None for the driver's."""
-
     traced: bool = False
-    """Whether it records trace events."""
-
     import_paths: tuple[str, ...] = ()
-    """The driver's module search path."""
 
     @property
     def name(self) -> str:
@@ -101,10 +81,7 @@ def worker_environment(
     namespace: str,
     one_machine: bool,
 ) -> dict[str, str]:
-    """Variables that tell a worker's process, and the libraries in it, its place in the group.
-
-    Where the run is on one machine, libraries that exchange tensors listen on loopback alone.
-    """
+    """Variables that tell a worker's process, and the libraries in it, its place in the group."""
     isolated = placement.isolate_accelerator
     environment = {
         "GROUP_NAME": group_name,
@@ -131,7 +108,7 @@ def worker_environment(
     if extension := os.environ.get(EXTENSION_VARIABLE):
         environment[EXTENSION_VARIABLE] = extension
     interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
-    if not interfaces and one_machine:
+    if not interfaces and one_machine:  # what exchanges tensors listens on loopback alone
         interfaces = loopback_interface()
     if interfaces:
         library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)
@@ -151,8 +128,7 @@ def apply_environment(environment: Mapping[str, str], cores: tuple[int, ...]) ->
     if cores:
         os.environ.update(thread_environment(cores))
         pin_thread(cores)
-        torch = sys.modules.get("torch")
-        if torch is not None:
+        if torch := sys.modules.get("torch"):
             torch.set_num_threads(len(cores))
 
 
@@ -194,21 +170,16 @@ def register_extensions() -> None:
             f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be imported. "
             "Install it, or put its folder on PYTHONPATH, on every node."
         ) from error
-    register = getattr(module, "register", None)
-    if register is None:
+    if not hasattr(module, "register"):
         raise SchedulerError(
             f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add one "
             "that registers your models and environments."
         )
-    register()
+    module.register()
 
 
 def register_extensions_once() -> None:
-    """The same, but once for a module in this process: on ``local`` it has many workers.
-
-    Raises:
-        SchedulerError: As :func:`register_extensions`.
-    """
+    """The same, but once for a module in this process: on ``local`` it has many workers."""
     name = os.environ.get(EXTENSION_VARIABLE)
     with _lock:
         if name and name not in _registered:

@@ -8,18 +8,19 @@ import inspect
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.node import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
-from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
+from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
     failed_outcome,
@@ -28,21 +29,17 @@ from rlinf.scheduler.runtime.execution import (
     run_method,
 )
 from rlinf.scheduler.runtime.launch import Launch, pin_thread
-from rlinf.scheduler.transport.endpoint import LocalEndpoint, claim, try_fail
+from rlinf.scheduler.transport.endpoint import Endpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 
-_STOP = None
+_MOST_OVERLAPPING = 1000  # calls of a worker with async methods
+_SOFT = 1  # omp_pause_soft: what the next computation needs comes back by itself
 
 _Call = tuple[str, Payload, "Future[Outcome]"]
 
 
 class LocalRuntime(Runtime):
-    """Runs workers as threads.
-
-    Args:
-        config: The ``cluster`` section.
-        deadline_seconds: How long a wait may take.
-    """
+    """Runs workers as threads."""
 
     def __init__(self, config: ClusterConfig, deadline_seconds: float) -> None:
         if config.num_nodes > 1:
@@ -50,20 +47,16 @@ class LocalRuntime(Runtime):
                 f"the local runtime is one process, so cluster.num_nodes must be 1, got "
                 f"{config.num_nodes}. Use cluster.runtime: ray for several machines."
             )
-        self.token = "local"
-        self.namespace = "local"
-        self.network_ips = {}
-        endpoint = LocalEndpoint()
-        self.process = Process(
+        process = Process(
             runtime="local",
-            endpoint=endpoint,
+            endpoint=Endpoint(),
             codec=None,
-            driver=endpoint.address,
+            driver=Endpoint.address,
             node_rank=0,
             deadline_seconds=deadline_seconds,
         )
-        set_process(self.process)
-        self.nodes = [probe_node(config)]
+        set_process(process)
+        super().__init__(process, [probe_node(config)], "local", "local", {})
         self._workers: dict[str, LocalWorker] = {}
 
     def start(
@@ -79,17 +72,11 @@ class LocalRuntime(Runtime):
         return worker
 
     def find(self, worker_name: str, incarnation: str) -> WorkerHandle:
-        """A running worker by name and incarnation of its group."""
+        """A running worker by name."""
         worker = self._workers.get(worker_name)
         if worker is None or worker.killed:
             raise SchedulerValueError(f"there is no running worker '{worker_name}'")
         return worker
-
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
-        """Wait until one of several calls is done."""
-        futures = [call.future for call in calls if isinstance(call, _LocalCall)]
-        done, _ = wait(futures, timeout=timeout, return_when=FIRST_COMPLETED)
-        return futures.index(done.pop()) if done else None
 
     def shutdown(self) -> None:
         """End every worker thread; one that computes ends after its current method."""
@@ -124,7 +111,7 @@ class LocalWorker(WorkerHandle):
         is_async = has_async_methods(worker_class)
         count = 1 if is_async or max_concurrency is None else max_concurrency
         target = self._run_loop if is_async else self._run_calls
-        self._concurrency = max_concurrency or 1000
+        self._overlapping = max_concurrency or _MOST_OVERLAPPING
         self._threads = [
             threading.Thread(target=target, args=(rank == 0,), name=launch.name, daemon=True)
             for rank in range(count)
@@ -132,12 +119,7 @@ class LocalWorker(WorkerHandle):
         for thread in self._threads:
             thread.start()
 
-    @property
-    def name(self) -> str:
-        """Name of the worker."""
-        return self._launch.name
-
-    def call(self, method: str, arguments: Payload) -> _LocalCall:
+    def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Queue a method call; what the caller computed with is free for the worker."""
         release_compute_threads()
         future: Future[Outcome] = Future()
@@ -147,7 +129,20 @@ class LocalWorker(WorkerHandle):
             self._open.add(future)
             future.add_done_callback(self._open.discard)
             self._calls.put((method, arguments, future))
-        return _LocalCall(future)
+        return future
+
+    def call_for_result(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a method call; the future holds the result."""
+        result: Future[Any] = Future()
+
+        def finish(done: Future[Outcome]) -> None:
+            try:
+                result.set_result(result_of(done.result(), self._launch.name, method))
+            except Exception as error:  # noqa: BLE001 - raised where the future is asked
+                result.set_exception(error)
+
+        self.call(method, Payload(reference=(args, kwargs))).add_done_callback(finish)
+        return result
 
     def kill(self) -> None:
         """Fail every open call and let the threads end."""
@@ -155,7 +150,7 @@ class LocalWorker(WorkerHandle):
             return
         self.killed = True
         for _ in self._threads:
-            self._calls.put(_STOP)
+            self._calls.put(None)
         self._process.waits.remove_worker(self._launch.name, self._ended())
         for future in list(self._open):
             try_fail(future, self._ended())
@@ -195,37 +190,42 @@ class LocalWorker(WorkerHandle):
 
     def _run_calls(self, first: bool) -> None:
         self._enter(first)
-        while (call := self._calls.get()) is not _STOP:
+        while call := self._calls.get():
             method, arguments, future = call
             if claim(future):
-                found = self._start_failure() or run_method(self._worker, method, arguments)
+                failed = self._start_failure()
+                outcome = failed or run_method(self._worker, method, arguments)
                 release_compute_threads()
-                _settle(future, found)
+                _settle(future, outcome)
 
     def _run_loop(self, first: bool) -> None:
         self._enter(first)
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        limit = asyncio.Semaphore(self._concurrency)
+        limit = asyncio.Semaphore(self._overlapping)
         tasks: set[asyncio.Task[None]] = set()
-        while (call := await asyncio.to_thread(self._calls.get)) is not _STOP:
-            task = asyncio.create_task(self._serve_call(call, limit))
+        while call := await asyncio.to_thread(self._calls.get):
+            task = asyncio.create_task(self._serve_call(*call, limit))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         for task in tasks:
             task.cancel()
 
-    async def _serve_call(self, call: _Call, limit: asyncio.Semaphore) -> None:
-        method, arguments, future = call
+    async def _serve_call(
+        self, method: str, arguments: Payload, future: Future[Outcome], limit: asyncio.Semaphore
+    ) -> None:
         async with limit:
             failed = self._start_failure()
             _settle(future, failed or await run_async_method(self._worker, method, arguments))
 
     def _start_failure(self) -> Outcome | None:
-        if self._start_error is None:
-            return None
-        return failed_outcome(self._start_error, "__init__")
+        return failed_outcome(self._start_error, "__init__") if self._start_error else None
+
+
+def _settle(future: Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)
 
 
 def has_async_methods(worker_class: type) -> bool:
@@ -234,57 +234,16 @@ def has_async_methods(worker_class: type) -> bool:
     return any(not name.startswith("_") for name, _ in methods)
 
 
-def _settle(future: Future[Outcome], outcome: Outcome) -> None:
-    if not future.done():
-        future.set_result(outcome)
-
-
-class _LocalCall(PendingCall):
-    def __init__(self, future: Future[Outcome]) -> None:
-        self.future = future
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def outcome(self) -> Outcome:
-        return self.future.result()
-
-    async def outcome_async(self) -> Outcome:
-        return await asyncio.wrap_future(self.future)
-
-
 class _LocalActor:
     """Stands where the ``ray`` runtime has an actor handle: ``actor.method.remote(...)``."""
 
     def __init__(self, worker: LocalWorker) -> None:
         self._worker = worker
 
-    def __getattr__(self, method: str) -> _LocalMethod:
+    def __getattr__(self, method: str) -> SimpleNamespace:
         if method.startswith("__"):
             raise AttributeError(method)
-        return _LocalMethod(self._worker, method)
-
-
-class _LocalMethod:
-    def __init__(self, worker: LocalWorker, method: str) -> None:
-        self._worker = worker
-        self._method = method
-
-    def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start the call; the future holds the result."""
-        call = self._worker.call(self._method, Payload(reference=(args, kwargs)))
-        outer: Future[Any] = Future()
-        call.future.add_done_callback(lambda done: self._finish(done, outer))
-        return outer
-
-    def _finish(self, done: Future[Outcome], outer: Future[Any]) -> None:
-        try:
-            outer.set_result(result_of(done.result(), self._worker.name, self._method))
-        except Exception as error:  # noqa: BLE001 - raised where the future is asked
-            outer.set_exception(error)
-
-
-_SOFT = 1  # omp_pause_soft: what the next computation needs comes back by itself
+        return SimpleNamespace(remote=partial(self._worker.call_for_result, method))
 
 
 def release_compute_threads() -> None:
@@ -294,10 +253,9 @@ def release_compute_threads() -> None:
     than cores, OpenMP no longer lets them wait busily, and to wake them takes longer than a small
     operation does. Nothing happens before torch is imported, or where its OpenMP cannot do it.
     """
-    if "torch" in sys.modules:
-        pause = _pause()
-        if pause is not None:
-            pause(_SOFT)
+    pause = _pause() if "torch" in sys.modules else None
+    if pause is not None:
+        pause(_SOFT)
 
 
 @cache

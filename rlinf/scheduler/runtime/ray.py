@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,33 +18,40 @@ from ray.experimental import internal_kv
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.cluster_launch import start_group
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WorkerDiedError
-from rlinf.scheduler.node import NodeInfo
+from rlinf.scheduler.errors import (
+    SchedulerError,
+    SchedulerUsageError,
+    SchedulerValueError,
+    WorkerDiedError,
+)
 from rlinf.scheduler.placement import NodePlacementStrategy
-from rlinf.scheduler.process import Process, set_process
+from rlinf.scheduler.process import set_process
 from rlinf.scheduler.runtime.attach import (
     ATTACH_VARIABLE,
     ChannelHost,
     enter_cluster,
     enter_from_environment,
 )
-from rlinf.scheduler.runtime.deaths import DeathWatch
-from rlinf.scheduler.runtime.ray_calls import RayRuntimeBase
+from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
 from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
+from rlinf.scheduler.transport.blocks import remove_free_blocks
+from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
-from rlinf.scheduler.transport.session import OwnedSession
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
     from rlinf.scheduler.services.registry import RegistryService
 
+__all__ = ["RayClientRuntime", "RayRuntime", "attach_to_running"]
+
 _KV_SPACE = b"RLinf"
 _ANSWER_SECONDS = 2.0
 _MOST_NAMESPACES = 1000
+_LOOK_SECONDS = 2.0  # between two looks at a worker of another node
 
 
-class RayRuntime(RayRuntimeBase):
-    """Starts or joins Ray and runs workers as actors.
+class RayRuntime(RayClientRuntime):
+    """Starts or joins Ray and runs workers as actors; the driver's runtime.
 
     Args:
         config: The ``cluster`` section.
@@ -52,60 +62,46 @@ class RayRuntime(RayRuntimeBase):
     def __init__(
         self, config: ClusterConfig, deadline_seconds: float, *, all_nodes: bool = False
     ) -> None:
-        super().__init__()
         if ray.is_initialized():
             raise SchedulerUsageError(
                 "Ray is initialised already. Create the Cluster before anything calls ray.init(): "
                 "it sets Ray's name space and logging."
             )
-        self._owns_ray = connect(config)
-        self._owned: OwnedSession | None = None
-        self._watch: DeathWatch | None = None
+        connect(config)
+        self._files: ClusterFiles | None = None
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
+        self._ended = threading.Event()
+        self._watchers: list[threading.Thread] = []
         try:
             nodes = find_nodes(config, deadline_seconds, all_nodes)
-            self._owned = OwnedSession()
-            self._enter(nodes, deadline_seconds)
+            self._files = ClusterFiles.create()
+            token, namespace = self._files.token, _claim_namespace()
+            own_id = ray.get_runtime_context().get_node_id()
+            own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
+            several = len(nodes) > 1
+            network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
+            process = enter_cluster(
+                token=token,
+                driver=None,
+                node_rank=own_rank,
+                network_ip=network_ips.get(own_rank),
+                deadline_seconds=deadline_seconds,
+            )
+            super().__init__(process, nodes, token, namespace, network_ips)
         except BaseException:
             self.shutdown()
             raise
-
-    def _enter(self, nodes: list[NodeInfo], deadline_seconds: float) -> None:
-        own_id = ray.get_runtime_context().get_node_id()
-        own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
-        several = len(nodes) > 1
-        network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
-        owned = self._owned or OwnedSession()
-        process = enter_cluster(
-            token=owned.session.token,
-            driver="",
-            node_rank=own_rank,
-            network_ip=network_ips.get(own_rank),
-            deadline_seconds=deadline_seconds,
-        )
-        process.driver = process.endpoint.address
-        # The driver itself is no parent of workers in child processes.
-        os.environ.pop(ATTACH_VARIABLE, None)
-        self._use(process, nodes, owned.session.token, _claim_namespace(), network_ips)
         entry = {
-            "token": self.token,
+            "token": token,
             "driver": process.driver,
             "deadline_seconds": deadline_seconds,
             "nodes": {node.ray_id: node.node_rank for node in nodes},
             "network_ips": network_ips,
         }
         internal_kv._internal_kv_put(
-            self.namespace.encode(), json.dumps(entry).encode(), namespace=_KV_SPACE
+            namespace.encode(), json.dumps(entry).encode(), namespace=_KV_SPACE
         )
-
-    def watch_deaths(self, registry: RegistryService) -> None:
-        """Tell the registry when a worker's process ends."""
-        self._registry = registry
-        owned = self._owned
-        if owned is not None:
-            self._watch = DeathWatch(self.process, owned.session, registry, self.find)
-            registry.on_start = self._watch.add
 
     def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
         """Endpoints that host channels on these nodes; other nodes get a process for it."""
@@ -125,69 +121,102 @@ class RayRuntime(RayRuntimeBase):
                 try_resolve(result, Reply(hosts))
 
         for node in others:
-            worker = self._channel_worker(cluster, node)
-            found = self.process.endpoint.request(self.process.driver, "registry.lookup", worker)
+            name = f"ChannelWorker_node{node}"
+            if node not in self._channel_nodes:
+                self._channel_nodes.add(node)
+                start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
+            found = self.process.endpoint.request(
+                self.process.driver, "registry.lookup", f"{name}:0"
+            )
             found.add_done_callback(lambda answer, node=node: add(node, answer))  # type: ignore[misc]
         return result
 
-    def _channel_worker(self, cluster: Cluster, node: int) -> str:
-        name = f"ChannelWorker_node{node}"
-        if node not in self._channel_nodes:
-            self._channel_nodes.add(node)
-            start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
-        return f"{name}:0"
+    def watch_deaths(self, registry: RegistryService) -> None:
+        """Tell the registry when a worker's process ends, promptly and without messages."""
+        self._registry = registry
+
+        def watch(name: str, address: str) -> None:
+            group = registry.group(name.partition(":")[0])
+            # A child process of a worker is in no group; its parent knows when it ends.
+            if group is not None and name in group.worker_names:
+                arguments = (registry, name, group.incarnation, address)
+                thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
+                self._watchers.append(thread)
+                thread.start()
+
+        registry.on_start = watch
+
+    def _watch(self, registry: RegistryService, name: str, incarnation: str, address: str) -> None:
+        """Wait for the end of a worker: of one on this node the kernel tells, of others Ray."""
+        node, path, _ = address.split("|")
+        pid = int(PurePath(path).name.partition(".")[0])
+        cause = None
+        with suppress(SchedulerValueError):  # it ended, and Ray has forgotten it
+            worker = self.find(name, incarnation)
+            if int(node) == self.process.node_rank:
+                self._wait_for_end(pid)
+                if registry.runs_at(name, address) and not self._ended.is_set():
+                    cause = worker.cause_of_death()
+            else:
+                cause = self._look_for_end(registry, worker, address)
+        with self.process.endpoint.lock:
+            if registry.runs_at(name, address) and not self._ended.is_set():
+                registry.died(name, cause or f"its process {pid} ended")
+        if int(node) == self.process.node_rank and self._files is not None:
+            remove_free_blocks(self._files, pid)
+
+    def _wait_for_end(self, pid: int) -> None:
+        with suppress(OSError):  # it has ended
+            descriptor = os.pidfd_open(pid)
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            while not poll.poll(_LOOK_SECONDS * 1000) and not self._ended.is_set():
+                pass
+            os.close(descriptor)
+
+    def _look_for_end(
+        self, registry: RegistryService, worker: RayWorker, address: str
+    ) -> str | None:
+        while registry.runs_at(worker.name, address) and not self._ended.wait(_LOOK_SECONDS):
+            if cause := worker.cause_of_death():
+                return cause
+        return None
 
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""
         self._ask_all(registry.endpoints(), "trace.flush")
-
-    def _leave_other_nodes(self, registry: RegistryService) -> None:
-        """Let one worker of each other node remove the cluster's files there."""
-        by_node = {address.partition("|")[0]: address for address in registry.endpoints()}
-        by_node.pop(str(self.process.node_rank), None)
-        self._ask_all(by_node.values(), "session.end")
 
     def _ask_all(self, addresses: Iterable[str], kind: str) -> None:
         answers = []
         for address in addresses:
             with suppress(WorkerDiedError):
                 answers.append(self.process.endpoint.request(address, kind))
-        limit = time.monotonic() + _ANSWER_SECONDS
-        while any(not answer.done() for answer in answers) and time.monotonic() < limit:
-            time.sleep(0.01)
+        wait(answers, _ANSWER_SECONDS)
 
     def shutdown(self) -> None:
         """End our workers, stop Ray if it is ours, and remove our files."""
-        if self._watch is not None:
-            self._watch.close()
+        self._ended.set()
         if ray.is_initialized():
             if self._registry is not None:
-                self._leave_other_nodes(self._registry)
+                # One worker of each other node removes the cluster's files there.
+                nodes = {
+                    address.partition("|")[0]: address for address in self._registry.endpoints()
+                }
+                nodes.pop(str(self.process.node_rank), None)
+                self._ask_all(nodes.values(), "cluster.leave")
             for worker in self._started.values():
                 worker.kill()
+            limit = time.monotonic() + _LOOK_SECONDS
+            for thread in self._watchers:
+                thread.join(max(0.0, limit - time.monotonic()))
             if hasattr(self, "namespace"):
                 internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
             ray.shutdown()
         if hasattr(self, "process"):
             self.process.endpoint.close()
         set_process(None)
-        if self._owned is not None:
-            self._owned.close()
-
-
-class RayClientRuntime(RayRuntimeBase):
-    """The runtime in a worker, or in another process that attached to the cluster."""
-
-    def __init__(
-        self,
-        process: Process,
-        nodes: list[NodeInfo],
-        token: str,
-        namespace: str,
-        network_ips: dict[int, str],
-    ) -> None:
-        super().__init__()
-        self._use(process, nodes, token, namespace, network_ips)
+        if self._files is not None:
+            self._files.close()
 
 
 def attach_to_running() -> bool:

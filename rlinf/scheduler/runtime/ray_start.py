@@ -8,30 +8,27 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, worker
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, probe_node
-from rlinf.scheduler.transport.session import socket_root
-
-if TYPE_CHECKING:
-    pass
+from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
 
-def connect(config: ClusterConfig) -> bool:
-    """Join the Ray cluster that was named, else start one; returns whether it was started."""
+def connect(config: ClusterConfig) -> None:
+    """Join the Ray cluster that was named, else start one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = config.address or os.environ.get("RAY_ADDRESS")
@@ -42,12 +39,11 @@ def connect(config: ClusterConfig) -> bool:
         "job_config": JobConfig(_py_driver_sys_path=extra),
         "logging_level": "WARNING",
     }
-    modules = _shipped_code()
-    if modules is not None:
+    if modules := _shipped_code():
         common["runtime_env"] = {"py_modules": [modules]}
     if address and address != "local":
         ray.init(address=address, **common)
-        return False
+        return
     if config.num_nodes > 1:
         raise SchedulerUsageError(
             f"cluster.num_nodes is {config.num_nodes}, but cluster.address names no running Ray "
@@ -64,8 +60,12 @@ def connect(config: ClusterConfig) -> bool:
             _temp_dir=str(_private_directory() / "ray"),
             **common,
         )
-    _end_idle_services()
-    return True
+    # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
+    # Ray has a switch for neither.
+    for name in ("kill_monitor", "kill_dashboard"):
+        end = getattr(worker._global_node, name, None)
+        if end is not None:
+            end(check_alive=False)
 
 
 def _private_directory() -> Path:
@@ -98,19 +98,6 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before[1]
 
 
-def _end_idle_services() -> None:
-    """End what Ray starts beside a cluster that is ours alone and that nobody asks anything.
-
-    Autoscaler and dashboard server hold a hundred megabytes. Ray has a switch for neither.
-    """
-    from ray._private.worker import _global_node as node
-
-    for name in ("kill_monitor", "kill_dashboard"):
-        end = getattr(node, name, None)
-        if end is not None:
-            end(check_alive=False)
-
-
 def _shipped_code() -> str | None:
     """Directory of the package to send to other machines, by ``RLINF_CODE_WORKING_DIR``."""
     setting = os.environ.get("RLINF_CODE_WORKING_DIR", "0")
@@ -138,43 +125,33 @@ def find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) 
             print(f"waiting for {wanted} nodes, {told} joined so far", flush=True)
         time.sleep(0.5)
     own_id = ray.get_runtime_context().get_node_id()
-    own_rank = os.environ.get("RLINF_NODE_RANK")
-    probed = {
-        node["NodeID"]: _probe_later(node["NodeID"]) for node in alive if node["NodeID"] != own_id
+    asked = {
+        node["NodeID"]: _on_node(node["NodeID"], _given_rank).remote()
+        for node in alive
+        if node["NodeID"] != own_id
     }
-    given = {own_id: own_rank, **{key: ray.get(ref) for key, ref in probed.items()}}
+    given = {own_id: _given_rank(), **{key: ray.get(answer) for key, answer in asked.items()}}
 
     def order(node: dict[str, Any]) -> tuple[int, bool, str]:
-        rank = given[node["NodeID"]]
-        return (
-            int(rank) if rank else len(alive),
-            node["NodeID"] != own_id,
-            node["NodeManagerAddress"],
-        )
+        key = node["NodeID"]
+        return int(given[key] or len(alive)), key != own_id, node["NodeManagerAddress"]
 
     chosen = sorted(alive, key=order)
-    chosen = chosen if all_nodes else chosen[:wanted]
     infos = []
-    for rank, node in enumerate(chosen):
-        key, ip = node["NodeID"], node["NodeManagerAddress"]
-        place = {"ray_id": key, "node_ip": ip}
+    for rank, node in enumerate(chosen if all_nodes else chosen[:wanted]):
+        key = node["NodeID"]
+        place = {"ray_id": key, "node_ip": node["NodeManagerAddress"]}
         if key == own_id:
             infos.append(probe_node(config, rank, **place))
         else:
-            probe = ray.remote(probe_node).options(**_on_node(key))
-            infos.append(ray.get(probe.remote(config, rank, **place)))
+            infos.append(ray.get(_on_node(key, probe_node).remote(config, rank, **place)))
     return infos
 
 
-def _on_node(node_id: str) -> Any:
-    return {
-        "num_cpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-    }
-
-
-def _probe_later(node_id: str) -> Any:
-    return ray.remote(_given_rank).options(**_on_node(node_id)).remote()
+def _on_node(node_id: str, function: Callable[..., Any]) -> Any:
+    """A function as a task that runs on a node."""
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
 
 
 def _given_rank() -> str | None:

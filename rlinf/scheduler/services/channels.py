@@ -24,20 +24,37 @@ class _Getter:
     """Someone who waits for one item (``target`` None) or for a batch."""
 
     ticket: Hashable
-    future: Future[Reply]
     target: int | None
+    future: Future[Reply] = field(default_factory=Future)
     taken: list[_Entry] = field(default_factory=list)
 
-    @property
-    def total(self) -> int:
-        return sum(entry.weight for entry in self.taken)
+    def fill(self, items: deque[_Entry]) -> bool:
+        """Take what it may; whether it has what it waits for.
+
+        A batch ends when its weight reaches the target, when the next item would exceed it, or when
+        the queue is empty and all that was taken weighs nothing: waiting for weight that may never
+        come would be a hang.
+        """
+        if self.target is None:
+            if items:
+                self.taken.append(items.popleft())
+            return bool(self.taken)
+        total = sum(entry.weight for entry in self.taken)
+        while items:
+            if total + items[0].weight > self.target:
+                return True
+            total += items[0].weight
+            self.taken.append(items.popleft())
+            if 0 < self.target <= total:
+                return True
+        return bool(self.taken) and total == 0
 
 
 @dataclass
 class _Putter:
     ticket: Hashable
-    future: Future[Reply]
     entry: _Entry
+    future: Future[Reply] = field(default_factory=Future)
 
 
 @dataclass
@@ -57,50 +74,34 @@ class _Queue:
         """Serve those who wait, first come first served, until nothing moves."""
         moved = True
         while moved:
-            moved = self._serve_getter()
+            moved = bool(self.getters) and self._serve(self.getters[0])
             while self.putters and not self.full:
                 putter = self.putters.popleft()
                 if try_resolve(putter.future, Reply()):
                     self.items.append(putter.entry)
                     moved = True
 
-    def _serve_getter(self) -> bool:
-        if not self.getters:
-            return False
-        getter = self.getters[0]
-        if getter.future.cancelled():
-            self.getters.popleft()
+    def _serve(self, getter: _Getter) -> bool:
+        """Give the first getter what it may take; whether anything changed."""
+        before = len(getter.taken)
+        cancelled = getter.future.cancelled()
+        if not cancelled and not getter.fill(self.items):
+            return len(getter.taken) > before
+        self.getters.popleft()
+        if cancelled or not try_resolve(getter.future, _reply(getter.taken)):
             self.items.extendleft(reversed(getter.taken))
-            return True
-        taken = len(getter.taken)
-        if _fill(getter, self.items):
-            self.getters.popleft()
-            weights = [entry.weight for entry in getter.taken]
-            reply = Reply(weights, [entry.payload for entry in getter.taken])
-            if not try_resolve(getter.future, reply):
-                self.items.extendleft(reversed(getter.taken))
-            return True
-        return len(getter.taken) > taken
+        return True
+
+    def take(self) -> Reply:
+        """The oldest item, where there is one and nobody waits for it."""
+        entry = self.items.popleft()
+        if self.putters:
+            self.settle()
+        return _reply([entry])
 
 
-def _fill(getter: _Getter, items: deque[_Entry]) -> bool:
-    """Move what a getter may take; whether it has what it waits for.
-
-    A batch ends when its weight reaches the target, when the next item would exceed it, or when the
-    queue is empty and all that was taken weighs nothing: waiting for weight that may never come
-    would be a hang.
-    """
-    if getter.target is None:
-        if items:
-            getter.taken.append(items.popleft())
-        return bool(getter.taken)
-    while items:
-        if getter.total + items[0].weight > getter.target:
-            return True
-        getter.taken.append(items.popleft())
-        if 0 < getter.target <= getter.total:
-            return True
-    return bool(getter.taken) and getter.total == 0
+def _reply(entries: Sequence[_Entry]) -> Reply:
+    return Reply([entry.weight for entry in entries], [entry.payload for entry in entries])
 
 
 @dataclass
@@ -149,7 +150,7 @@ class ChannelService:
             if queue.getters:
                 queue.settle()
             return None
-        putter = _Putter(ticket, Future(), entry)
+        putter = _Putter(ticket, entry)
         queue.putters.append(putter)
         queue.settle()
         return putter.future
@@ -168,8 +169,8 @@ class ChannelService:
     ) -> Future[Reply] | Reply:
         queue = self._find(name).queue(key)
         if target is None and queue.items and not queue.getters:
-            return self._take(queue)
-        getter = _Getter(ticket, Future(), target)
+            return queue.take()
+        getter = _Getter(ticket, target)
         queue.getters.append(getter)
         queue.settle()
         return getter.future
@@ -178,15 +179,7 @@ class ChannelService:
         queue = self._find(name).queue(key)
         if not queue.items:
             raise asyncio.QueueEmpty(f"channel '{name}' has no item under key {key!r}")
-        return self._take(queue)
-
-    @staticmethod
-    def _take(queue: _Queue) -> Reply:
-        """The oldest item of a queue that has one and where nobody waits for it."""
-        entry = queue.items.popleft()
-        if queue.putters:
-            queue.settle()
-        return Reply([entry.weight], [entry.payload])
+        return queue.take()
 
     def _withdraw(self, name: str, key: Hashable, ticket: Hashable) -> bool:
         """Forget a request that waits; False if it was answered already."""
@@ -197,11 +190,9 @@ class ChannelService:
                 queue.items.extendleft(reversed(getter.taken))
                 queue.settle()
                 return True
-        for putter in queue.putters:
-            if putter.ticket == ticket:
-                queue.putters.remove(putter)
-                return True
-        return False
+        before = len(queue.putters)
+        queue.putters = deque(putter for putter in queue.putters if putter.ticket != ticket)
+        return len(queue.putters) < before
 
     def _size(self, name: str, key: Hashable) -> tuple[int, int]:
         channel = self._find(name)
@@ -210,14 +201,13 @@ class ChannelService:
 
     def _items(self, name: str, key: Hashable) -> Reply:
         queue = self._find(name).queues.get(key)
-        entries = list(queue.items) if queue else []
-        return Reply([entry.weight for entry in entries], [entry.payload for entry in entries])
+        return _reply(queue.items if queue else ())
 
     def _close(self, name: str, reason: str | None) -> None:
         channel = self._find(name)
         channel.closed = reason or f"channel '{name}' was closed"
         for queue in channel.queues.values():
-            futures = [g.future for g in queue.getters] + [p.future for p in queue.putters]
-            for future in futures:
+            waiting = [getter.future for getter in queue.getters]
+            for future in waiting + [putter.future for putter in queue.putters]:
                 try_fail(future, SchedulerError(channel.closed))
         channel.queues.clear()

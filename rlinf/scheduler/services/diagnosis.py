@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf.scheduler.errors import WorkerDiedError
@@ -23,28 +23,24 @@ _OWN_FILES = ("/rlinf/scheduler/", "/threading.py", "/concurrent/futures/", "/as
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the wait-for list.
+    """One line of the wait-for list: who, what it waits for or which method it runs, since when.
 
-    Args:
-        worker: Who.
-        doing: What it waits for, or which method it runs.
-        seconds: Since when.
-        stack: Innermost lines of user code.
+    ``stack`` are the innermost lines of user code.
     """
 
     worker: str
     doing: str
-    seconds: float
-    stack: tuple[str, ...]
+    seconds: float = 0.0
+    stack: tuple[str, ...] = ()
 
 
 @dataclass
 class _Doing:
     worker: str
-    thread: int
     what: str
-    since: float
     future: Future[Any] | None = None
+    thread: int = field(default_factory=threading.get_ident)
+    since: float = field(default_factory=time.monotonic)
 
 
 class WaitTable:
@@ -74,27 +70,26 @@ class WaitTable:
     @contextmanager
     def running(self, worker: str, method: str) -> Iterator[None]:
         """Note that a worker runs a method on this thread."""
-        key = (worker, threading.get_ident())
+        doing = _Doing(worker, f"running {method}")
+        key = (worker, doing.thread)
         before = self._running.get(key)
-        self._running[key] = _Doing(worker, key[1], f"running {method}", time.monotonic())
+        self._running[key] = doing
         try:
             yield
         finally:
-            if before is None:
+            if before is not None:
+                self._running[key] = before
+            else:
                 del self._running[key]
                 if worker in self._idle:
                     self._idle[worker] = time.monotonic()
-            else:
-                self._running[key] = before
 
     @contextmanager
     def waiting(self, worker: str, what: str, future: Future[Any] | None = None) -> Iterator[None]:
         """Note that a worker waits on this thread."""
         key = next(self._numbers)
-        thread = threading.get_ident()
-        doing = _Doing(worker, thread, f"waiting for {what}", time.monotonic(), future)
         with self._lock:
-            self._waiting[key] = doing
+            self._waiting[key] = _Doing(worker, f"waiting for {what}", future)
         try:
             yield
         finally:
@@ -113,13 +108,8 @@ class WaitTable:
             Row(item.worker, item.what, now - item.since, _stack(frames.get(item.thread)))
             for item in doing
         ]
-        busy = {row.worker for row in rows}
-        rows += [
-            Row(worker, "idle", now - since, ())
-            for worker, since in self._idle.items()
-            if worker not in busy
-        ]
-        return rows
+        idle = self._idle.keys() - {row.worker for row in rows}
+        return rows + [Row(worker, "idle", now - self._idle[worker]) for worker in sorted(idle)]
 
 
 class DiagnosisService:
@@ -151,7 +141,7 @@ def _told(endpoints: dict[str, list[str]], answers: dict[str, Future[Reply]]) ->
         if answer and answer.done() and not answer.cancelled() and answer.exception() is None:
             rows += answer.result().value
         else:
-            rows += [Row(name, "not answering", 0.0, ()) for name in workers]
+            rows += [Row(name, "not answering") for name in workers]
     return rows
 
 
@@ -166,9 +156,7 @@ def render(rows: list[Row]) -> str:
 
 
 def _stack(frame: Any) -> tuple[str, ...]:
-    if frame is None:
-        return ()
-    summary = traceback.extract_stack(frame)
+    summary = traceback.extract_stack(frame) if frame else ()
     outside = [s for s in summary if not any(part in s.filename for part in _OWN_FILES)]
     return tuple(
         f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line}"

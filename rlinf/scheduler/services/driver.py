@@ -13,12 +13,7 @@ from rlinf.scheduler.transport.endpoint import Endpoint
 
 
 class DriverServices:
-    """Registry, leases, ports, diagnosis and trace of a cluster.
-
-    Args:
-        process: The driver's part in the cluster.
-        trace_file: Where to write the timeline; None records none.
-    """
+    """Registry, leases, ports, diagnosis and, with a file for it, the timeline of a cluster."""
 
     def __init__(self, process: Process, trace_file: str | None) -> None:
         endpoint = process.endpoint
@@ -27,12 +22,12 @@ class DriverServices:
         self.registry = RegistryService(endpoint, self._worker_died)
         self.diagnosis = DiagnosisService(endpoint, self.registry.endpoints)
         self._launches: dict[str, Any] = {}
-        self._tracer = None if trace_file is None else Tracer(trace_file)
         endpoint.register("cluster.remember", self._remember)
         endpoint.register("cluster.launch_of", self._launches.__getitem__)
-        endpoint.register("trace.record", self._record)
+        self._tracer = None if trace_file is None else Tracer(trace_file)
         if self._tracer is not None:
-            Tracer.enable(self._record)
+            endpoint.register("trace.record", self._tracer.record_all)
+            Tracer.enable(self._tracer.record_all)
 
     def _worker_died(self, worker: str) -> None:
         self.leases.release_holder(worker)
@@ -40,10 +35,6 @@ class DriverServices:
 
     def _remember(self, launches: list[Any]) -> None:
         self._launches.update({launch.name: launch for launch in launches})
-
-    def _record(self, events: list[dict[str, Any]]) -> None:
-        if self._tracer is not None:
-            self._tracer.record_all(events)
 
     def close(self) -> None:
         """Write the timeline out."""

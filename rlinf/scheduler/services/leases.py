@@ -1,9 +1,7 @@
 """Device leases: who may use which devices now, and who is next.
 
-A ticket asks for a set of devices and is granted all of them or none. It is granted when each of
-its devices is free and no earlier ticket that still waits wants any of them. Nobody waits while
-holding, so no overlap of sets can deadlock: a holder may nest a lease over devices that it holds
-already, and having to wait for others is an error.
+A ticket is granted all its devices or none: when each is free and no earlier ticket that still
+waits wants any of them. Nobody waits while holding, so no overlap of sets can deadlock.
 """
 
 from __future__ import annotations
@@ -12,7 +10,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.errors import SchedulerError, WaitTimeout
+from rlinf.scheduler.process import current_worker_name, require_process
+from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
 
 
@@ -36,8 +36,7 @@ class LeaseService:
     def __init__(self, endpoint: Endpoint) -> None:
         self._tickets: dict[int, _Ticket] = {}
         self._next = 0
-        names = ("reserve", "acquire", "release", "cancel", "lock", "unlock", "withdraw", "holders")
-        for name in names:
+        for name in ("reserve", "acquire", "release", "cancel", "lock", "unlock", "withdraw"):
             endpoint.register(f"lease.{name}", getattr(self, name))
 
     def reserve(self, holder: str, devices: Iterable[int]) -> int:
@@ -49,11 +48,19 @@ class LeaseService:
 
     def acquire(self, number: int) -> Future[Reply] | None:
         """Wait until a ticket is granted; again by the same holder counts one more."""
-        ticket = self._find(number)
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            raise LeaseError(f"lease {number} is over: released, cancelled, or its holder died")
         if ticket.granted:
             ticket.count += 1
             return None
-        self._refuse_waiting_while_holding(ticket)
+        held = [t for t in self._granted() if t.holder == ticket.holder and t.count]
+        if held and self._covering(ticket.holder, ticket.devices) is None:
+            devices = sorted({device for t in held for device in t.devices})
+            raise LeaseError(
+                f"'{ticket.holder}' holds devices {devices} and asks for {sorted(ticket.devices)}: "
+                "waiting while holding could deadlock. Release first, or ask for all at once."
+            )
         future: Future[Reply] = Future()
         ticket.waiting.append(future)
         self._settle()
@@ -126,21 +133,6 @@ class LeaseService:
         own = (t for t in self._granted() if t.holder == holder and t.devices >= devices)
         return next(own, None)
 
-    def _find(self, number: int) -> _Ticket:
-        ticket = self._tickets.get(number)
-        if ticket is None:
-            raise LeaseError(f"lease {number} is over: released, cancelled, or its holder died")
-        return ticket
-
-    def _refuse_waiting_while_holding(self, ticket: _Ticket) -> None:
-        held = [t for t in self._granted() if t.holder == ticket.holder and t.count]
-        if held and self._covering(ticket.holder, ticket.devices) is None:
-            devices = sorted({device for t in held for device in t.devices})
-            raise LeaseError(
-                f"'{ticket.holder}' holds devices {devices} and asks for {sorted(ticket.devices)}: "
-                "waiting while holding could deadlock. Release first, or ask for all at once."
-            )
-
     def _settle(self) -> None:
         """Grant what can be granted, first come first served."""
         busy = {device for ticket in self._granted() for device in ticket.devices}
@@ -151,10 +143,102 @@ class LeaseService:
             nested = ticket.waiting and self._covering(ticket.holder, ticket.devices) is not None
             if nested or not ticket.devices & busy:
                 ticket.granted = True
-                self._wake(ticket)
+                waiting, ticket.waiting = ticket.waiting, []
+                ticket.count += sum(try_resolve(future, Reply()) for future in waiting)
             busy |= ticket.devices
 
-    @staticmethod
-    def _wake(ticket: _Ticket) -> None:
-        waiting, ticket.waiting = ticket.waiting, []
-        ticket.count += sum(try_resolve(future, Reply()) for future in waiting)
+
+class DeviceLock:
+    """Sole use of a worker's devices, as a context manager that the worker may nest.
+
+    All devices are granted together and in the order of asking. A worker without devices never
+    waits. The lease of a worker that dies is free.
+    """
+
+    def __init__(self, holder: str, devices: Iterable[int]) -> None:
+        self._holder = holder
+        self._devices = tuple(devices)
+
+    def acquire(self) -> None:
+        """Wait for the devices.
+
+        Raises:
+            WaitTimeout: They were not free within the deadline.
+            LeaseError: The worker holds some of them, so waiting for all could deadlock.
+        """
+        if not self._devices:
+            return
+        ask = require_process().ask_driver
+        with Tracer.trace_span("lease", cat="lease"):
+            try:
+                ask("lease.lock", self._holder, self._devices, what=_what(self._devices))
+            except WaitTimeout:
+                ask("lease.withdraw", self._holder, self._devices)
+                raise
+
+    def release(self) -> None:
+        """Free the devices, or leave one level of nesting.
+
+        Raises:
+            LeaseError: The worker does not hold them.
+        """
+        if self._devices:
+            require_process().ask_driver("lease.unlock", self._holder, self._devices)
+
+    def __enter__(self) -> DeviceLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+class LeaseTicket:
+    """A place in the queue for devices, by its number; another worker can redeem it."""
+
+    def __init__(self, number: int, devices: Iterable[int]) -> None:
+        self.number = number
+        self.devices = tuple(devices)
+
+    def acquire(self) -> None:
+        """Wait until the devices are granted; counts where it is called again.
+
+        Raises:
+            WaitTimeout: They were not free within the deadline.
+            LeaseError: The ticket was cancelled or released.
+        """
+        ask = require_process().ask_driver
+        with Tracer.trace_span(f"lease {self.number}", cat="lease"):
+            try:
+                ask("lease.acquire", self.number, what=_what(self.devices))
+            except WaitTimeout:
+                self.cancel()
+                raise
+
+    def release(self) -> None:
+        """Undo one `acquire`; the last one frees the devices.
+
+        Raises:
+            LeaseError: It is not held.
+        """
+        require_process().ask_driver("lease.release", self.number)
+
+    def cancel(self) -> None:
+        """Give up the place or the devices; nothing happens if that was done already."""
+        require_process().ask_driver("lease.cancel", self.number)
+
+    def __enter__(self) -> LeaseTicket:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return (
+            f"LeaseTicket({self.number}, devices={list(self.devices)}, by {current_worker_name()})"
+        )
+
+
+def _what(devices: tuple[int, ...]) -> str:
+    return f"devices {list(devices)}"

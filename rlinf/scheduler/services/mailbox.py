@@ -22,7 +22,6 @@ class MailboxService:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._lock = endpoint.lock
         self._messages: dict[Stream, deque[_Message]] = {}
         self._waiting: dict[Stream, deque[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
@@ -33,10 +32,9 @@ class MailboxService:
 
     def receive(self, stream: Stream) -> Future[Reply]:
         """The next message of a stream, now or when it comes."""
-        with self._lock:
-            queue = self._messages.get(stream)
-            future: Future[Reply] = Future()
-            if queue:
+        future: Future[Reply] = Future()
+        with self._endpoint.lock:
+            if queue := self._messages.get(stream):
                 head, payloads, acknowledge = queue.popleft()
                 future.set_result(Reply(head, payloads))
                 if acknowledge is not None:
@@ -45,7 +43,7 @@ class MailboxService:
                 future.set_exception(_died(stream[1], self._dead[stream[1]]))
             else:
                 self._waiting.setdefault(stream, deque()).append(future)
-            return future
+        return future
 
     def check_alive(self, worker: str) -> None:
         """Raise if a worker is known to be dead."""
@@ -53,13 +51,7 @@ class MailboxService:
             raise _died(worker, self._dead[worker])
 
     def mark_dead(self, worker: str, cause: str, address: str | None = None) -> None:
-        """Fail everyone here who waits for a worker that died.
-
-        Args:
-            worker: Its name.
-            cause: Why it died.
-            address: Its endpoint, if it had one to itself.
-        """
+        """Fail everyone here who waits for a worker that died, or for its endpoint."""
         if address is not None:
             self._endpoint.forget(address, _died(worker, cause))
         self._dead[worker] = cause

@@ -6,14 +6,12 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import NameTakenError, SchedulerError, WorkerDiedError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
 
-_SILENT_SECONDS = 5.0
-"""After which a process that does not answer is not waited for."""
+_SILENT_SECONDS = 5.0  # after which a process that does not answer is not waited for
 
 
 @dataclass
@@ -25,14 +23,9 @@ class _WorkerRecord:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A worker group that is alive.
+    """A worker group that is alive: names of its workers, and their nodes, in order of rank.
 
-    Args:
-        name: Name of the group.
-        class_name: Name of its workers' class.
-        worker_names: Its workers in order of rank.
-        incarnation: Tells it from an earlier group of the same name.
-        nodes: Node rank of each worker.
+    The incarnation tells it from an earlier group of the same name.
     """
 
     name: str
@@ -65,17 +58,12 @@ class ChannelRecord:
 
 
 class RegistryService:
-    """The one table of names.
-
-    Args:
-        endpoint: Where it answers.
-        on_death: Called with worker and cause when a worker is gone for good.
-    """
+    """The one table of names; ``on_death`` is called with a worker that is gone for good."""
 
     def __init__(self, endpoint: Endpoint, on_death: Callable[[str], None]) -> None:
         self._endpoint = endpoint
         self._on_death = on_death
-        self.on_start: Callable[[str, str], None] = _nothing
+        self.on_start: Callable[[str, str], object] = lambda name, address: None
         self._workers: dict[str, _WorkerRecord] = {}
         self._unknown: dict[str, list[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
@@ -91,9 +79,8 @@ class RegistryService:
     def add_group(self, group: GroupRecord, infos: list[WorkerInfo]) -> Future[Reply] | None:
         """Announce a group before its processes are up.
 
-        Returns:
-            Where workers of these names had died, an answer that comes once every process knows
-            that they are new ones: calls of workers come by another way, and could be earlier.
+        Where workers of these names had died the answer comes once every process knows that they
+        are new ones: calls of workers come by another way, and could be earlier.
 
         Raises:
             NameTakenError: A group of that name is alive.
@@ -110,26 +97,26 @@ class RegistryService:
         for info in infos:
             name = info.address.get_name()
             if self._dead.pop(name, None) is not None:
-                told += self._ask_everyone("mail.forget", name)
+                for address in self.endpoints():
+                    with suppress(WorkerDiedError):
+                        told.append(self._endpoint.request(address, "mail.forget", name))
             self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
         return all_done(told, _SILENT_SECONDS) if told else None
 
     def remove_group(self, name: str) -> None:
         """Forget a group that was closed; whoever waits for its workers gets an error."""
-        group = self._groups.pop(name, None)
-        for worker in group.worker_names if group else ():
-            self.died(worker, f"its group '{name}' was closed")
+        if group := self._groups.pop(name, None):
+            for worker in group.worker_names:
+                self.died(worker, f"its group '{name}' was closed")
 
     def group(self, name: str) -> GroupRecord | None:
         """A group that is alive."""
         return self._groups.get(name)
 
-    def register(self, name: str, address: str, info: WorkerInfo | None = None) -> dict[str, str]:
+    def register(self, name: str, address: str, info: WorkerInfo) -> dict[str, str]:
         """A worker's process is up and reachable; returns the workers that died before."""
         record = self._workers.get(name)
         if record is None:
-            if info is None:
-                raise SchedulerError(f"worker '{name}' was never launched")
             record = self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
         record.address = address
         self.on_start(name, address)
@@ -164,17 +151,18 @@ class RegistryService:
         record = self._workers.get(name)
         return record is not None and record.address is not None
 
-    def died(self, name: str, cause: str) -> str | None:
-        """A worker is gone: free what it held and tell everyone. Returns its endpoint."""
+    def died(self, name: str, cause: str) -> None:
+        """A worker is gone: free what it held and tell everyone."""
         record = self._workers.pop(name, None)
         if record is None:
-            return None
+            return
         self._dead[name] = cause
         for future in record.waiting:
             try_fail(future, WorkerDiedError(f"worker '{name}' died: {cause}"))
         self._on_death(name)
-        self._tell_everyone("mail.dead", name, cause, record.address)
-        return record.address
+        for address in self.endpoints():
+            with suppress(WorkerDiedError):  # some may have died themselves, not yet known to have
+                self._endpoint.tell(address, "mail.dead", name, cause, record.address)
 
     def runs_at(self, name: str, address: str) -> bool:
         """Whether a worker lives and is the one at this endpoint, not a later one of its name."""
@@ -188,19 +176,6 @@ class RegistryService:
             if record.address is not None:
                 table.setdefault(record.address, []).append(name)
         return table
-
-    def _tell_everyone(self, kind: str, *arguments: Any) -> None:
-        for address in self.endpoints():
-            # Some may have died themselves and not be known to have.
-            with suppress(WorkerDiedError):
-                self._endpoint.tell(address, kind, *arguments)
-
-    def _ask_everyone(self, kind: str, *arguments: Any) -> list[Future[Reply]]:
-        asked = []
-        for address in self.endpoints():
-            with suppress(WorkerDiedError):
-                asked.append(self._endpoint.request(address, kind, *arguments))
-        return asked
 
     def add_channel(self, record: ChannelRecord) -> tuple[ChannelRecord, bool]:
         """Announce a channel; an existing one of that name wins. Returns whether it is new."""
@@ -224,7 +199,3 @@ class RegistryService:
             raise SchedulerError(f"there is no channel '{name}'")
         host = record.hosts.get(node_rank, record.main_host)
         return self._pins.setdefault((name, key), host)
-
-
-def _nothing(name: str, address: str) -> None:
-    """A runtime that need not watch its workers."""

@@ -1,7 +1,6 @@
 """Timeline of workers in the Chrome trace format, which Perfetto and chrome://tracing load.
 
-Events are kept in each process and written by the driver when they have piled up and at the end.
-Where no tracer was launched every call returns at once.
+Each process keeps its events; the driver writes them when they have piled up, and at the end.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,29 @@ _FLUSH_EVENTS = 512
 Event = dict[str, Any]
 
 
-class Tracer:
-    """Writes events to a file, one JSON object per line.
+def within(
+    context: Callable[[tuple[Any, ...]], AbstractContextManager[None]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function, plain or async, each call of which runs in a context made of its arguments."""
+    if inspect.iscoroutinefunction(function):
 
-    Args:
-        path: File to write; its directory is created.
-    """
+        @wraps(function)
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            with context(args):
+                return await function(*args, **kwargs)
+
+        return run_async
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context(args):
+            return function(*args, **kwargs)
+
+    return run
+
+
+class Tracer:
+    """Writes events to a file, one JSON object per line; without one, calls return at once."""
 
     _sink: Callable[[list[Event]], None] | None = None
     _events: list[Event]
@@ -117,21 +133,7 @@ class Tracer:
         """Decorator that records every call of a function, plain or async, as a span."""
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            if inspect.iscoroutinefunction(function):
-
-                @wraps(function)
-                async def traced_async(*args: Any, **kwargs: Any) -> Any:
-                    with cls.trace_span(function.__qualname__, cat):
-                        return await function(*args, **kwargs)
-
-                return traced_async
-
-            @wraps(function)
-            def traced(*args: Any, **kwargs: Any) -> Any:
-                with cls.trace_span(function.__qualname__, cat):
-                    return function(*args, **kwargs)
-
-            return traced
+            return within(lambda _: cls.trace_span(function.__qualname__, cat), function)
 
         return decorate
 

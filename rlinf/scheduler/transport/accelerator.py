@@ -1,11 +1,7 @@
 """Tensors on accelerators: shared on one device, by the vendor's library between two devices.
 
-Transport is chosen per pair of workers: both on the same single device, a handle to the memory
-(CUDA IPC); devices of one vendor with a collective library of the NCCL interface, that library;
-otherwise, and for channels and broadcasts, whose receivers are not known when the data are encoded,
-through host memory.
-
-**Not run**: written without an accelerator at hand. Its tests carry the marker ``gpu``.
+Channels and broadcasts, whose receivers are not known when the data are encoded, go through host
+memory. **Not run**: written without an accelerator at hand; its tests carry the marker ``gpu``.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlinf.scheduler.accelerators import AcceleratorUtil, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerValueError
-from rlinf.scheduler.rendezvous import meet, open_place
+from rlinf.scheduler.transport.rendezvous import meet, open_place
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +21,6 @@ Mode = Literal["shared", "library", "host"]
 
 _STORAGE_DEVICE = 6  # position of the device number in torch's arguments of rebuild_cuda_tensor
 _MEETING_SECONDS = 300.0
-_DEVICE_HANDLES = ("cuda",)
 
 
 class PairTransfer:
@@ -57,7 +52,7 @@ class PairTransfer:
                 f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} must be contiguous "
                 "when using P2P communication: call .contiguous() before sending"
             )
-        if self._mode == "shared" and tensor.device.type in _DEVICE_HANDLES:
+        if self._mode == "shared" and tensor.device.type == "cuda":
             return _shared(tensor)
         if self._mode == "library":
             self._queued.append(tensor)
@@ -80,19 +75,18 @@ class PairTransfer:
 
 
 def transfer_mode(own: WorkerInfo, peer: WorkerInfo) -> Mode:
-    """How accelerator tensors go between two workers."""
-    same = own.available_accelerators == peer.available_accelerators
-    if same and len(own.available_accelerators) == 1:
+    """How accelerator tensors go between two workers: a memory handle (CUDA IPC) where both are on
+    the same single device, a library of the NCCL interface between alike devices of one vendor.
+    """
+    mine, theirs = own.available_accelerators, peer.available_accelerators
+    if mine == theirs and len(mine) == 1:
         return "shared"
-    alike = (own.accelerator_type, own.accelerator_model) == (
-        peer.accelerator_type,
-        peer.accelerator_model,
-    )
-    backend = AcceleratorUtil.get_ccl_backend(own.accelerator_type)
-    apart = not set(own.available_accelerators) & set(peer.available_accelerators)
-    both = bool(own.available_accelerators and peer.available_accelerators)
-    supported = own.accelerator_type in AcceleratorUtil.CCL_SUPPORT_LIST and backend == "nccl"
-    return "library" if alike and apart and supported and both else "host"
+    kind = own.accelerator_type
+    alike = (kind, own.accelerator_model) == (peer.accelerator_type, peer.accelerator_model)
+    apart = bool(mine and theirs) and set(mine).isdisjoint(theirs)
+    backend = AcceleratorUtil.get_ccl_backend(kind)
+    supported = kind in AcceleratorUtil.CCL_SUPPORT_LIST and backend == "nccl"
+    return "library" if alike and apart and supported else "host"
 
 
 def through_host(tensor: torch.Tensor) -> Any:
@@ -110,9 +104,8 @@ def _shared(tensor: torch.Tensor) -> Any:
     from torch.multiprocessing.reductions import reduce_tensor
 
     uuid = str(torch.cuda.get_device_properties(tensor.device).uuid)
-    rebuild, arguments = reduce_tensor(  # type: ignore[no-untyped-call]
-        tensor.detach().clone()
-    )
+    copy = tensor.detach().clone()
+    rebuild, arguments = reduce_tensor(copy)  # type: ignore[no-untyped-call]
     return _open_shared, (uuid, rebuild, arguments, tensor.requires_grad)
 
 
@@ -137,7 +130,7 @@ class Communicator:
     """A process group of two, one direction each.
 
     Args:
-        place: Where the two meet: see :func:`~rlinf.scheduler.rendezvous.open_place`.
+        place: Where the two meet, from :func:`open_place`.
         rank: 0 for the sender, 1 for the receiver.
         kind: Accelerator type.
         options: Settings of the library.

@@ -1,10 +1,7 @@
-"""Pooled shared-memory blocks for large CPU buffers on one node.
+"""Pooled shared-memory blocks, which receivers on the sender's node map, for large CPU buffers.
 
-The sender copies a buffer once into a block of its pool; the receiver maps the block and works on
-that memory directly. The first page of a block is its header: one byte per receiver, 1 while that
-receiver still needs the data. The receiver's finalizer clears the byte, and the sender reuses the
-block as soon as all are clear, without a message. Reuse matters because fresh pages cost more than
-the copy itself.
+A block's first page is its header: one byte per receiver, 1 while that one needs the data. When all
+are clear the sender reuses the block: fresh pages cost more than the copy itself.
 """
 
 from __future__ import annotations
@@ -15,12 +12,14 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from rlinf.scheduler.errors import SchedulerError
-from rlinf.scheduler.transport.session import Session, shared_memory_directory
+from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 
 HEADER_BYTES = mmap.PAGESIZE
 MOST_RECEIVERS = HEADER_BYTES
@@ -62,7 +61,7 @@ class Block:
         self._mapping[:receivers] = b"\x01" * receivers
 
     def data(self, nbytes: int) -> ByteArray:
-        """The first ``nbytes`` of the block's memory."""
+        """The first bytes of the block's memory."""
         return np.frombuffer(self._mapping, np.uint8, nbytes, HEADER_BYTES)
 
     def unlink(self) -> None:
@@ -73,8 +72,8 @@ class Block:
 class BlockPool:
     """The blocks that this process writes."""
 
-    def __init__(self, session: Session) -> None:
-        self._prefix = f"{session.block_prefix}{os.getpid()}-"
+    def __init__(self, files: ClusterFiles) -> None:
+        self._prefix = f"{files.block_prefix}{os.getpid()}-"
         self._blocks: list[Block] = []
         self._count = 0
         self._lock = threading.Lock()
@@ -83,15 +82,13 @@ class BlockPool:
     def allocate(self, nbytes: int, receivers: int = 1) -> Block | None:
         """A block of at least ``nbytes``, claimed; None where shared memory is full."""
         with self._lock:
-            block = self._reusable(nbytes) or self._create(nbytes)
+            fitting = [block for block in self._blocks if nbytes <= block.capacity <= 4 * nbytes]
+            fitting.sort(key=attrgetter("capacity"))
+            block = next((block for block in fitting if not block.busy), None)
+            block = block or self._create(nbytes)
             if block is not None:
                 block.claim(receivers)
             return block
-
-    def _reusable(self, nbytes: int) -> Block | None:
-        fitting = [block for block in self._blocks if nbytes <= block.capacity <= 4 * nbytes]
-        free = (block for block in sorted(fitting, key=_capacity) if not block.busy)
-        return next(free, None)
 
     def _create(self, nbytes: int) -> Block | None:
         self._trim()
@@ -129,7 +126,7 @@ class BlockPool:
         return len(self._blocks)
 
     def close(self) -> None:
-        """Remove every block that nobody needs; the rest goes with the session."""
+        """Remove every block that nobody needs; the rest goes with the cluster."""
         with self._lock:
             for block in self._blocks:
                 if not block.busy:
@@ -193,23 +190,15 @@ def _release(mapping: mmap.mmap, receiver: int) -> None:
     mapping[receiver] = 0
 
 
-def _capacity(block: Block) -> int:
-    return block.capacity
-
-
 def _round_up(nbytes: int) -> int:
     """Round up to a quarter of a power of two, so that sizes repeat and little is wasted."""
     step = max(HEADER_BYTES, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
 
 
-def remove_free_blocks(session: Session, pid: int) -> None:
+def remove_free_blocks(files: ClusterFiles, pid: int) -> None:
     """Remove the blocks of a process that ended, except those whose data someone still needs."""
-    for path in shared_memory_directory().glob(f"{session.block_prefix}{pid}-*"):
-        try:
-            with path.open("rb") as file:
-                if b"\x01" in file.read(HEADER_BYTES):
-                    continue
-        except FileNotFoundError:
-            continue
-        path.unlink(missing_ok=True)
+    for path in shared_memory_directory().glob(f"{files.block_prefix}{pid}-*"):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if b"\x01" not in file.read(HEADER_BYTES):
+                path.unlink()

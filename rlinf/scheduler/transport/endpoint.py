@@ -1,14 +1,11 @@
 """How services and their clients talk: requests, messages without an answer, deferred answers.
 
-An endpoint is the mailbox of a process. Services register a handler per kind of message; a handler
-runs under the endpoint's lock and must not block: what has to wait returns a ``Future`` and the
-answer is sent when that is done. Everything above this file is the same on both runtimes.
+Everything above this file is the same on both runtimes.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -21,32 +18,27 @@ from rlinf.scheduler.transport.payload import Payload
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer to a request.
-
-    Args:
-        value: Small picklable value.
-        payloads: Objects that were only passed on and are still encoded.
-    """
+    """Answer to a request: a small picklable value, and objects that are passed on encoded."""
 
     value: Any = None
     payloads: Sequence[Payload] = ()
 
 
-Handler = Callable[..., Any]
-"""``handler(*arguments, payloads=...)`` returns a value, a `Reply`, or a `Future` of a `Reply`."""
+class Endpoint:
+    """Mailbox of one process; this class knows no other process, so a message is a call."""
 
-
-class Endpoint(ABC):
-    """Mailbox of one process."""
-
-    address: str
+    address = "local"
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Callable[..., Any]] = {}
 
-    def register(self, kind: str, handler: Handler) -> None:
-        """Answer messages of one kind; the handler runs under the endpoint's lock."""
+    def register(self, kind: str, handler: Callable[..., Any]) -> None:
+        """Answer messages of one kind by ``handler(*arguments, payloads=…)``.
+
+        It runs under the lock and must not block. It returns a value, a `Reply`, or, where the
+        answer has to wait, a `Future` of a `Reply`.
+        """
         self._handlers[kind] = handler
 
     def request(
@@ -54,8 +46,8 @@ class Endpoint(ABC):
     ) -> Future[Reply]:
         """Send a message and get a future of its answer."""
         if address == self.address:
-            return self._call_own(kind, arguments, payloads)
-        return self._request(address, kind, arguments, payloads)
+            return self._answer(kind, arguments, payloads)
+        return self._request(address, (kind, arguments), payloads)
 
     def tell(
         self, address: str, kind: str, *arguments: Any, payloads: Sequence[Payload] = ()
@@ -64,7 +56,7 @@ class Endpoint(ABC):
         if address == self.address:
             self._dispatch(kind, arguments, payloads)
         else:
-            self._tell(address, kind, arguments, payloads)
+            self._tell(address, (kind, arguments), payloads)
 
     def wait(self, future: Future[Any], timeout: float) -> None:
         """Wait for an answer, at most so many seconds."""
@@ -73,7 +65,10 @@ class Endpoint(ABC):
     def forget(self, address: str, error: Exception) -> None:
         """Fail every open request to a peer that is gone."""
 
-    def _call_own(
+    def close(self) -> None:
+        """Stop answering."""
+
+    def _answer(
         self, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
     ) -> Future[Reply]:
         answer: Future[Reply] = Future()
@@ -94,38 +89,16 @@ class Endpoint(ABC):
         with self.lock:
             return handler(*arguments, payloads=payloads) if payloads else handler(*arguments)
 
-    @abstractmethod
-    def _request(
-        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
-    ) -> Future[Reply]: ...
-
-    @abstractmethod
-    def _tell(
-        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
-    ) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop answering."""
-
-
-class LocalEndpoint(Endpoint):
-    """The only endpoint of the local runtime: a message is a call."""
-
-    address = "local"
-
-    def _request(
-        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
-    ) -> Future[Reply]:
+    def _request(self, address: str, content: Any, payloads: Sequence[Payload]) -> Future[Reply]:
         raise SchedulerError(f"no endpoint '{address}' on the local runtime")
 
-    def _tell(
-        self, address: str, kind: str, arguments: tuple[Any, ...], payloads: Sequence[Payload]
-    ) -> None:
-        raise SchedulerError(f"no endpoint '{address}' on the local runtime")
+    def _tell(self, address: str, content: Any, payloads: Sequence[Payload]) -> None:
+        self._request(address, content, payloads)
 
-    def close(self) -> None:
-        """Nothing to stop."""
+
+def as_reply(result: Any) -> Reply:
+    """What a handler returned, or promised, as a reply."""
+    return result if isinstance(result, Reply) else Reply(result)
 
 
 def wait_for(future: Future[Any], timeout: float) -> None:
@@ -157,25 +130,20 @@ def all_done(futures: Sequence[Future[Any]], timeout: float) -> Future[Reply]:
     return result
 
 
-def as_reply(result: Any) -> Reply:
-    """What a handler returned, as a reply."""
-    return result if isinstance(result, Reply) else Reply(result)
-
-
 def try_resolve(future: Future[Any], result: Any) -> bool:
-    """Answer a waiting request; False if it was cancelled meanwhile."""
-    if not claim(future):
-        return False
-    future.set_result(result)
-    return True
+    """Answer a waiting request; False if it was answered or cancelled meanwhile."""
+    claimed = claim(future)
+    if claimed:
+        future.set_result(result)
+    return claimed
 
 
 def try_fail(future: Future[Any], error: BaseException) -> bool:
     """Answer a waiting request with an error; False if it was answered or cancelled meanwhile."""
-    if not claim(future):
-        return False
-    future.set_exception(error)
-    return True
+    claimed = claim(future)
+    if claimed:
+        future.set_exception(error)
+    return claimed
 
 
 def claim(future: Future[Any]) -> bool:

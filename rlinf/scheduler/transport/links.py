@@ -1,9 +1,7 @@
 """One-way connections between processes: framed messages over Unix or TCP sockets.
 
-A message broker library would do this too, but hands every message to a thread of its own on both
-sides; on a machine whose cores sleep in between, each hand-over costs more than the message (0.8 ms
-for a round trip through a channel instead of 0.4 ms). Here the sending thread writes to the socket
-itself, and one thread per process reads all of them.
+A message broker's library hands every message to a thread of its own on both sides, which costs
+more than the message (a round trip through a channel takes 0.8 ms instead of 0.4 ms).
 """
 
 from __future__ import annotations
@@ -25,22 +23,6 @@ _MOST_BUFFERS = 64  # of one system call; the limit is 1024
 _SOCKET_BYTES = 1 << 20
 
 
-def listen_at(path: str) -> socket.socket:
-    """A listening Unix socket."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(128)
-    listener.setblocking(False)
-    return listener
-
-
-def listen_on_network(ip: str) -> socket.socket:
-    """A listening TCP socket on a free port."""
-    listener = socket.create_server((ip, 0), backlog=128)
-    listener.setblocking(False)
-    return listener
-
-
 class OutgoingLink:
     """The sending end of a connection; any thread may send.
 
@@ -55,11 +37,7 @@ class OutgoingLink:
     """
 
     def __init__(
-        self,
-        path: str,
-        network: str,
-        secret: bytes,
-        on_backlog: Callable[[OutgoingLink], None],
+        self, path: str, network: str, secret: bytes, on_backlog: Callable[[OutgoingLink], None]
     ) -> None:
         if path:
             self._socket = socket.socket(socket.AF_UNIX)
@@ -74,10 +52,7 @@ class OutgoingLink:
         self._lock = threading.Lock()
         self._backlog: deque[memoryview] = deque()
         self._on_backlog = on_backlog
-
-    def fileno(self) -> int:
-        """Descriptor, to wait for room in the socket."""
-        return self._socket.fileno()
+        self.fileno = self._socket.fileno
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send one message.
@@ -87,13 +62,12 @@ class OutgoingLink:
         """
         sizes = struct.pack(f"<I{len(frames)}Q", len(frames), *map(len, frames))
         with self._lock:
-            if self._backlog:
-                self._backlog.extend(memoryview(bytes(part)) for part in (sizes, *frames))
-                return
-            rest = self._write([memoryview(part) for part in (sizes, *frames)])
-            if rest:
-                # The caller may change its buffers after this returns.
-                self._backlog.extend(memoryview(bytes(part)) for part in rest)
+            waiting = bool(self._backlog)
+            parts = [memoryview(part) for part in (sizes, *frames)]
+            rest = parts if waiting else self._write(parts)
+            # The caller may change its buffers after this returns.
+            self._backlog.extend(memoryview(bytes(part)) for part in rest)
+            if rest and not waiting:
                 self._on_backlog(self)
 
     def flush(self) -> bool:
@@ -123,12 +97,7 @@ class OutgoingLink:
 
 
 class IncomingLink:
-    """The receiving end of a connection.
-
-    Args:
-        connection: The accepted socket.
-        secret: What the peer has to show first.
-    """
+    """The receiving end of an accepted connection, whose peer has to show a secret first."""
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
         connection.setblocking(False)
@@ -136,10 +105,7 @@ class IncomingLink:
         self._secret = secret
         self._trusted = False
         self._buffer = bytearray()
-
-    def fileno(self) -> int:
-        """Descriptor, to wait for data."""
-        return self._socket.fileno()
+        self.close = connection.close
 
     def read(self) -> tuple[list[list[bytes]], bool]:
         """Read what is there: complete messages, and whether the connection is still open."""
@@ -160,10 +126,6 @@ class IncomingLink:
             self._trusted = True
             del self._buffer[:SECRET_BYTES]
         return self._messages(), True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
 
     def _missing(self) -> int:
         """Bytes until the message that has begun is complete, as far as that is known."""

@@ -1,10 +1,7 @@
-"""Turning objects into frames and back.
+"""Turning objects into frames and back, by pickle protocol 5.
 
-Pickle protocol 5 does the work. Tensors and arrays on the CPU get their own path: small ones are
-copied into the pickle, large ones go to a shared-memory block (receiver on the same node) or into
-a frame of their own (receiver elsewhere, or shared memory is full). Accelerator tensors are left to
-:mod:`rlinf.scheduler.transport.accelerator`. Classes and functions that the receiver could not
-import (``__main__``, closures) are sent by value with cloudpickle.
+CPU tensors and arrays are copied into the pickle if small; else into a shared-memory block, or a
+frame of their own where the receiver is on another node or shared memory is full.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +31,20 @@ Frame = bytes | bytearray | memoryview
 
 
 class _NotImportableError(Exception):
-    """The object needs cloudpickle."""
+    """A class or function that the receiver could not import (``__main__``, closures)."""
 
 
+_BY_VALUE = (_NotImportableError, pickle.PicklingError, AttributeError, TypeError)
+
+
+@dataclass(slots=True)
 class Payload:
     """One object on its way: frames between processes, a reference within one."""
 
-    __slots__ = ("frames", "nbytes", "reference", "uses_blocks")
-
-    def __init__(
-        self,
-        frames: Sequence[Frame] | None = None,
-        *,
-        reference: Any = None,
-        uses_blocks: bool = False,
-        nbytes: int = 0,
-    ) -> None:
-        self.frames = frames
-        self.reference = reference
-        self.uses_blocks = uses_blocks
-        self.nbytes = nbytes
+    frames: Sequence[Frame] | None = None
+    reference: Any = field(default=None, kw_only=True)
+    uses_blocks: bool = field(default=False, kw_only=True)
+    nbytes: int = field(default=0, kw_only=True)
 
 
 class _Decoding(threading.local):
@@ -70,9 +62,9 @@ _decoding = _Decoding()
 class Codec:
     """Encodes and decodes payloads for one process."""
 
-    def __init__(self, pool: BlockPool, attached: AttachedBlocks) -> None:
+    def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._attached = attached
+        self._attached = AttachedBlocks()
 
     def encode(
         self,
@@ -94,7 +86,7 @@ class Codec:
         state = _Encoding(pool, receivers, pair)
         try:
             head = _dump(_FastPickler, value, state)
-        except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
+        except _BY_VALUE:
             state.release()
             state = _Encoding(pool, receivers, pair)
             try:
@@ -119,10 +111,8 @@ class Codec:
         """
         if payload.frames is None:
             return payload.reference
-        _decoding.attached = self._attached
-        _decoding.receiver = receiver
-        _decoding.private = receivers > 1 or peek
-        _decoding.keep_claimed = peek
+        _decoding.attached, _decoding.receiver = self._attached, receiver
+        _decoding.private, _decoding.keep_claimed = receivers > 1 or peek, peek
         head, *buffers = payload.frames
         return pickle.loads(head, buffers=[_writable(buffer) for buffer in buffers])
 
@@ -131,21 +121,19 @@ class Codec:
         return self.encode(self.decode(payload), inline=True) if payload.uses_blocks else payload
 
 
-def _writable(buffer: Frame) -> Frame:
+def _writable(buffer: Frame) -> bytearray:
     return buffer if isinstance(buffer, bytearray) else bytearray(buffer)
 
 
+@dataclass(slots=True)
 class _Encoding:
-    """What one encode has used so far."""
+    """What one encode may use, and has used so far."""
 
-    def __init__(
-        self, pool: BlockPool | None, receivers: int, pair: PairTransfer | None = None
-    ) -> None:
-        self.pool = pool
-        self.pair = pair
-        self.receivers = receivers
-        self.buffers: list[pickle.PickleBuffer] = []
-        self.blocks: list[Block] = []
+    pool: BlockPool | None = None
+    receivers: int = 1
+    pair: PairTransfer | None = None
+    buffers: list[pickle.PickleBuffer] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
     def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Callback of pickle: small buffers stay in the pickle, large ones become frames."""
@@ -190,12 +178,8 @@ class _Encoding:
         if not plain or value.layout is not torch.strided or value.is_quantized:
             return NotImplemented
         source = value.detach().resolve_conj().resolve_neg()
-        kind = (
-            value.dtype,
-            tuple(value.shape),
-            value.requires_grad,
-            type(value) is not torch.Tensor,
-        )
+        parameter = type(value) is not torch.Tensor
+        kind = (value.dtype, tuple(value.shape), value.requires_grad, parameter)
         nbytes = source.numel() * source.element_size()
         if nbytes < LARGE_BYTES:
             return _tensor_from_bytes, (_bytes_of(source).tobytes(), *kind)
@@ -242,8 +226,8 @@ def _dump(pickler_class: Any, value: Any, state: _Encoding) -> bytes:
 def dumps(value: Any) -> bytes:
     """Pickle something small, by value where the receiver could not import it."""
     try:
-        return _dump(_FastPickler, value, _Encoding(None, 1))
-    except (_NotImportableError, pickle.PicklingError, AttributeError, TypeError):
+        return _dump(_FastPickler, value, _Encoding())
+    except _BY_VALUE:
         result: bytes = cloudpickle.dumps(value)
         return result
 
@@ -285,8 +269,7 @@ def _tensor_from_bytes(
 
     if len(memoryview(data)) == 0:
         return _finish_tensor(torch.empty(shape, dtype=dtype), requires_grad, parameter)
-    buffer = data if isinstance(data, bytearray) else bytearray(data)
-    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).reshape(shape)
+    tensor = torch.frombuffer(_writable(data), dtype=torch.uint8).view(dtype).reshape(shape)
     return _finish_tensor(tensor, requires_grad, parameter)
 
 

@@ -1,4 +1,4 @@
-"""The thread that reads every connection of a process, and the thread that waits in its place."""
+"""The thread that reads every connection of a process, and the one that waits in its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rlinf.scheduler.transport.endpoint import wait_for
 from rlinf.scheduler.transport.links import IncomingLink, OutgoingLink
 
 _REST_SECONDS = 0.0005
-_logger = logging.getLogger("rlinf")
 
 
 class Reader:
@@ -66,8 +65,7 @@ class Reader:
         Where another thread does that already, its result is enough.
         """
         if not self._guest.acquire(blocking=False):
-            wait_for(future, timeout)
-            return
+            return wait_for(future, timeout)
         limit = time.monotonic() + timeout
         self._open.clear()
         waiter = threading.current_thread()
@@ -106,8 +104,7 @@ class Reader:
 
     def _read_once(self, timeout: float) -> None:
         for descriptor, _ in self._poll.poll(timeout):
-            link = self._links.get(descriptor)
-            if link is not None:
+            if link := self._links.get(descriptor):
                 self._read(descriptor, link)
             elif descriptor in self._full:
                 self._write(descriptor)
@@ -123,7 +120,7 @@ class Reader:
                 self._receive(frames)
             except Exception:
                 # One message that cannot be read must not silence the process for all others.
-                _logger.exception("a message to this process could not be read")
+                logging.getLogger("rlinf").exception("a message to this process cannot be read")
         if not still_open:
             self._poll.unregister(descriptor)
             del self._links[descriptor]
@@ -131,24 +128,23 @@ class Reader:
 
     def _write(self, descriptor: int) -> None:
         try:
-            done = self._full[descriptor].flush()
+            if not self._full[descriptor].flush():
+                return
         except OSError:
-            done = True  # the peer is gone; who waits for it is told by the registry
-        if done:
-            del self._full[descriptor]
-            with suppress(OSError):  # the kernel forgets a descriptor when it is closed
-                self._poll.unregister(descriptor)
+            pass  # the peer is gone; who waits for it is told by the registry
+        del self._full[descriptor]
+        with suppress(OSError):  # the kernel forgets a descriptor when it is closed
+            self._poll.unregister(descriptor)
 
     def _take_full(self) -> None:
         os.eventfd_read(self._wake)
         links, self._new_full = self._new_full, []
         for link in links:
             descriptor = link.fileno()
-            if descriptor < 0 or self._full.get(descriptor) is link:
-                continue
-            self._full[descriptor] = link
-            with suppress(FileExistsError):
-                self._poll.register(descriptor, select.EPOLLOUT)
+            if descriptor >= 0 and self._full.get(descriptor) is not link:
+                self._full[descriptor] = link
+                with suppress(FileExistsError):
+                    self._poll.register(descriptor, select.EPOLLOUT)
 
     def _accept(self, listener: socket.socket) -> None:
         try:

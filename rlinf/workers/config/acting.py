@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms.registry import ActionAlgorithm
+from rlinf.algorithms.base_config import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
@@ -18,8 +18,7 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models import registry as models
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.registry import WeightSyncSection
+from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
 ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
 

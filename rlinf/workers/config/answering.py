@@ -8,17 +8,16 @@ from typing import Annotated
 from pydantic import Field
 
 from rlinf.agents.config import AgentConfig
-from rlinf.algorithms.registry import TokenAlgorithm
+from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component
-from rlinf.engines import registry as engines
+from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.config import REGISTRY, CriticTrainerConfig, LanguageTrainerConfig
-from rlinf.weight_sync.config import AutoConfig
-from rlinf.weight_sync.registry import WeightSyncSection
+from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 from rlinf.workers.config.partial_rollout import PartialRolloutConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]

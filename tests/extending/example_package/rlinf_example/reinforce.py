@@ -7,9 +7,8 @@ from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import decision_steps, generalized_advantages, per_row
-from rlinf.algorithms.metrics import advantages_of, chunk_step_metrics
 from rlinf.algorithms.protocol import Algorithm, Evaluation
-from rlinf.algorithms.samples import rows_of
+from rlinf.algorithms.samples import advantages_of, chunk_step_metrics, rows_of
 from rlinf.data.trajectory import Trajectory
 from rlinf_example.reinforce_config import ReinforceConfig
 

@@ -1,14 +1,13 @@
-"""Handles of Ray actors and of calls on them."""
+"""Workers that are Ray actors: starting them, finding them, calling their methods."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import pickle
 import sys
-from collections.abc import Sequence
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, cached_property, partial
 from typing import Any
 
 import ray
@@ -16,10 +15,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.node import NodeInfo
-from rlinf.scheduler.process import Process, require_process, set_launching
+from rlinf.scheduler.process import require_process, set_launching
 from rlinf.scheduler.runtime.attach import enter_cluster
-from rlinf.scheduler.runtime.base import PendingCall, Runtime, WorkerHandle
+from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
     failed_outcome,
@@ -28,6 +26,7 @@ from rlinf.scheduler.runtime.execution import (
 )
 from rlinf.scheduler.runtime.launch import PATH_VARIABLES, Launch, apply_environment
 from rlinf.scheduler.runtime.local import has_async_methods
+from rlinf.scheduler.transport.endpoint import try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
 
 _CAUSE_SECONDS = 5.0
@@ -40,10 +39,23 @@ class RayWorker(WorkerHandle):
         self.name = name
         self.actor = actor
 
-    def call(self, method: str, arguments: Payload) -> PendingCall:
-        """Start a method call."""
-        call = to_wire(arguments, method, require_process().node_rank)
-        return _RayCall(self.name, self.actor._rlinf_invoke.remote(call))
+    def call(self, method: str, arguments: Payload) -> Future[Outcome]:
+        """Start a method call; the future fails if the worker's process ends."""
+        wire = to_wire(arguments, method, require_process().node_rank)
+        call: Future[Outcome] = Future()
+        answer = self.actor._rlinf_invoke.remote(wire).future()
+        answer.add_done_callback(partial(self._finish, call))
+        return call
+
+    def _finish(self, call: Future[Outcome], answer: Future[bytes]) -> None:
+        error = answer.exception()
+        if isinstance(error, RayActorError):
+            error = WorkerDiedError(f"worker '{self.name}' died: {describe_death(error)}")
+        if error is not None:
+            try_fail(call, error)
+        else:
+            payload, (failed, seconds) = from_wire(answer.result())
+            try_resolve(call, Outcome(payload, failed, seconds))
 
     def kill(self) -> None:
         """End the process."""
@@ -52,92 +64,31 @@ class RayWorker(WorkerHandle):
 
     def cause_of_death(self) -> str | None:
         """Why the process ended, in Ray's words; None while Ray does not know of it."""
-        if not ray.is_initialized():
-            return None
-        try:
-            ray.get(self.actor.__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
-        except RayActorError as error:
-            return describe_death(error)
-        except GetTimeoutError:
-            return None
-        return None
-
-
-class _RayCall(PendingCall):
-    def __init__(self, worker_name: str, ref: Any) -> None:
-        self._worker_name = worker_name
-        self.ref = ref
-        self._outcome: Outcome | None = None
-
-    def done(self) -> bool:
-        if self._outcome is not None:
-            return True
-        ready, _ = ray.wait([self.ref], timeout=0)
-        return bool(ready)
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait for the outcome; False when the time is over."""
-        if self._outcome is None:
+        if ray.is_initialized():
             try:
-                self._outcome = _read(ray.get(self.ref, timeout=timeout))
+                ray.get(self.actor.__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
             except RayActorError as error:
-                raise _died(self._worker_name, error) from None
+                return describe_death(error)
             except GetTimeoutError:
-                return False
-        return True
-
-    def outcome(self) -> Outcome:
-        self.wait(None)
-        if self._outcome is None:
-            raise WorkerDiedError(f"worker '{self._worker_name}' gave no answer")
-        return self._outcome
-
-    async def outcome_async(self) -> Outcome:
-        if self._outcome is None:
-            try:
-                self._outcome = _read(await asyncio.wrap_future(self.ref.future()))
-            except RayActorError as error:
-                raise _died(self._worker_name, error) from None
-        return self._outcome
-
-
-def _read(answer: Any) -> Outcome:
-    payload, (failed, seconds) = from_wire(answer)
-    return Outcome(payload, failed, seconds)
-
-
-def _died(worker: str, error: RayActorError) -> WorkerDiedError:
-    return WorkerDiedError(f"worker '{worker}' died: {describe_death(error)}")
+                pass  # it is busy
+        return None
 
 
 def describe_death(error: RayActorError) -> str:
     """Ray's account of an actor's end, on one line."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [
+    return " ".join(
         line for line in lines if line and "class_name:" not in line and "actor_id:" not in line
-    ]
-    return " ".join(told)
+    )
 
 
-class RayRuntimeBase(Runtime):
-    """What a driver and an attached process can do: start, find and wait for actors."""
+class RayClientRuntime(Runtime):
+    """The runtime in a worker, or in another process that attached to the cluster."""
 
-    def __init__(self) -> None:
-        self._started: dict[str, RayWorker] = {}
-
-    def _use(
-        self,
-        process: Process,
-        nodes: list[NodeInfo],
-        token: str,
-        namespace: str,
-        network_ips: dict[int, str],
-    ) -> None:
-        self.process = process
-        self.nodes = nodes
-        self.token = token
-        self.namespace = namespace
-        self.network_ips = network_ips
+    @cached_property
+    def _started(self) -> dict[str, RayWorker]:
+        """Workers that this process started, by the names of their actors."""
+        return {}
 
     def start(
         self,
@@ -157,8 +108,7 @@ class RayRuntimeBase(Runtime):
         }
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
-        runtime_env = _runtime_env(launch)
-        if runtime_env:
+        if runtime_env := _runtime_env(launch):
             options["runtime_env"] = runtime_env
         encoded = to_wire(self.process.encode(arguments, reader_node=node.node_rank))
         actor = actor_class(worker_class).options(**options).remote(launch, encoded)
@@ -175,15 +125,6 @@ class RayRuntimeBase(Runtime):
             return RayWorker(worker_name, ray.get_actor(actor_name, namespace=self.namespace))
         except (ValueError, RayError):
             raise SchedulerValueError(f"there is no running worker '{worker_name}'") from None
-
-    def wait_any(self, calls: Sequence[PendingCall], timeout: float) -> int | None:
-        """Wait until one of several calls is done."""
-        pending = [call for call in calls if isinstance(call, _RayCall)]
-        if len(pending) == 1:
-            return 0 if pending[0].wait(timeout) else None  # one request to Ray instead of two
-        refs = [call.ref for call in pending]
-        done, _ = ray.wait(refs, num_returns=1, timeout=timeout)
-        return refs.index(done[0]) if done else None
 
     def shutdown(self) -> None:
         """Nothing here is this process's to stop."""
@@ -219,12 +160,7 @@ def from_wire(wire: bytes) -> tuple[Payload, list[Any]]:
 
 @cache
 def actor_class(worker_class: type) -> Any:
-    """The Ray actor class of a worker class.
-
-    It is a subclass, so that ``handle.method.remote()`` calls the user's methods.
-    """
-    import ray
-
+    """The Ray actor class of a worker class, a subclass: ``handle.method.remote()`` calls it."""
     members = {
         "__init__": _build,
         "__module__": worker_class.__module__,

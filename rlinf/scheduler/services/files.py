@@ -1,11 +1,7 @@
 """Directories that follow a program to its other nodes and back, where no file system is shared.
 
-A :class:`SharedDirectory` is an ordinary path on the machine where it was made. As an argument of a
-worker on another node it becomes the path of a copy there: the first worker of a node asks the
-process that holds the directory for its files, checks each by size and SHA-256, and keeps them in
-the cluster's private directory of the node; the others of the node use the same copy. The other way
-a worker writes at :func:`place_for` a path and returns :class:`WrittenFiles`, which the driver
-brings to that path.
+The first worker of a node asks the process that holds a directory for its files, checks each by
+size and SHA-256, and keeps them in the cluster's private directory there, for all of the node.
 """
 
 from __future__ import annotations
@@ -16,9 +12,8 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import Process, current_process, require_process
-from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.payload import Payload
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
@@ -34,7 +29,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class SharedDirectory(type(Path())):  # type: ignore[misc]
-    """A directory of this machine; a worker on another node gets the path of a copy."""
+    """A directory of this machine; as an argument of a worker elsewhere, the path of a copy."""
 
     __slots__ = ("origin",)
 
@@ -106,7 +101,10 @@ class _File:
 class _FileService:
     """What a process offers of its files, and the copies that it has of others'."""
 
-    def __init__(self, process: Process, endpoint: SocketEndpoint) -> None:
+    def __init__(self, process: Process) -> None:
+        endpoint = process.endpoint
+        if not isinstance(endpoint, SocketEndpoint):
+            raise SchedulerError("files travel between processes of the ray runtime only")
         self._process = process
         self._endpoint = endpoint
         self._offered: set[str] = set()
@@ -130,13 +128,12 @@ class _FileService:
         if (path, origin) not in self._copies:
             self.private.mkdir(mode=0o700, exist_ok=True)
             copy = self.private / hashlib.sha256(f"{origin} {path}".encode()).hexdigest()[:16]
-            with _locked(self.private / "lock"):
+            with (self.private / "lock").open("wb") as lock:  # one process of the node at a time
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if not copy.is_dir():
                     self._fetch(path, origin, copy)
             self._copies[path, origin] = copy / Path(path).name
         return self._copies[path, origin]
-
-    # -- where the files are -------------------------------------------------------------------
 
     def _list(self, path: str) -> Future[Reply]:
         self._check(path)
@@ -156,26 +153,20 @@ class _FileService:
         if path not in self._offered or ".." in Path(name).parts or Path(name).is_absolute():
             raise SchedulerError(f"{path} is not offered to other nodes")
 
-    def _later(self, work: Any) -> Future[Reply]:
+    def _later(self, work: Callable[[], Reply]) -> Future[Reply]:
         """Read on a thread of its own: a handler must not wait for a disk."""
-        answer: Future[Reply] = Future()
 
-        def run() -> None:
+        def run() -> Reply:
             try:
-                try_resolve(answer, work())
+                return work()
             except OSError as error:
-                try_fail(answer, SchedulerError(f"a file for another node: {error}"))
+                raise SchedulerError(f"a file for another node: {error}") from error
 
-        self._reading.submit(run)
-        return answer
-
-    # -- where the copies are ------------------------------------------------------------------
+        return self._reading.submit(run)
 
     def _fetch(self, path: str, origin: str, copy: Path) -> None:
-        process = self._process
-        what = f"the files of {path}"
         found = self._endpoint.request(origin, "files.list", path)
-        files: list[_File] = process.wait(found, what).value
+        files: list[_File] = self._process.wait(found, f"the files of {path}").value
         unfinished = copy.with_name(f"{copy.name}.{os.getpid()}")
         try:
             for file in files:
@@ -213,10 +204,7 @@ _lock = threading.Lock()
 def _service(process: Process) -> _FileService:
     with _lock:
         if process not in _services:
-            endpoint = process.endpoint
-            if not isinstance(endpoint, SocketEndpoint):
-                raise SchedulerError("files travel between processes of the ray runtime only")
-            _services[process] = _FileService(process, endpoint)
+            _services[process] = _FileService(process)
         return _services[process]
 
 
@@ -228,11 +216,3 @@ def _files(directory: Path) -> Iterator[_File]:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             yield _File(str(path.relative_to(directory)), path.stat().st_size, digest)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process of the node at a time."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
-from rlinf.scheduler.process import Process, require_process
-from rlinf.scheduler.runtime.async_work import AsyncWork, finished_work
+from rlinf.scheduler.process import AsyncWork, Process, finished_work, require_process
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Reply
-from rlinf.scheduler.transport.payload import LARGE_BYTES, Payload
+from rlinf.scheduler.transport.payload import LARGE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +63,8 @@ class Messaging:
             WorkerDiedError: The receiver is dead.
             ValueError: An accelerator tensor is not contiguous.
         """
-        peer = WorkerAddress(dst_group_name, _path(dst_rank)).get_name()
-        return self._send(object, peer, "object", piggyback_payload, async_op, options)
+        peer = _name(dst_group_name, dst_rank)
+        return self._send(object, peer, ("object", piggyback_payload), async_op, options)
 
     def recv(
         self,
@@ -80,8 +79,7 @@ class Messaging:
             WorkerDiedError: The sender died.
             WaitTimeout: Nothing came within the deadline.
         """
-        peer = WorkerAddress(src_group_name, _path(src_rank)).get_name()
-        return self._receive(peer, "object", async_op, options)
+        return self._receive(_name(src_group_name, src_rank), "object", async_op)
 
     def send_tensor(
         self,
@@ -92,8 +90,8 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork | None:
         """Send a tensor to a worker that calls `recv_tensor`."""
-        peer = WorkerAddress(dst_group_name, _path(dst_rank)).get_name()
-        return self._send(tensor, peer, "tensor", None, async_op, options)
+        peer = _name(dst_group_name, dst_rank)
+        return self._send(tensor, peer, ("tensor", None), async_op, options)
 
     def recv_tensor(
         self,
@@ -108,8 +106,7 @@ class Messaging:
         Raises:
             SchedulerValueError: What was sent has another shape or dtype.
         """
-        peer = WorkerAddress(src_group_name, _path(src_rank)).get_name()
-        work = self._receive(peer, "tensor", True, options)
+        work: AsyncWork = self._receive(_name(src_group_name, src_rank), "tensor", True)
 
         def fill() -> None:
             received = work.wait()
@@ -121,8 +118,7 @@ class Messaging:
             tensor.copy_(received)
 
         if async_op:
-            handle: AsyncWork = work.then(fill)
-            return handle
+            return work.then(fill)
         fill()
         return None
 
@@ -165,12 +161,12 @@ class Messaging:
         if own == source:
             return self._broadcast_out(object, receivers, stream, async_op)
         process = require_process()
-        future = process.mailbox.receive((own, source, stream))
         position = receivers.index(own)
 
         def finish(reply: Reply) -> Any:
             return process.decode(reply.payloads[0], position, len(receivers))
 
+        future = process.mailbox.receive((own, source, stream))
         work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
         return work if async_op else work.wait()
 
@@ -179,7 +175,7 @@ class Messaging:
         process.settle_puts()
         own = self._worker_address.get_name()
         if receivers:
-            hosts = [self._resolve(process, receiver) for receiver in receivers]
+            hosts = [_resolve(process, receiver) for receiver in receivers]
             with Tracer.trace_span("broadcast", cat="communication"):
                 payload = process.encode(value, len(receivers))
                 for receiver, host in zip(receivers, hosts, strict=True):
@@ -189,59 +185,52 @@ class Messaging:
                     )  # fmt: skip
         return finished_work(value, "a broadcast") if async_op else value
 
-    def _send(  # noqa: PLR0917 - private
+    def _send(
         self,
         value: Any,
         peer: str,
-        kind: str,
-        piggyback: Any,
+        head: tuple[str, Any],
         async_op: bool,
         options: CollectiveGroupOptions | None,
     ) -> AsyncWork | None:
         process = require_process()
         process.settle_puts()
-        host = self._resolve(process, peer)
+        host = _resolve(process, peer)
+        earlier: Future[Any] | None = None
         with Tracer.trace_span(f"send to {peer}", cat="communication"):
             pair = self._pair_transfer(process, peer, options)
             payload = process.encode(value, pair=pair)
             stream = (peer, self._worker_address.get_name(), "pair")
-            head = (kind, piggyback)
             if payload.nbytes < LARGE_BYTES:
                 process.endpoint.tell(host, "mail.deliver", stream, head, False, payloads=[payload])
-                sent: Future[Any] = Future()
-                sent.set_result(None)
             else:
-                sent = self._send_large(process, host, peer, (stream, head), payload)
+                received = process.endpoint.request(
+                    host, "mail.deliver", stream, head, True, payloads=[payload]
+                )
+                earlier = self._bound(peer, payload.nbytes, received)
             if pair is not None:
                 pair.flush()
-        work = AsyncWork(sent, f"{peer} to receive earlier messages", lambda _: None)
+        what = f"{peer} to receive earlier messages"
         if async_op:
-            return work
-        work.wait()
+            return AsyncWork(earlier, what, _nothing) if earlier else finished_work(None, what)
+        if earlier is not None:
+            process.wait(earlier, what)
         return None
 
-    def _send_large(
-        self, process: Process, host: str, peer: str, message: tuple[Any, Any], payload: Payload
-    ) -> Future[Any]:
-        """Send, and return what to wait for so that data in flight stay bounded."""
-        received = process.endpoint.request(
-            host, "mail.deliver", *message, True, payloads=[payload]
-        )
+    def _bound(self, peer: str, nbytes: int, received: Future[Reply]) -> Future[Any] | None:
+        """What to wait for so that data in flight stay bounded."""
         window = self._in_flight.setdefault(peer, deque())
-        window.append((payload.nbytes, received))
+        window.append((nbytes, received))
         while window and window[0][1].done() and window[0][1].exception() is None:
             window.popleft()
-        excess = sum(nbytes for nbytes, _ in window) - _MOST_BYTES_IN_FLIGHT
-        oldest: Future[Any] | None = None
-        for nbytes, future in list(window)[:-1]:
+        excess = sum(size for size, _ in window) - _MOST_BYTES_IN_FLIGHT
+        last: Future[Any] | None = None
+        for size, future in list(window)[:-1]:
             if excess <= 0:
                 break
-            excess -= nbytes
-            oldest = future
-        if oldest is None:
-            oldest = Future()
-            oldest.set_result(None)
-        return oldest
+            excess -= size
+            last = future
+        return last
 
     def _pair_transfer(
         self, process: Process, peer: str, options: CollectiveGroupOptions | None
@@ -257,12 +246,9 @@ class Messaging:
             self._peer_infos[peer] = process.ask_driver("registry.info", peer)
         return PairTransfer(own, self._peer_infos[peer], options)
 
-    def _receive(
-        self, peer: str, kind: str, async_op: bool, options: CollectiveGroupOptions | None
-    ) -> Any:
+    def _receive(self, peer: str, kind: str, async_op: bool) -> Any:
         process = require_process()
         own = self._worker_address.get_name()
-        future = process.mailbox.receive((own, peer, "pair"))
 
         def finish(reply: Reply) -> Any:
             sent_as, piggyback = reply.value
@@ -277,25 +263,30 @@ class Messaging:
             value = process.decode(reply.payloads[0])
             return value if piggyback is None else (value, piggyback)
 
+        future = process.mailbox.receive((own, peer, "pair"))
         work = AsyncWork(future, f"a message from {peer}", finish, future.cancel)
         if async_op:
             return work
         with Tracer.trace_span(f"receive from {peer}", cat="communication"):
             return work.wait()
 
-    @staticmethod
-    def _resolve(process: Process, peer: str) -> str:
-        """Endpoint of a worker, asked from the driver on first contact."""
-        process.mailbox.check_alive(peer)
-        host = process.mailbox.addresses.get(peer)
-        if host is None:
-            host = process.ask_driver("registry.lookup", peer, what=f"worker {peer} to start")
-            process.mailbox.addresses[peer] = host
-        return host
+
+def _nothing(_: object) -> None:
+    """Result of a send."""
 
 
-def _path(rank: Rank) -> int | list[int]:
-    return rank if isinstance(rank, int) else list(rank)
+def _resolve(process: Process, peer: str) -> str:
+    """Endpoint of a worker, asked from the driver on first contact."""
+    process.mailbox.check_alive(peer)
+    addresses = process.mailbox.addresses
+    if peer not in addresses:
+        what = f"worker {peer} to start"
+        addresses[peer] = process.ask_driver("registry.lookup", peer, what=what)
+    return addresses[peer]
+
+
+def _name(group: str, rank: Rank) -> str:
+    return WorkerAddress(group, rank).get_name()
 
 
 def _members(groups: Any) -> list[str]:
@@ -311,13 +302,12 @@ def _members(groups: Any) -> list[str]:
                 f"each entry of groups must be (group name, rank or ranks), got {entry!r}"
             )
         group, ranks = entry
-        paths = ranks if isinstance(ranks, list) else [ranks]
-        for path in paths:
+        for path in ranks if isinstance(ranks, list) else [ranks]:
             whole = isinstance(path, int) and not isinstance(path, bool)
             inner = isinstance(path, tuple) and path and all(isinstance(r, int) for r in path)
             if not whole and not inner:
                 raise SchedulerTypeError(f"{path!r} in {entry!r} is neither a rank nor a rank path")
-            names.append(WorkerAddress(group, _path(path)).get_name())
+            names.append(_name(group, path))
     if not names:
         raise SchedulerValueError(f"broadcast has no members: {groups!r}")
     return names

@@ -1,8 +1,7 @@
 """Where processes meet that exchange tensors: torch's key-value store behind one address.
 
 Torch's own server listens on every address of its machine and asks nobody who he is. So the socket
-is opened here, on loopback where the run is on one machine; and whoever reads keys of a store takes
-them for plain data, never for pickles.
+is opened here, on loopback for a run on one machine; and keys are read as plain data, not pickles.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 _own_ip = LOOPBACK
-_listeners: dict[str, socket.socket] = {}
-"""Sockets of places that this process opened and does not serve yet."""
+_listeners: dict[str, socket.socket] = {}  # of places that this process opened, not served yet
 
 
 def listen_at(ip: str | None) -> None:
@@ -38,11 +36,7 @@ def open_place() -> str:
 
 
 def meet(place: str, seconds: float) -> Store:
-    """The store of a place, which the process serves that opened it.
-
-    Args:
-        place: From :func:`open_place`.
-        seconds: How long a wait may take.
+    """The store of a place, which the process serves that opened it; a wait takes so long at most.
 
     Raises:
         RuntimeError: Nobody answers there.

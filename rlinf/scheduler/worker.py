@@ -3,31 +3,89 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.channel import Channel
 from rlinf.scheduler.compat.routed_messages import RoutedMessaging
 from rlinf.scheduler.compat.worker_members import WorkerMembers
-from rlinf.scheduler.errors import SchedulerUsageError
+from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError
 from rlinf.scheduler.hardware import HardwareInfo
-from rlinf.scheduler.process import (
-    current_worker,
-    require_process,
-    take_launching,
-)
+from rlinf.scheduler.messaging import Messaging
+from rlinf.scheduler.process import current_worker, require_process, take_launching
 from rlinf.scheduler.runtime.attach import adopt, child_launch
-from rlinf.scheduler.runtime.launch import register_extensions, register_extensions_once
-from rlinf.scheduler.worker.messaging import Messaging
-from rlinf.scheduler.worker.timers import WorkerTimers
-from rlinf.scheduler.worker_group import WorkerGroup
+from rlinf.scheduler.runtime.launch import (
+    Launch,
+    register_extensions,
+    register_extensions_once,
+)
+from rlinf.scheduler.services.tracer import Tracer, within
+from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
-if TYPE_CHECKING:
-    from rlinf.scheduler.runtime.launch import Launch
+__all__ = ["Worker", "WorkerGroup", "WorkerGroupFuncResult"]
 
 logger = logging.getLogger("rlinf")
+
+
+class WorkerTimers:
+    """Timers of a worker; durations of a tag add up until they are popped."""
+
+    def __init__(self) -> None:
+        self._durations: dict[str, float] = {}
+        self._durations_lock = threading.Lock()
+
+    @contextmanager
+    def worker_timer(self, tag: str | None = None) -> Iterator[None]:
+        """Time a block under a tag; without one, under the name of the calling method."""
+        if tag is None:
+            # Two frames up: contextlib's __enter__, then the caller.
+            tag = sys._getframe(2).f_code.co_name
+        with Tracer.trace_span(tag, cat="timer"):
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                seconds = time.perf_counter() - begin
+                with self._durations_lock:
+                    self._durations[tag] = self._durations.get(tag, 0.0) + seconds
+
+    def pop_execution_time(self, tag: str) -> float:
+        """Seconds of a tag since it was last popped.
+
+        Raises:
+            SchedulerValueError: Nothing was timed under that tag.
+        """
+        with self._durations_lock:
+            if tag not in self._durations:
+                raise SchedulerValueError(
+                    f"no duration was recorded for tag '{tag}'; recorded: "
+                    f"{sorted(self._durations)}. Time it with @Worker.timer('{tag}') or "
+                    f"worker_timer('{tag}')."
+                )
+            return self._durations.pop(tag)
+
+    def pop_execution_times(self) -> dict[str, float]:
+        """Seconds of every tag since they were last popped."""
+        with self._durations_lock:
+            durations, self._durations = self._durations, {}
+            return durations
+
+    @staticmethod
+    def timer(tag: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator that times a method, plain or async, under a tag or its own name."""
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            name = tag or function.__name__
+            return within(lambda arguments: arguments[0].worker_timer(name), function)
+
+        return decorate
 
 
 class WorkerMeta(type):

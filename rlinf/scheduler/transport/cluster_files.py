@@ -1,0 +1,93 @@
+"""Files of one cluster on one machine: sockets and shared-memory blocks, and their removal.
+
+Its processes hold a lock: who gets that alone knows that they are gone. (A process id would not do:
+containers may share ``/dev/shm`` and not their process ids.)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_PREFIX = "rlinf-"
+_LONGEST_SOCKET_DIRECTORY = 70  # the path of a Unix socket ends at about 107 characters
+
+
+def shared_memory_directory() -> Path:
+    """Where memory-backed files live: ``/dev/shm``, else the temporary directory."""
+    directory = Path("/dev/shm")
+    return directory if directory.is_dir() else Path(tempfile.gettempdir())
+
+
+def socket_root() -> Path:
+    """Where directories of Unix sockets can be: their paths must be short."""
+    root = tempfile.gettempdir()
+    return Path(root) if len(root) <= _LONGEST_SOCKET_DIRECTORY else Path("/tmp")
+
+
+class ClusterFiles:
+    """The files of one cluster on this machine.
+
+    Args:
+        token: ``name.secret``: the name is part of file names, the secret is what a process has to
+            show before another one listens to it.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.name = token.partition(".")[0]
+        self.block_prefix = f"{_PREFIX}{self.name}-"
+        self.socket_directory = socket_root() / f"{_PREFIX}{self.name}"
+        self._lock_path = shared_memory_directory() / f"{_PREFIX}{self.name}.lock"
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls) -> ClusterFiles:
+        """Those of a new cluster, locked while this process, its driver, lives."""
+        remove_stale_files()
+        files = cls(f"{secrets.token_hex(4)}.{secrets.token_hex(16)}")
+        fcntl.flock(files._open_lock(), fcntl.LOCK_EX)
+        files.socket_directory.mkdir(mode=0o700, parents=True)
+        return files
+
+    def hold(self) -> None:
+        """Keep them on a machine without the driver, while this process lives."""
+        remove_stale_files()
+        with suppress(BlockingIOError):  # nodes of one machine: its driver holds them
+            fcntl.flock(self._open_lock(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Remove every block and socket of the cluster."""
+        for block in shared_memory_directory().glob(f"{self.block_prefix}*"):
+            block.unlink(missing_ok=True)
+        shutil.rmtree(self.socket_directory, ignore_errors=True)
+        self._lock_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the files, of which this process is the driver, and give up the lock."""
+        if self._lock is not None:
+            self.remove()
+            os.close(self._lock)
+            self._lock = None
+
+    def _open_lock(self) -> int:
+        self._lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+        return self._lock
+
+
+def remove_stale_files() -> None:
+    """Remove the files of every cluster that no process of this machine holds any more."""
+    for path in shared_memory_directory().glob(f"{_PREFIX}*.lock"):
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            continue  # removed meanwhile, or another user's
+        with suppress(OSError):  # it lives
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ClusterFiles(path.name.removeprefix(_PREFIX).removesuffix(".lock")).remove()
+        os.close(descriptor)

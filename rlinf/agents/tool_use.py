@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.agents.config import RESULT_TAGS, AgentConfig
-from rlinf.agents.tool import ToolError
+from rlinf.agents.tool import RESULT_TAGS, AgentConfig, ToolError
 
 log = logging.getLogger(__name__)
 
 
 class ToolUse:
-    """Says what follows a turn of the model.
-
-    Args:
-        config: The tools and their bounds.
-        tokenizer: Of the model.
-    """
+    """Says what follows a turn of the model, in the tokens of its tokenizer."""
 
     def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
         self._config = config
@@ -35,11 +29,7 @@ class ToolUse:
         """Texts that end a call and are more than one token."""
 
     def reply(self, turn: Sequence[int] | np.ndarray) -> np.ndarray | None:
-        """The tokens [m] that follow a turn; None where it calls no tool: the answer is over.
-
-        Args:
-            turn: Tokens of the turn.
-        """
+        """The tokens [m] that follow a turn; None where it calls no tool: the answer is over."""
         tokens = [int(token) for token in turn]
         text, before = self._decoded(tokens), self._decoded(tokens[:-1])
         for end, name in self._ends.items():
@@ -49,11 +39,7 @@ class ToolUse:
         return None
 
     def demonstration(self, said: str) -> tuple[list[int], list[bool]]:
-        """Tokens of an answer with the replies to its calls, and which of them the model says.
-
-        Args:
-            said: What the model says in all its turns.
-        """
+        """Tokens of an answer with the replies to its calls, and which of them the model says."""
         ends = "|".join(re.escape(end) for end in self._ends)
         tokens: list[int] = []
         sampled: list[bool] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -14,13 +14,9 @@ Shapes = Mapping[str, "Tensor | Sequence[int]"]
 def check_compatible(
     expected: Shapes, found: Shapes, *, source: str = "the checkpoint", shown: int = 4
 ) -> None:
-    """Compare the tensors that a model expects with those that a checkpoint holds.
+    """Compare the tensors that a model expects with those that a checkpoint (``source``) holds.
 
-    Args:
-        expected: Tensors or shapes of the model, by name.
-        found: Tensors or shapes of the checkpoint, by name.
-        source: How the message calls the checkpoint.
-        shown: Names listed per kind of difference; the rest is counted.
+    Of each kind of difference so many names are ``shown``; the rest is counted.
 
     Raises:
         CheckpointError: A tensor is missing, left over or of another shape.
@@ -32,12 +28,16 @@ def check_compatible(
         for name in want
         if name in have and want[name] != have[name]
     ]
-    lines = [
-        *_listed("of another shape", different, shown),
-        *_listed("missing", (f"{n} {_text(want[n])}" for n in want if n not in have), shown),
-        *_listed("unknown to the model", (f"{n} {_text(have[n])}" for n in have if n not in want),
-                 shown),
-    ]  # fmt: skip
+    missing = [f"{name} {_text(want[name])}" for name in want if name not in have]
+    unknown = [f"{name} {_text(have[name])}" for name in have if name not in want]
+    lines = []
+    for title, entries in (
+        ("of another shape", different), ("missing", missing), ("unknown to the model", unknown),
+    ):  # fmt: skip
+        if entries:
+            lines += [f"  {title}:", *(f"    {entry}" for entry in entries[:shown])]
+        if len(entries) > shown:
+            lines.append(f"    and {len(entries) - shown} more")
     if lines:
         raise CheckpointError(
             "\n".join([f"{source[0].upper()}{source[1:]} is of another model:", *lines])
@@ -50,11 +50,3 @@ def _shape(value: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 def _text(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
-
-
-def _listed(title: str, entries: Iterable[str], shown: int) -> list[str]:
-    entries = list(entries)
-    if not entries:
-        return []
-    more = [f"    and {len(entries) - shown} more"] if len(entries) > shown else []
-    return [f"  {title}:", *(f"    {entry}" for entry in entries[:shown]), *more]

@@ -18,11 +18,7 @@ def export_weights(
     """Write ``weights`` to one safetensors file, replacing it in one step.
 
     Tied weights are written once per name, so that the file needs no knowledge of the model.
-
-    Args:
-        path: The file; its directory is made.
-        weights: Tensors by name, for example ``policy.state_dict()``.
-        metadata: Text that the file carries in its header.
+    The file's directory is made; its header carries ``metadata``.
 
     Returns:
         The path that was written.

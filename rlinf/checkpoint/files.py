@@ -13,11 +13,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Write ``data`` to a new file and return after it has reached the disk.
-
-    Raises:
-        OSError: The disk is full, a limit is reached, or the file exists.
-    """
+    """Write ``data`` to a new file and return after it has reached the disk."""
     with open(path, "xb", buffering=0) as file:
         view = memoryview(data)
         while view:

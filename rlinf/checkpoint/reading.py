@@ -26,16 +26,12 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read and found unharmed."""
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Manifest):
+    """A checkpoint that was read and found unharmed: its manifest and what it holds."""
 
-    tree: Any
-    meta: dict[str, Any]
-    step: int
     path: Path
-    metric: float | None = None
-    config_hash: str | None = None
+    tree: Any
     refused: tuple[Refusal, ...] = ()
     """Newer ones that ``load("latest")`` had to pass over."""
 
@@ -43,56 +39,26 @@ class Checkpoint:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """Read and verify the checkpoint in one directory.
 
+    What workers wrote, they read themselves; it is only compared with its records.
+
     Raises:
         CheckpointError: It is missing or damaged; the message says which file and how.
     """
     path = Path(path)
     path = path.resolve() if path.is_symlink() else path
     manifest = read_manifest(path)
-    _check_parts(path, manifest)
+    own = {name: record for name, record in manifest.files.items() if not _is_part(name)}
+    parts = [(name, record) for name, record in manifest.files.items() if _is_part(name)]
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
+        for checked in [pool.submit(check_file, path, *part) for part in parts]:
+            checked.result()
+    structure = json.loads(read_file(path, TREE, own.pop(TREE)))
     tensors: dict[str, Tensor] = {}
-    for name, expected in manifest.files.items():
-        if name != TREE and not is_part(name):
-            tensors.update(safetensors.torch.load(read_file(path, name, expected)))
-    structure = json.loads(read_file(path, TREE, manifest.files[TREE]))
-    return Checkpoint(
-        tree=decode(structure, tensors),
-        meta=manifest.meta,
-        step=manifest.step,
-        path=path,
-        metric=manifest.metric,
-        config_hash=manifest.config_hash,
-    )
+    for name, expected in own.items():
+        tensors.update(safetensors.torch.load(read_file(path, name, expected)))
+    return Checkpoint(**vars(manifest), path=path, tree=decode(structure, tensors))
 
 
-def verify_checkpoint(path: Path | str) -> Manifest:
-    """Return the manifest after comparing every file with it, without building tensors.
-
-    Raises:
-        CheckpointError: The checkpoint is missing or damaged.
-    """
-    manifest = read_manifest(Path(path))
-    _check_parts(Path(path), manifest)
-    for name, expected in manifest.files.items():
-        if not is_part(name):
-            read_file(Path(path), name, expected)
-    return manifest
-
-
-def is_part(name: str) -> bool:
+def _is_part(name: str) -> bool:
     """Whether a file was written by workers: such lie in directories of their own."""
     return "/" in name
-
-
-def _check_parts(path: Path, manifest: Manifest) -> None:
-    """Compare what workers wrote, which they read themselves, with its records; several at once.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
-    """
-    parts = {name: found for name, found in manifest.files.items() if is_part(name)}
-    if not parts:
-        return
-    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
-        for checked in [pool.submit(check_file, path, *part) for part in parts.items()]:
-            checked.result()

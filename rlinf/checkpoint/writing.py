@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -23,53 +22,32 @@ _SHARD_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Parts:
-    """Files of a checkpoint that workers wrote themselves, before it is committed.
+    """Files of a checkpoint that workers wrote themselves, before it is committed."""
 
-    Args:
-        directory: From :meth:`~rlinf.checkpoint.store.CheckpointStore.begin`.
-        files: Their records by name, relative to it: ``WORKERS/FILE``.
-    """
-
-    directory: Path
-    files: dict[str, FileRecord]
+    directory: Path  # from `CheckpointStore.begin`
+    files: dict[str, FileRecord]  # by name, relative to it: WORKERS/FILE
 
 
-@dataclass(frozen=True)
-class Commit:
-    """One checkpoint, complete: the writer thread needs nothing else."""
-
-    step: int
-    tree: EncodedTree
-    meta: dict[str, Any]
-    metric: float | None
-    config_hash: str | None
-    parts: Parts | None = None
-
-
-def write_files(directory: Path, commit: Commit) -> None:
+def write_files(
+    directory: Path, manifest: Manifest, tree: EncodedTree, parts: Parts | None
+) -> None:
     """Write every file and the manifest, and return after all of it has reached the disk."""
-    files: dict[str, FileRecord] = {} if commit.parts is None else _found_parts(commit.parts)
+    files: dict[str, FileRecord] = {} if parts is None else _found_parts(parts)
 
     def put(name: str, data: bytes) -> None:
         write_durable(directory / name, data)
         files[name] = record(data)
 
-    put(TREE, json.dumps(commit.tree.structure, allow_nan=False).encode())
-    for number, shard in enumerate(_shards(commit.tree.tensors())):
+    put(TREE, json.dumps(tree.structure, allow_nan=False).encode())
+    for number, shard in enumerate(_shards(tree.tensors())):
         put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
-    manifest = Manifest(
-        commit.step, time.time(), files, commit.meta, commit.metric, commit.config_hash
-    )
-    write_durable(directory / MANIFEST, manifest.to_bytes())
+    complete = replace(manifest, files=files, unix_time=time.time())
+    write_durable(directory / MANIFEST, complete.to_bytes())
     sync_directory(directory)
 
 
 def _found_parts(parts: Parts) -> dict[str, FileRecord]:
-    """Records of the workers' files, which are there, with names that have reached the disk.
-
-    Raises:
-        CheckpointError: One is not there, or not all of it.
-    """
+    """Records of the workers' files, which are there, with names that have reached the disk."""
     for name, expected in parts.files.items():
         try:
             check_size(parts.directory, name, expected)
@@ -81,19 +59,6 @@ def _found_parts(parts: Parts) -> dict[str, FileRecord]:
     for directory in {(parts.directory / name).parent for name in parts.files}:
         sync_directory(directory)
     return dict(parts.files)
-
-
-def plain_json(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``meta``.
-
-    Raises:
-        TypeError: It is not JSON.
-    """
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(meta), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"meta of a checkpoint must be JSON: {error}") from error
-    return plain
 
 
 def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:

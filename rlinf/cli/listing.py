@@ -32,10 +32,10 @@ class Kind(StrEnum):
 # registered class says what it is.
 REGISTRIES = {
     Kind.ENVS: {"": "rlinf.envs.base:REGISTRY"},
-    Kind.MODELS: {"": "rlinf.models.registry:REGISTRY"},
+    Kind.MODELS: {"": "rlinf.models.config:REGISTRY"},
     Kind.ALGORITHMS: {"": "rlinf.algorithms.base_config:REGISTRY"},
     Kind.ENGINES: {"text": "rlinf.engines.config:REGISTRY"},
-    Kind.TOOLS: {"": "rlinf.agents.registry:REGISTRY"},
+    Kind.TOOLS: {"": "rlinf.agents.tool:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},
 }

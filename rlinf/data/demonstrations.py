@@ -1,9 +1,6 @@
-"""Recorded episodes to learn from: what was seen, and what was done about it.
+"""Recorded episodes to learn from: a directory with ``frames.safetensors`` and ``info.json``.
 
-On disk a set is a directory: ``frames.safetensors`` holds the arrays of all episodes one behind
-the other, ``info.json`` says where each episode begins, where it comes from, and the hash of the
-arrays. Nothing in it is executed when it is read. It is written beside its place and renamed, so
-that half a set is never found.
+Nothing in it is executed when it is read. It is renamed to its place: half a set is never found.
 """
 
 from __future__ import annotations
@@ -56,18 +53,13 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class EpisodeInfo:
-    """Where an episode lies in a set, and how it went."""
+    """Where an episode lies among the primitive steps of a set, and how it went."""
 
     first: int
-    """Its first step among those of all episodes."""
     length: int
-    """Primitive steps."""
     seed: int
-    """Of the reset that began it."""
     success: bool
-    """Whether it succeeded."""
     episode_return: float
-    """Sum of its rewards."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +93,7 @@ class Demonstrations:
 
     @staticmethod
     def of(episodes: Sequence[Demonstration], source: Mapping[str, Any]) -> Demonstrations:
-        """Join episodes.
-
-        Raises:
-            ValueError: There is none, or they do not hold the same arrays.
-        """
+        """Join episodes, at least one, that hold the same arrays; ValueError for others."""
         if not episodes:
             raise ValueError("a set of demonstrations needs at least one episode")
         firsts = np.cumsum([0, *(len(episode) for episode in episodes)])
@@ -130,21 +118,17 @@ class Demonstrations:
         )
 
     def split(self, held_out: int) -> tuple[Demonstrations, Demonstrations]:
-        """All but the last ``held_out`` episodes, and those.
-
-        Raises:
-            ConfigError: Fewer than one episode is left on a side.
-        """
+        """All but the last ``held_out`` episodes, and those; ConfigError where a side is empty."""
         if not 0 < held_out < len(self.episodes):
             raise ConfigError(
                 f"{held_out} of {len(self.episodes)} episodes cannot be held out; from 1 to "
                 f"{len(self.episodes) - 1}",
                 key="held_out",
             )
-        episodes = list(self)
+        episodes, source = list(self), self.source
         return (
-            Demonstrations.of(episodes[:-held_out], self.source),
-            Demonstrations.of(episodes[-held_out:], self.source),
+            Demonstrations.of(episodes[:-held_out], source),
+            Demonstrations.of(episodes[-held_out:], source),
         )
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -159,22 +143,16 @@ class Demonstrations:
             )
 
     def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The action chunk that begins at every step.
+        """The chunk of C = ``size`` actions that begins at every step.
 
-        A chunk that reaches beyond the end of its episode repeats the last action there, and says
-        so.
-
-        Args:
-            size: C, primitive actions of a chunk.
+        Beyond the end of its episode it repeats the last action there, and says so.
 
         Returns:
             actions: [N, C, A] float32.
             acted: [N, C] bool, False beyond the end of the episode.
         """
-        ends = np.repeat(
-            [episode.first + episode.length for episode in self.episodes],
-            [episode.length for episode in self.episodes],
-        )
+        lengths = [episode.length for episode in self.episodes]
+        ends = np.repeat(np.cumsum(lengths), lengths)
         steps = np.arange(len(self))[:, None] + np.arange(size)
         acted = steps < ends[:, None]
         return self.actions[np.minimum(steps, ends[:, None] - 1)], acted
@@ -182,18 +160,14 @@ class Demonstrations:
     # -- files ----------------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
-        """Write the set to a directory that does not exist.
-
-        Raises:
-            FileExistsError: There is something at that place.
-        """
+        """Write the set to a directory; FileExistsError where there is something."""
         if directory.exists():
             raise FileExistsError(f"{directory} exists")
         unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
         unfinished.mkdir(parents=True)
         try:
-            observations = {_OBSERVATION + key: a for key, a in self.observations.items()}
-            arrays = {**observations, "actions": self.actions, "rewards": self.rewards}
+            arrays = {_OBSERVATION + key: array for key, array in self.observations.items()}
+            arrays |= {"actions": self.actions, "rewards": self.rewards}
             frames = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
             (unfinished / _FRAMES).write_bytes(frames)
             info = {
@@ -209,11 +183,7 @@ class Demonstrations:
 
     @staticmethod
     def load(directory: Path) -> Demonstrations:
-        """Read a set, and prove that it is the one that was written.
-
-        Raises:
-            ConfigError: There is none, or it is not whole.
-        """
+        """Read a set; ConfigError unless it is whole and the one that was written."""
         try:
             info = json.loads((directory / _INFO).read_text())
             if info["format"] != FORMAT:
@@ -282,11 +252,7 @@ class DemonstrationsConfig(StrictModel):
         self.build()
 
     def build(self) -> tuple[Demonstrations, Demonstrations | None]:
-        """Read what is trained on, and what validates; None where nothing does.
-
-        Raises:
-            ConfigError: The set is not whole, or no episode is left.
-        """
+        """What is trained on, and what validates (or None); ConfigError where nothing is left."""
         try:
             whole = Demonstrations.load(self.path.expanduser())
         except ConfigError as error:
@@ -307,14 +273,8 @@ class DemonstrationsConfig(StrictModel):
 
 def check_set(demonstrations: Demonstrations) -> list[CheckResult]:
     """What `rlinf check demonstrations` looks at, beside the hash that reading compares."""
-    checks = {
-        "shapes": _check_shapes,
-        "numbers": _check_numbers,
-        "bounds": _check_bounds,
-        "episodes": _check_episodes,
-        "success": _check_success,
-    }
-    return [outcome(name, check, demonstrations) for name, check in checks.items()]
+    checks = (_check_shapes, _check_numbers, _check_bounds, _check_episodes, _check_success)
+    return [outcome(f.__name__.removeprefix("_check_"), f, demonstrations) for f in checks]
 
 
 def _check_shapes(found: Demonstrations) -> str:
@@ -337,20 +297,20 @@ def _check_numbers(found: Demonstrations) -> str:
 
 
 def _check_bounds(found: Demonstrations) -> str:
-    spec = found.source.get("spec") or {"action_low": -np.inf, "action_high": np.inf}
-    low, high = (np.asarray(spec[f"action_{side}"], np.float32) for side in ("low", "high"))
-    outside = np.any((found.actions < low) | (found.actions > high), axis=1)
+    actions, spec = found.actions, found.source.get("spec") or {}
+    low, high = spec.get("action_low", -np.inf), spec.get("action_high", np.inf)
+    outside = np.any((actions < np.float32(low)) | (actions > np.float32(high)), axis=1)
     require(not outside.any(), f"{outside.sum()} of {len(outside)} actions are out of bounds")
-    return f"actions from {found.actions.min():.3g} to {found.actions.max():.3g}"
+    return f"actions from {actions.min():.3g} to {actions.max():.3g}"
 
 
 def _check_episodes(found: Demonstrations) -> str:
-    ends = [0, *(episode.first + episode.length for episode in found.episodes)]
+    lengths = [episode.length for episode in found.episodes]
     firsts = [episode.first for episode in found.episodes]
-    require(firsts == ends[:-1], "the episodes do not lie one behind the other")
+    follow = firsts == [0, *np.cumsum(lengths)[:-1]]
+    require(follow, "the episodes do not lie one behind the other")
     seeds = len({episode.seed for episode in found.episodes})
     require(seeds == len(firsts), f"{len(firsts)} episodes have {seeds} different seeds")
-    lengths = [episode.length for episode in found.episodes]
     return f"{len(lengths)} of {min(lengths)} to {max(lengths)} steps, all seeds different"
 
 

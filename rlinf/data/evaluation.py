@@ -1,8 +1,7 @@
 """Evaluation as a contract: a specification that is a file with a hash, results that carry it.
 
 A success rate says nothing without the items it was measured on. Here is what all kinds of items
-have in common, and the first kind, episodes; the other are prompts
-(:mod:`rlinf.data.text_evaluation`). Only results of one specification can be compared.
+have in common, and episodes; :mod:`rlinf.data.text_evaluation` has prompts.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
 
+import numpy as np
+
 from rlinf.checkpoint.files import write_atomic
-from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
+from rlinf.data.estimates import PairedEstimate, difference, wilson_interval
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ SuccessDefinition = Literal["success_once", "success_at_end"]
 
 
 class HashedSpec(_Dataclass):
-    """Base of the specifications, frozen dataclasses of JSON values."""
+    """Base of the specifications, frozen dataclasses of JSON values with tuples for lists."""
 
     format: ClassVar[str]
     """Name and version of the file format, part of the hash."""
@@ -39,17 +40,6 @@ class HashedSpec(_Dataclass):
     def contents(self) -> dict[str, Any]:
         """Everything that the hash covers, as JSON values."""
         return asdict(self)
-
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> Self:
-        """From what :meth:`contents` became in a file.
-
-        Raises:
-            KeyError: Something is missing.
-            TypeError: Something is unknown, or of another kind.
-            ConfigError: A value is not legal.
-        """
-        return cls(**contents)
 
     @property
     def sha256(self) -> str:
@@ -60,20 +50,16 @@ class HashedSpec(_Dataclass):
 
     def save(self, path: Path | str) -> None:
         """Write the specification, and its hash, as a JSON file."""
-        write_json(path, {"format": self.format, "sha256": self.sha256, **self.contents()})
+        _write_json(path, {"format": self.format, "sha256": self.sha256, **self.contents()})
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a specification.
-
-        Raises:
-            ConfigError: The file is none, or was changed after its hash was written.
-        """
-        content = read_json(path, cls.format)
+        """Read a specification; ConfigError for other files, and ones changed since their hash."""
+        content = _read_json(path, cls.format)
         stated = content.pop("sha256", None)
         try:
-            spec = cls.restored(content)
-        except (KeyError, TypeError, ValueError) as error:
+            spec = cls(**_with_tuples(content))
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no specification: {error}") from error
         if stated not in (None, spec.sha256):
             raise ConfigError(
@@ -84,44 +70,42 @@ class HashedSpec(_Dataclass):
 
 
 class SpecifiedResult(ABC, _Dataclass):
-    """Base of the results, frozen dataclasses of JSON values."""
+    """Base of the results, frozen dataclasses with an outcome for every item of a specification."""
 
     format: ClassVar[str]
     """Name and version of the file format."""
+    outcome: ClassVar[Callable[..., Any]]
+    """Class of the outcomes."""
+    items: ClassVar[str]
+    """What the items are called."""
+    metric: ClassVar[str]
+    """What results are compared by where nothing else is said."""
     spec_sha256: str
     """Hash of the specification."""
     checkpoint: str
     """What was evaluated: run and step, or a path."""
 
     @abstractmethod
+    def scores(self, metric: str) -> np.ndarray:
+        """[items] float64 in [0, 1], the metric of each item."""
+
+    @abstractmethod
     def summary(self) -> dict[str, Any]:
         """Rates for who reads the file; they are not read back."""
 
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> Self:
-        """From the fields as they became in a file.
-
-        Raises:
-            KeyError: Something is missing.
-            TypeError: Something is unknown, or of another kind.
-        """
-        return cls(**contents)
-
     def save(self, path: Path | str) -> None:
         """Write a JSON file; the rates in it are for readers, only the outcomes are read back."""
-        write_json(path, {"format": self.format, "summary": self.summary(), **asdict(self)})
+        _write_json(path, {"format": self.format, "summary": self.summary(), **asdict(self)})
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a result.
-
-        Raises:
-            ConfigError: The file is none.
-        """
-        content = read_json(path, cls.format)
+        """Read a result; ConfigError where the file is none."""
+        content = _read_json(path, cls.format)
         content.pop("summary", None)
         try:
-            return cls.restored(content)
+            found = content["outcomes"]
+            content["outcomes"] = tuple(cls.outcome(**_with_tuples(each)) for each in found)
+            return cls(**content)
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} is no result: {error}") from error
 
@@ -135,7 +119,7 @@ def in_order(
     done: str,
     by: str = "",
 ) -> tuple[Outcome, ...]:
-    """Outcomes in the order of a specification, each item of it once.
+    """Outcomes in the order of a specification.
 
     Args:
         wanted: Keys of the items of the specification, in their order.
@@ -160,38 +144,45 @@ def in_order(
     return tuple(found[each] for each in order)
 
 
-def require_one_spec(first: SpecifiedResult, second: SpecifiedResult, what: str) -> None:
-    """Refuse to compare results of different specifications, of which nothing can be said.
-
-    Args:
-        first: A result.
-        second: Another.
-        what: What both must have in common, in words.
+def compare(
+    first: SpecifiedResult, second: SpecifiedResult, metric: str | None = None
+) -> PairedEstimate:
+    """Compare two results item by item.
 
     Raises:
-        ConfigError: They have not.
+        ConfigError: They are of different specifications, or have no such metric.
     """
     if first.spec_sha256 != second.spec_sha256:
         raise ConfigError(
             f"{first.checkpoint} was evaluated by specification {first.spec_sha256[:12]}…, "
-            f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same {what} "
-            "can be compared. Evaluate both with one specification."
+            f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same "
+            f"{first.items} and seeds can be compared. Evaluate both with one specification."
         )
+    metric = metric or first.metric
+    return difference(
+        first.scores(metric),
+        second.scores(metric),
+        metric=metric,
+        first_name=first.checkpoint,
+        second_name=second.checkpoint,
+        items=first.items,
+    )
 
 
-def write_json(path: Path | str, content: Mapping[str, Any]) -> None:
-    """Write a file that is whole or not there."""
+def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return {name: tuples(value) for name, value in content.items()}
+
+
+def _write_json(path: Path | str, content: Mapping[str, Any]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
-    """Read what :func:`write_json` wrote, without its format.
-
-    Raises:
-        ConfigError: The file is not there, or is of another format.
-    """
+def _read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_bytes())
     except FileNotFoundError as error:
@@ -208,11 +199,7 @@ def read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluationSpec(HashedSpec):
-    """What is played in an evaluation, to the last seed.
-
-    Raises:
-        ConfigError: No episode, an episode id twice, or a value out of range.
-    """
+    """What is played in an evaluation, to the last seed; ConfigError where that makes no sense."""
 
     format = "rlinf-evaluation-spec/1"
 
@@ -242,17 +229,6 @@ class EvaluationSpec(HashedSpec):
                 f"success = {self.success!r} is unknown; one of {get_args(SuccessDefinition)}"
             )
 
-    @property
-    def n(self) -> int:
-        """Number of episodes."""
-        return len(self.episodes)
-
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> EvaluationSpec:
-        """From the content of a file."""
-        episodes = tuple((episode, seed) for episode, seed in contents.pop("episodes"))
-        return cls(episodes=episodes, **contents)
-
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
@@ -273,13 +249,14 @@ class EvaluationResult(SpecifiedResult):
     """Outcomes of every episode of a specification, in its order; built by :meth:`of`."""
 
     format = "rlinf-evaluation-result/1"
+    outcome = EpisodeOutcome
+    items = "episodes"
+    metric = "success rate"
 
     spec_sha256: str
-    """Hash of the specification."""
     success: SuccessDefinition
     """The specification's definition of success."""
     checkpoint: str
-    """What was evaluated: run and step, or a path."""
     outcomes: tuple[EpisodeOutcome, ...]
     """One per episode."""
 
@@ -287,11 +264,7 @@ class EvaluationResult(SpecifiedResult):
     def of(
         cls, spec: EvaluationSpec, outcomes: Iterable[EpisodeOutcome], checkpoint: str
     ) -> EvaluationResult:
-        """Put the outcomes in the order of the specification.
-
-        Raises:
-            ValueError: An episode is missing, unknown, played twice or with another seed.
-        """
+        """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
             spec.episodes,
             outcomes,
@@ -302,9 +275,9 @@ class EvaluationResult(SpecifiedResult):
         )
         return cls(spec.sha256, spec.success, checkpoint, ordered)
 
-    def succeeded(self) -> tuple[bool, ...]:
-        """Success of every episode, by the specification's definition."""
-        return tuple(o.valid and bool(getattr(o, self.success)) for o in self.outcomes)
+    def scores(self, metric: str = metric) -> np.ndarray:
+        """[episodes] float64, 1 for success by the specification's definition."""
+        return np.array([float(o.valid and getattr(o, self.success)) for o in self.outcomes])
 
     @property
     def n(self) -> int:
@@ -319,7 +292,7 @@ class EvaluationResult(SpecifiedResult):
     @property
     def successes(self) -> int:
         """Number of successful episodes."""
-        return sum(self.succeeded())
+        return int(self.scores().sum())
 
     @property
     def success_rate(self) -> float:
@@ -355,63 +328,3 @@ class EvaluationResult(SpecifiedResult):
             "wilson_interval_95": list(self.interval),
             "mean_return": None if math.isnan(mean_return) else mean_return,
         }
-
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> EvaluationResult:
-        """From the content of a file."""
-        outcomes = tuple(EpisodeOutcome(**outcome) for outcome in contents.pop("outcomes"))
-        return cls(outcomes=outcomes, **contents)
-
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """Two checkpoints on the same episodes."""
-
-    first: str
-    second: str
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
-    difference: float
-    """Success rate of the second minus that of the first."""
-    interval: tuple[float, float]
-    """95 % interval of the difference."""
-    p_value: float
-    """Two-sided exact McNemar test of equal success rates."""
-
-    @property
-    def n(self) -> int:
-        """Number of episodes."""
-        return self.both + self.only_first + self.only_second + self.neither
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"{self.second} against {self.first}: {self.difference:+.3f} success rate "
-            f"(95 % interval {low:+.3f} to {high:+.3f}, p = {self.p_value:.3g}, n = {self.n}; "
-            f"{self.only_second} episodes won, {self.only_first} lost)"
-        )
-
-
-def compare_paired(first: EvaluationResult, second: EvaluationResult) -> PairedComparison:
-    """Compare two results episode by episode.
-
-    Raises:
-        ConfigError: They are of different specifications, so that nothing can be said.
-    """
-    require_one_spec(first, second, "episodes")
-    pairs = list(zip(first.succeeded(), second.succeeded(), strict=True))
-    both, neither = pairs.count((True, True)), pairs.count((False, False))
-    lost, won = pairs.count((True, False)), pairs.count((False, True))
-    return PairedComparison(
-        first=first.checkpoint,
-        second=second.checkpoint,
-        both=both,
-        only_first=lost,
-        only_second=won,
-        neither=neither,
-        difference=(won - lost) / len(pairs),
-        interval=paired_difference_interval(both, won, lost, neither),
-        p_value=mcnemar_exact(lost, won),
-    )

@@ -1,11 +1,15 @@
-"""What environment and policy hand each other in one exchange of an embodied rollout."""
+"""What environment and policy hand each other in an embodied rollout, and what becomes of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from rlinf.data.trajectory import Trajectory
+from rlinf.envs.results import Observations, VectorStep
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,95 @@ class RolloutValues:
     values: torch.Tensor
     final_values: torch.Tensor
     bootstrap_values: torch.Tensor
+
+
+class TrajectoryBuilder:
+    """Rows of one sub-batch; closes the trajectories of environments that failed.
+
+    Args:
+        env_ids: [n] int64, global environment numbers.
+        rows_wanted: Chunk steps of the rollout; rows are added past it until as many valid
+            transitions were seen as a rollout without faults would have.
+        keep_next_observations: Whether the trajectory holds what followed each row.
+    """
+
+    def __init__(
+        self, env_ids: np.ndarray, rows_wanted: int, *, keep_next_observations: bool = False
+    ) -> None:
+        self._env_ids = env_ids
+        self._keep_next_observations = keep_next_observations
+        self._rows_wanted = rows_wanted
+        self._rows: list[tuple[ObservationBatch, PolicyBatch, VectorStep]] = []
+        self._valid: list[np.ndarray] = []
+        self._segment_start = np.zeros(len(env_ids), dtype=np.int64)
+
+    @property
+    def time(self) -> int:
+        """Chunk steps collected so far."""
+        return len(self._rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether enough valid transitions were collected."""
+        if self.time < self._rows_wanted:
+            return False
+        valid = sum(int(row.sum()) for row in self._valid)
+        return valid >= self._rows_wanted * len(self._env_ids)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether four times the planned rows did not yield enough valid transitions."""
+        return self.time >= 4 * self._rows_wanted
+
+    def add(self, observation: ObservationBatch, policy: PolicyBatch, step: VectorStep) -> None:
+        """Add what the policy saw, what it answered, and what the environments did with that."""
+        self._rows.append((observation, policy, step))
+        self._valid.append(step.valid.copy())
+        for row in np.flatnonzero(~step.valid):
+            # The part of the broken episode that lies in this rollout is never trained on.
+            for time in range(self._segment_start[row], self.time):
+                self._valid[time][row] = False
+        self._segment_start[step.final_mask | ~step.valid] = self.time
+
+    def build(self, critic: RolloutValues) -> Trajectory:
+        """The trajectory, with the values that the policy gave after the last row."""
+        seen, answers, steps = zip(*self._rows, strict=True)
+        given = [each.observations for each in seen]
+        forward_inputs = {key: _stacked([each[key] for each in given]) for key in given[0]}
+        for key in answers[0].forward_inputs:
+            forward_inputs[key] = torch.stack([each.forward_inputs[key] for each in answers])
+        following = [_next_observations(s) for s in steps] if self._keep_next_observations else []
+        versions = np.array([answer.version for answer in answers], dtype=np.int64)
+        return Trajectory(
+            forward_inputs=forward_inputs,
+            log_probs=torch.stack([answer.log_probs for answer in answers]),
+            values=critic.values,
+            rewards=_stacked([step.rewards for step in steps]),
+            terminations=_stacked([step.terminations for step in steps]),
+            truncations=_stacked([step.truncations for step in steps]),
+            final_values=critic.final_values,
+            bootstrap_values=critic.bootstrap_values,
+            valid=_stacked(self._valid),
+            versions=torch.from_numpy(np.repeat(versions[:, None], len(self._env_ids), axis=1)),
+            env_ids=torch.from_numpy(self._env_ids),
+            episode_ids=_stacked([step.episode_ids for step in steps]),
+            reset_seeds=_stacked([step.reset_seeds for step in steps]),
+            next_observations={
+                key: _stacked([each[key] for each in following])
+                for key in (given[0] if following else ())
+            },
+        )
+
+
+def _stacked(rows: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(rows))
+
+
+def _next_observations(step: VectorStep) -> Observations:
+    """By key [n, ...]: what the actions led to, before the environments were reset."""
+    if step.final_observations is None:
+        return step.observations
+    following = {key: value.copy() for key, value in step.observations.items()}
+    for key, value in step.final_observations.items():
+        following[key][step.final_mask] = value
+    return following

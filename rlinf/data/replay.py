@@ -24,9 +24,6 @@ class ReplayStore:
 
     A row is addressed by its age, so that what is drawn does not depend on where in the ring it
     lies. The first rows decide about names, shapes and types of the columns.
-
-    Args:
-        capacity: Rows that are kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -39,11 +36,7 @@ class ReplayStore:
         return self._size
 
     def append(self, rows: Rows) -> None:
-        """Add rows [N, ...] behind the newest; the oldest make room.
-
-        Raises:
-            ValueError: The columns are not those of the rows before.
-        """
+        """Add rows [N, ...], of the same columns, behind the newest; the oldest make room."""
         if not self._columns:
             self._columns = {
                 name: column.new_empty((self.capacity, *column.shape[1:]))
@@ -66,11 +59,7 @@ class ReplayStore:
         return {name: column[places] for name, column in self._columns.items()}
 
     def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """``count`` rows drawn uniformly, with replacement.
-
-        Raises:
-            ValueError: There are none.
-        """
+        """``count`` rows drawn uniformly, with replacement; ValueError where there are none."""
         if not self._size:
             raise ValueError("nothing was appended yet")
         return self.at(torch.randint(self._size, (count,), generator=generator))

@@ -1,4 +1,4 @@
-"""Generated text as it travels from rollout to training: completions and prompt groups.
+"""Generated text as it travels from rollout to training: completions, prompt groups, their rows.
 
 A group, all completions of one prompt, is the atomic unit: advantages compare its members. Token
 arrays are never changed after they were made; what is learnt later (rewards) makes a new object.
@@ -6,7 +6,7 @@ arrays are never changed after they were made; what is learnt later (rewards) ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -72,13 +72,9 @@ class Completion:
         return replace(self, stop_reason=reason)
 
     def followed_by(self, given: np.ndarray) -> Completion:
-        """The completion with given tokens behind it, to be continued.
+        """The completion with [m] int64 given tokens behind it, m >= 1, to be continued.
 
-        Args:
-            given: [m] int64 tokens that were not sampled, m >= 1.
-
-        Raises:
-            ValueError: Nothing was sampled yet; such tokens are part of the prompt.
+        ValueError where nothing was sampled yet; such tokens are part of the prompt.
         """
         if not len(self):
             raise ValueError("given tokens before the first sampled one belong to the prompt")
@@ -133,22 +129,78 @@ class PromptGroup:
     scores: tuple[Score, ...] | None = None
 
     def scored(self, scores: tuple[Score, ...]) -> PromptGroup:
-        """The same group with its rewards.
-
-        Raises:
-            ValueError: There is not one score for each completion.
-        """
+        """The same group with its rewards, one for each completion."""
         if len(scores) != len(self.completions):
             raise ValueError(f"{len(scores)} scores for {len(self.completions)} completions")
         return replace(self, scores=scores)
 
     @property
     def rewards(self) -> np.ndarray:
-        """[G] float32 rewards.
-
-        Raises:
-            ValueError: The group has not been scored.
-        """
+        """[G] float32 rewards; ValueError where the group has not been scored."""
         if self.scores is None:
             raise ValueError(f"the group of prompt {self.prompt_id} has no scores yet")
         return np.array([score.reward for score in self.scores], np.float32)
+
+
+def assemble_sequences(groups: Sequence[PromptGroup], *, pad_id: int) -> dict[str, np.ndarray]:
+    """Lay out every completion of scored groups, in their order, as N rows of S = P + L tokens.
+
+    P is the length of the longest prompt, L that of the longest response, at least 1.
+
+    Args:
+        groups: Groups with scores and ended completions.
+        pad_id: Token of the padding.
+
+    Returns:
+        input_ids: [N, S] int64, left-padded prompt | right-padded response.
+        attention_mask: [N, S] bool, True where a token stands.
+        mask: [N, L] float32, 1 where a token was sampled; 0 for what tools replied.
+        log_probs: [N, L] float32, 0 elsewhere.
+        rewards: [N] float32, 0 where not valid.
+        groups: [N] int64, the draw that the sequence answers.
+        versions: [N, L] int64, of the weights that sampled the token; padding repeats the last.
+        truncated: [N] bool, cut off by the token limit.
+        valid: [N] bool, whether the reward could be computed.
+
+    Raises:
+        ValueError: There is no group, one has no scores, or a completion was interrupted.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    if not completions:
+        raise ValueError("there is no completion to assemble")
+    if any(completion.stop_reason == "abort" for completion in completions):
+        raise ValueError("a completion was interrupted; continue it before training on it")
+    rewards = np.concatenate([group.rewards for group in groups])
+    valid = np.array([score.valid for group in groups for score in group.scores or ()])
+    prompts = [group.prompt_tokens for group in groups for _ in group.completions]
+    sizes, lengths = (
+        np.array([len(row) for row in rows], np.int64)[:, None] for rows in (prompts, completions)
+    )
+    longest = int(sizes.max(initial=1))
+    in_prompt = np.arange(longest) >= longest - sizes
+    there = np.arange(lengths.max(initial=1)) < lengths
+    last = np.array([c.versions[-1] if len(c) else 0 for c in completions], np.int64)
+
+    def filled(places: np.ndarray, rows: Sequence[np.ndarray], padding: np.ndarray) -> np.ndarray:
+        found = np.broadcast_to(padding, places.shape).copy()
+        found[places] = np.concatenate(rows)
+        return found
+
+    pad, zero = np.array(pad_id, np.int64), np.array(0, np.float32)
+    return {
+        "input_ids": np.concatenate(
+            [
+                filled(in_prompt, prompts, pad),
+                filled(there, [c.tokens for c in completions], pad),
+            ],
+            axis=1,
+        ),
+        "attention_mask": np.concatenate([in_prompt, there], axis=1),
+        "mask": filled(there, [c.mask for c in completions], zero),
+        "log_probs": filled(there, [c.log_probs for c in completions], zero),
+        "rewards": np.where(valid, rewards, 0).astype(np.float32),
+        "groups": np.array([g.draw for g in groups for _ in g.completions], np.int64),
+        "versions": filled(there, [c.versions for c in completions], last[:, None]),
+        "truncated": np.array([c.truncated for c in completions]),
+        "valid": valid,
+    }

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from rlinf.rewards.config import MathConfig
-from rlinf.rewards.extraction import last_boxed
-from rlinf.rewards.math_answer import MathReward
+from rlinf.rewards.math_answer import MathConfig, MathReward
 from rlinf.rewards.protocol import RewardInput
+from rlinf.rewards.text import last_boxed
 
 AnswerKind = Literal["math", "letter"]
 """``math``: a formula, equal to others by value; ``letter``: that of a choice."""
@@ -20,19 +19,10 @@ _LETTER = re.compile(
 
 
 def read_answers(texts: Sequence[str], kind: AnswerKind) -> tuple[str | None, ...]:
-    """The answers in the last ``\\boxed{…}`` of each text, equal ones written equally.
+    """The answers in the last ``\\boxed{…}`` of each text of one prompt, None where there is none.
 
-    Must run in the main thread, in which alone comparing two formulas can be limited in time.
-
-    Args:
-        texts: Completions of one prompt.
-        kind: What the answers are.
-
-    Returns:
-        One answer per text, as its first equal one was written; None where there is none.
-
-    Raises:
-        MissingPackageError: Formulas are compared by math-verify, which is not installed.
+    Equal ones are written equally, as the first of them. Must run in the main thread, in which
+    alone comparing two formulas can be limited in time.
     """
     boxes = [last_boxed(text) for text in texts]
     if kind == "letter":

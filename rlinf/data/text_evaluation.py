@@ -1,33 +1,28 @@
 """Evaluation of generated text as a contract: prompts, samples, seeds and reward, with a hash.
 
-As with episodes (:mod:`rlinf.data.evaluation`), a specification says what is sampled, a result
-carries its hash, and only results of one specification are compared.
+See :mod:`rlinf.data.evaluation`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from rlinf.data.evaluation import HashedSpec, SpecifiedResult, in_order, require_one_spec
+from rlinf.data.estimates import Estimate, Metric, estimate
+from rlinf.data.evaluation import HashedSpec, SpecifiedResult, in_order
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_answers import AnswerKind
-from rlinf.data.text_metrics import Estimate, Metric, PairedEstimate, difference, estimate
 from rlinf.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextEvaluationSpec(HashedSpec):
-    """What is sampled in an evaluation, to the last seed.
-
-    Raises:
-        ConfigError: No prompt, a prompt twice, or no sample.
-    """
+    """What is sampled in an evaluation, to the last seed; ConfigError where that is nothing."""
 
     format = "rlinf-text-evaluation-spec/1"
 
@@ -62,11 +57,7 @@ class TextEvaluationSpec(HashedSpec):
     def of(
         cls, dataset: PromptDataset, *, prompt_ids: Iterable[int] | None = None, **rest: Any
     ) -> TextEvaluationSpec:
-        """The specification of a prompt set, or of some of its prompts.
-
-        Raises:
-            ConfigError: A prompt is not in the set.
-        """
+        """The specification of a prompt set, or of some of its prompts, which must be in it."""
         ids = tuple(range(len(dataset)) if prompt_ids is None else prompt_ids)
         strangers = [number for number in ids if not 0 <= number < len(dataset)]
         if strangers:
@@ -74,11 +65,7 @@ class TextEvaluationSpec(HashedSpec):
         return cls(dataset_sha256=dataset.sha256, prompt_ids=ids, **rest)
 
     def check_dataset(self, dataset: PromptDataset) -> None:
-        """Refuse another prompt set than the one that was specified.
-
-        Raises:
-            ConfigError: The hashes differ.
-        """
+        """Refuse, by a ConfigError, another prompt set than the one that was specified."""
         if dataset.sha256 != self.dataset_sha256:
             raise ConfigError(
                 f"the specification is of prompt set {self.dataset_sha256[:12]}…, this one is "
@@ -87,23 +74,15 @@ class TextEvaluationSpec(HashedSpec):
 
     def seeds(self, prompt_id: int) -> tuple[int, ...]:
         """[n] seeds of a prompt's completions, of 63 bits; they depend on nothing else."""
-        found = []
-        for sample in range(self.samples):
-            text = f"{self.seed}/{prompt_id}/{sample}"
-            digest = hashlib.sha256(text.encode()).digest()
-            found.append(int.from_bytes(digest[:8], "big") >> 1)
-        return tuple(found)
+        texts = (f"{self.seed}/{prompt_id}/{sample}" for sample in range(self.samples))
+        digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+        return tuple(int.from_bytes(digest[:8], "big") >> 1 for digest in digests)
 
     def contents(self) -> dict[str, Any]:
         """Without what says nothing, so that a specification without it keeps its hash."""
         optional = ("answers", "part")
         found = super().contents()
         return {k: v for k, v in found.items() if k not in optional or v is not None}
-
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> TextEvaluationSpec:
-        """From the content of a file."""
-        return cls(prompt_ids=tuple(contents.pop("prompt_ids")), **contents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +118,7 @@ class PromptOutcome:
         answers: Iterable[str | None] | None = None,
         level: int | None = None,
     ) -> PromptOutcome:
-        """The outcome of a scored group.
-
-        Raises:
-            ValueError: The group has no scores.
-        """
+        """The outcome of a group, which has scores."""
         if group.scores is None:
             raise ValueError(f"the group of prompt {group.prompt_id} has no scores yet")
         return cls(
@@ -165,11 +140,12 @@ class TextEvaluationResult(SpecifiedResult):
     """Outcomes of every prompt of a specification, in its order; built by :meth:`of`."""
 
     format = "rlinf-text-evaluation-result/1"
+    outcome = PromptOutcome
+    items = "prompts"
+    metric = "pass@1"
 
     spec_sha256: str
-    """Hash of the specification."""
     checkpoint: str
-    """What was evaluated: run and step, or a path."""
     samples: int
     """n, completions per prompt."""
     outcomes: tuple[PromptOutcome, ...]
@@ -179,11 +155,7 @@ class TextEvaluationResult(SpecifiedResult):
     def of(
         cls, spec: TextEvaluationSpec, outcomes: Iterable[PromptOutcome], checkpoint: str
     ) -> TextEvaluationResult:
-        """Put the outcomes in the order of the specification.
-
-        Raises:
-            ValueError: A prompt is missing, unknown or twice, or has another number of samples.
-        """
+        """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
             spec.prompt_ids, outcomes, lambda o: o.prompt_id, item="prompt", done="answered"
         )
@@ -207,11 +179,7 @@ class TextEvaluationResult(SpecifiedResult):
         return np.array([known.of(outcome.correct, outcome.answers) for outcome in self.outcomes])
 
     def estimate(self, metric: str) -> Estimate:
-        """The mean over prompts, with a 95 % interval.
-
-        Raises:
-            ConfigError: As :meth:`scores`.
-        """
+        """The mean over prompts, with a 95 % interval; raises as :meth:`scores`."""
         return estimate(self.scores(metric), name=metric)
 
     def by_level(self, metric: str) -> dict[int, Estimate]:
@@ -260,36 +228,3 @@ class TextEvaluationResult(SpecifiedResult):
             "mean_length": self.mean_length,
             "n_invalid": self.n_invalid,
         }
-
-    @classmethod
-    def restored(cls, contents: dict[str, Any]) -> TextEvaluationResult:
-        """From the content of a file."""
-        return cls(outcomes=tuple(_outcomes(contents.pop("outcomes"))), **contents)
-
-
-def _outcomes(records: Iterable[Mapping[str, Any]]) -> Iterator[PromptOutcome]:
-    for record in records:
-        columns: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in record.items()
-        }
-        yield PromptOutcome(**columns)
-
-
-def compare_text(
-    first: TextEvaluationResult, second: TextEvaluationResult, metric: str = "pass@1"
-) -> PairedEstimate:
-    """Compare two results prompt by prompt.
-
-    Raises:
-        ConfigError: They are of different specifications, so that nothing can be said, or the
-            metric needs what they do not have.
-    """
-    require_one_spec(first, second, "prompts and seeds")
-    return difference(
-        first.scores(metric),
-        second.scores(metric),
-        metric=metric,
-        first_name=first.checkpoint,
-        second_name=second.checkpoint,
-    )

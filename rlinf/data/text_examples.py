@@ -6,25 +6,27 @@ Imports no torch, so that a recipe is checked in an instant.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from functools import cached_property, partial
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.data.prompts.build import read_raw_prompts, refuse_broken
-from rlinf.data.prompts.config import RecordFilesConfig
-from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError
-from rlinf.data.prompts.report import Notes
-from rlinf.data.tasks.base_config import TaskConfig
-from rlinf.data.tasks.registry import REGISTRY
+from rlinf.data.prompts.config import Part, RecordFilesConfig, raw_items
+from rlinf.data.prompts.dataset import (
+    BATCH,
+    PromptTokenizer,
+    conversation,
+    require_template,
+    unknown_token,
+)
+from rlinf.data.prompts.records import Notes, RawPrompt, UnusableRecordError, raw_prompt
+from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
-
-_BATCH = 1024
 
 
 class ExampleFilesConfig(RecordFilesConfig):
@@ -40,7 +42,7 @@ class TextExamplesConfig(StrictModel):
 
     files: ExampleFilesConfig | None = None
     """Prompts and answers in files."""
-    task: Annotated[TaskConfig, Component(REGISTRY)] | None = None
+    task: Annotated[PromptTask, Component(REGISTRY)] | None = None
     """A generated set instead of files: its worked targets are learnt, and the loss on those of its
     held-out prompts is that of validation."""
     held_out: int = Field(default=0, ge=0)
@@ -89,37 +91,20 @@ class TextExamplesConfig(StrictModel):
                     section.check()
 
     def texts(self) -> Iterator[str]:
-        """Every text of a generated task, for a tokenizer that is trained on them.
-
-        Raises:
-            ConfigError: The examples are read from files.
-        """
+        """Every text of a generated task (ConfigError if of files), to train a tokenizer on."""
         if self.task is None:
             raise ConfigError("a tokenizer is only trained on the texts of a generated task")
-        for item in self.task.build().items("train"):
+        for item in self.task.items("train"):
             yield from (item.prompt, item.target)
 
-    def build(self, tokenizer: Any) -> TextExampleSets:
-        """Read or generate the examples, and tokenise them once.
-
-        Args:
-            tokenizer: A tokenizer of ``transformers``.
-
-        Raises:
-            ConfigError: Nothing is left, too many records are broken, or a long one is refused.
-            MissingPackageError: A file is Parquet and pyarrow is not installed.
-        """
+    def build(self, tokenizer: PromptTokenizer) -> TextExampleSets:
+        """Read or generate the examples, and tokenise them; ConfigError where nothing is left."""
         if self.task is not None:
-            task = self.task.build()
-            sets = [
-                self._encode(
-                    [RawPrompt(where=f"item {n}", content=i.prompt, answer=[i.target], level=None)
-                     for n, i in enumerate(task.items(split))],
-                    tokenizer, Notes(), "task",
-                )
-                for split in ("train", "held_out")
-            ]  # fmt: skip
-            return TextExampleSets(*sets)
+            train, held_out = (
+                self._encode(raw_items(items, targets=True), tokenizer, Notes(), "task")
+                for items in (self.task.items("train"), self.task.items("held_out"))
+            )
+            return TextExampleSets(train, held_out)
         assert self.files is not None, "a section names files or a task"
         train = self._from_files(self.files, "train", tokenizer)
         if self.files.validation:
@@ -136,19 +121,18 @@ class TextExamplesConfig(StrictModel):
         return TextExampleSets(train[:kept], train[kept:])
 
     def _from_files(
-        self, files: ExampleFilesConfig, name: Literal["train", "validation"], tokenizer: Any
+        self, files: ExampleFilesConfig, name: Part, tokenizer: PromptTokenizer
     ) -> TextExamples:
         notes = Notes()
         answer = files.answer_key or files.prompt_key  # of a conversation the last is taken below
-        paths, limit = files.train, files.limit
-        if name == "validation":
-            paths, limit = files.validation, files.validation_limit
         with in_section("files"):
-            raw = read_raw_prompts(paths, RecordKeys(files.prompt_key, answer), notes)
-            refuse_broken(notes, files, name)
+            raw = files.read(
+                name, partial(raw_prompt, prompt=files.prompt_key, answer=answer), notes
+            )
+        _, limit = files.part(name)
         encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit)
         with in_section("files"):
-            refuse_broken(notes, files, name)
+            files.refuse_broken(name, notes)
         return encoded
 
     # -- from texts to tokens -------------------------------------------------------------------
@@ -156,42 +140,39 @@ class TextExamplesConfig(StrictModel):
     def _encode(
         self,
         raw: Sequence[RawPrompt],
-        tokenizer: Any,
+        tokenizer: PromptTokenizer,
         notes: Notes,
         source: str,
         limit: int | None = None,
     ) -> TextExamples:
-        if self.apply_chat_template and not tokenizer.chat_template:
-            raise ConfigError(
-                "the tokenizer has no chat template; write false, or add one to its folder",
-                key="apply_chat_template",
-            )
+        if self.apply_chat_template:
+            require_template(tokenizer)
         notes.counts["records"] = notes.counts["records"] or len(raw)
         examples: list[TextExample] = []
-        for start in range(0, len(raw), _BATCH):
+        for start in range(0, len(raw), BATCH):
             if limit is not None and len(examples) >= limit:
                 break
-            examples += self._tokenised(raw[start : start + _BATCH], tokenizer, notes)
+            examples += self._tokenised(raw[start : start + BATCH], tokenizer, notes)
         long = notes.counts["long"]
         if self.long_examples == "refuse" and long:
-            raise ConfigError(
+            why = (
                 f"{long} examples are longer than {self.max_length} tokens, and long_examples is "
-                "refuse:\n  " + "\n  ".join(notes.examples),
-                key="max_length",
+                "refuse"
             )
+            raise ConfigError(notes.listed(why), key="max_length")
         if not examples:
             raise ConfigError(f"no example is left: {notes.report(0)}", key=source)
         return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
 
     def _tokenised(
-        self, raw: Sequence[RawPrompt], tokenizer: Any, notes: Notes
+        self, raw: Sequence[RawPrompt], tokenizer: PromptTokenizer, notes: Notes
     ) -> Iterator[TextExample]:
         texts: list[tuple[str, str, str]] = []
         for item in raw:
             try:
                 texts.append((item.where, *self._texts(item, tokenizer)))
             except UnusableRecordError as error:
-                notes.add("broken", item.where, str(error))
+                notes.add("broken", item.where, error)
         if not texts:
             return
         wheres, prompts, answers = zip(*texts, strict=True)
@@ -199,9 +180,7 @@ class TextExamplesConfig(StrictModel):
         special = not self.apply_chat_template
         prompt_ids = tokenizer(list(prompts), add_special_tokens=special)["input_ids"]
         answer_ids = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
-        unknown = tokenizer.unk_token_id
-        if unknown == tokenizer.eos_token_id:
-            unknown = None  # some tokenizers name a token for the unknown without ever using it so
+        unknown = unknown_token(tokenizer)
         end = [] if self.apply_chat_template else [tokenizer.eos_token_id]
         for where, prompt, target in zip(wheres, prompt_ids, answer_ids, strict=True):
             length = len(prompt) + len(target) + len(end)
@@ -214,7 +193,7 @@ class TextExamplesConfig(StrictModel):
             else:
                 yield TextExample(np.array(prompt, np.int64), np.array([*target, *end], np.int64))
 
-    def _texts(self, item: RawPrompt, tokenizer: Any) -> tuple[str, str]:
+    def _texts(self, item: RawPrompt, tokenizer: PromptTokenizer) -> tuple[str, str]:
         """Text of the prompt, and what follows it."""
         content, answer = item.content, item.answer
         if self.files is not None and self.files.answer_key is None:
@@ -227,29 +206,17 @@ class TextExamplesConfig(StrictModel):
             answer = answer[0]  # as readers give a text
         if not isinstance(answer, str):
             raise UnusableRecordError(f"the answer is a text, not {type(answer).__name__}")
-        if not self.apply_chat_template:
-            if not isinstance(content, str):
-                raise UnusableRecordError("messages need apply_chat_template: true")
-            return content, answer
-        return _templated(content, answer, tokenizer)
-
-
-def _templated(
-    content: str | Sequence[Mapping[str, str]], answer: str, tokenizer: Any
-) -> tuple[str, str]:
-    """Prompt and answer in the chat template, as generation would continue it."""
-    from jinja2 import TemplateError
-
-    messages = [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
-    whole = [*messages, {"role": "assistant", "content": answer}]
-    try:
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=False)
-    except TemplateError as error:
-        raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
-    if not text.startswith(prompt):
-        raise UnusableRecordError("the chat template does not continue the prompt by the answer")
-    return str(prompt), str(text[len(prompt) :])
+        if self.apply_chat_template:
+            prompt = conversation(tokenizer, content)
+            text = conversation(tokenizer, content, said=answer)
+            if not text.startswith(prompt):  # generation would not continue it like this
+                raise UnusableRecordError(
+                    "the chat template does not continue the prompt by the answer"
+                )
+            return prompt, text[len(prompt) :]
+        if not isinstance(content, str):
+            raise UnusableRecordError("messages need apply_chat_template: true")
+        return content, answer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.errors import ConfigError, MissingPackageError
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
@@ -47,12 +47,8 @@ def train_tokenizer(
         vocab_size: Tokens in all; None: one for each character, none merged.
         whole: Pieces of text that are one token each.
 
-    Returns:
-        The tokenizer as :func:`load_tokenizer` reads it back.
-
     Raises:
         ConfigError: There is no text, or ``vocab_size`` is less than the characters need.
-        MissingPackageError: tokenizers or transformers is not installed.
     """
     try:
         from tokenizers import AddedToken, trainers
@@ -97,12 +93,7 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: Path | str) -> Any:
-    """The tokenizer of a model's folder, without looking anywhere else.
-
-    Raises:
-        ConfigError: The folder holds none.
-        MissingPackageError: transformers is not installed.
-    """
+    """The tokenizer of a model's folder, without looking anywhere else; ConfigError if none."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError as error:
@@ -110,7 +101,8 @@ def load_tokenizer(folder: Path | str) -> Any:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} with a tokenizer")
-    # By the type of a model beside it, AutoTokenizer may build another class around the vocabulary.
+    # By the type of a model beside it, AutoTokenizer may build another class around the vocabulary,
+    # and add that family's special tokens.
     loader = PreTrainedTokenizerFast if _says_all(folder) else AutoTokenizer
     try:
         return loader.from_pretrained(str(folder), local_files_only=True)
@@ -120,11 +112,7 @@ def load_tokenizer(folder: Path | str) -> Any:
 
 
 def check_round_trip(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Refuse a tokenizer that loses something: encoding and decoding must give the text back.
-
-    Raises:
-        ConfigError: Names the first text that comes back changed.
-    """
+    """ConfigError for the first text that encoding and decoding do not give back as it was."""
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         back = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -160,6 +148,8 @@ def _bytes_of(tokenizer: Any, text: str) -> str:
 
 def _says_all(folder: Path) -> bool:
     """Whether the tokenizer's own file describes it in full."""
+    if not (folder / "tokenizer.json").is_file():
+        return False
     try:
         name = json.loads((folder / "tokenizer_config.json").read_bytes()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -71,19 +71,37 @@ class Trajectory:
                 f"values has {value_dim} values per row; a row holds one value per chunk (1), one "
                 f"per primitive step ({chunk}) or none (0)"
             )
-        rows, per_step = (steps, envs), (steps, envs, chunk)
-        per_value = (steps, envs, value_dim)
-        self._expect("log_probs", self.log_probs.shape, torch.float32)
-        self._expect("values", per_value, torch.float32)
-        self._expect("rewards", per_step, torch.float32)
-        self._expect("terminations", per_step, torch.bool)
-        self._expect("truncations", per_step, torch.bool)
-        self._expect("final_values", per_value, torch.float32)
-        self._expect("bootstrap_values", (envs, value_dim), torch.float32)
-        self._expect("valid", rows, torch.bool)
-        self._expect("env_ids", (envs,), torch.int64)
-        for name in ("versions", "episode_ids", "reset_seeds"):
-            self._expect(name, rows, torch.int64)
+        rows, per_value = (steps, envs), (steps, envs, value_dim)
+        expected = {
+            torch.float32: {
+                "log_probs": self.log_probs.shape,
+                "values": per_value,
+                "rewards": (steps, envs, chunk),
+                "final_values": per_value,
+                "bootstrap_values": (envs, value_dim),
+            },
+            torch.bool: {
+                "terminations": (steps, envs, chunk),
+                "truncations": (steps, envs, chunk),
+                "valid": rows,
+            },
+            torch.int64: {
+                "env_ids": (envs,),
+                "versions": rows,
+                "episode_ids": rows,
+                "reset_seeds": rows,
+            },
+        }
+        for dtype, shapes in expected.items():
+            for name, shape in shapes.items():
+                tensor: Tensor = getattr(self, name)
+                if tuple(tensor.shape) != tuple(shape):
+                    raise ValueError(
+                        f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)} "
+                        f"(log_probs gives [T, B, C, A] = {tuple(self.log_probs.shape)})"
+                    )
+                if tensor.dtype != dtype:
+                    raise ValueError(f"{name} has dtype {tensor.dtype}, expected {dtype}")
         for group in _NAMED:
             for name, tensor in getattr(self, group).items():
                 if tuple(tensor.shape[:2]) != rows:
@@ -91,16 +109,6 @@ class Trajectory:
                         f"{group}[{name!r}] has shape {tuple(tensor.shape)}, expected "
                         f"[T={steps}, B={envs}, ...]"
                     )
-
-    def _expect(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-        tensor: Tensor = getattr(self, name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, expected {tuple(shape)} "
-                f"(log_probs gives [T, B, C, A] = {tuple(self.log_probs.shape)})"
-            )
-        if tensor.dtype != dtype:
-            raise ValueError(f"{name} has dtype {tensor.dtype}, expected {dtype}")
 
     @property
     def num_steps(self) -> int:
@@ -139,13 +147,10 @@ class Trajectory:
         return intact
 
     def with_values(self, values: Tensor) -> Trajectory:
-        """The same rollout valued by another critic.
+        """The same rollout valued by another critic, as [T, B, V].
 
         The observations after the last row and after the end of an episode are not kept. Their
         values move by as much as the value of the row before them.
-
-        Args:
-            values: [T, B, V] of the other critic.
         """
         shift = (values - self.values)[..., -1:]
         return replace(
@@ -165,21 +170,14 @@ class Trajectory:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """A flat dictionary of tensors; entries of a mapping get its name as a prefix."""
-        tensors = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in _NAMED
-        }
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NAMED}
         for group in _NAMED:
-            for name, tensor in getattr(self, group).items():
-                tensors[f"{group}.{name}"] = tensor
+            tensors |= {f"{group}.{name}": each for name, each in getattr(self, group).items()}
         return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Trajectory:
-        """The inverse of :meth:`to_tensors`.
-
-        Raises:
-            ValueError: a tensor is missing, unknown, or of the wrong shape.
-        """
+        """The inverse of :meth:`to_tensors`; ValueError for other names or shapes."""
         expected = {each.name for each in fields(cls)} - set(_NAMED)
         plain: dict[str, Tensor] = {}
         named: dict[str, dict[str, Tensor]] = {group: {} for group in _NAMED}
@@ -200,14 +198,14 @@ class Trajectory:
 def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     """Join rollouts of different environments along B, in the order of their global numbers.
 
-    The order does not depend on how the environments were split over workers. A rollout with
-    fewer rows than another (one that was not topped up after a fault) gets invalid rows in front.
+    The order does not depend on how the environments were split over workers. A rollout with fewer
+    rows than another (one that was not topped up after a fault) gets invalid rows in front.
 
     Raises:
         ValueError: nothing to join, an environment occurs twice, or C, A, V or the names of
             ``forward_inputs`` or ``next_observations`` differ.
     """
-    _check_joinable(trajectories)
+    tensors = _joinable(trajectories)
     env_ids = torch.cat([trajectory.env_ids for trajectory in trajectories])
     order = torch.argsort(env_ids)
     if bool((env_ids[order].diff() == 0).any()):
@@ -216,55 +214,32 @@ def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     if len(trajectories) == 1 and ordered:
         return trajectories[0]
     rows = max(trajectory.num_steps for trajectory in trajectories)
-
-    def join(name: str, tensors: list[Tensor]) -> Tensor:
-        if name in _WITHOUT_TIME:
-            joined = torch.cat(tensors)
-            return joined if ordered else joined[order]
-        joined = torch.cat([_pad_front(tensor, rows) for tensor in tensors], dim=1)
-        return joined if ordered else joined.index_select(1, order)
-
-    return _join(trajectories, join)
+    joined = {}
+    for name in tensors[0]:
+        parts = [each[name] for each in tensors]
+        dim = 0 if name in _WITHOUT_TIME else 1
+        whole = torch.cat([_pad_front(part, rows) for part in parts] if dim else parts, dim)
+        joined[name] = whole if ordered else whole.index_select(dim, order)
+    return Trajectory.from_tensors(joined)
 
 
-def concatenate_time(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Join consecutive rollouts of the same environments along T (a rollout that was topped up).
-
-    Raises:
-        ValueError: nothing to join, or the environments, C, A, V or ``forward_inputs`` differ.
-    """
-    _check_joinable(trajectories)
-    env_ids = trajectories[0].env_ids
-    for other in trajectories[1:]:
-        if not torch.equal(other.env_ids, env_ids):
-            raise ValueError(
-                f"rollouts of different environments cannot follow each other: "
-                f"{env_ids.tolist()} and {other.env_ids.tolist()}"
-            )
-
-    def join(name: str, tensors: list[Tensor]) -> Tensor:
-        return tensors[-1] if name in _WITHOUT_TIME else torch.cat(tensors)
-
-    return _join(trajectories, join)
-
-
-def _check_joinable(trajectories: Sequence[Trajectory]) -> None:
+def _joinable(trajectories: Sequence[Trajectory]) -> list[dict[str, Tensor]]:
+    """The tensors of rollouts that differ in nothing but T and B."""
     if not trajectories:
         raise ValueError("no rollouts to join")
-    first = trajectories[0]
-    for other in trajectories[1:]:
-        for group in _NAMED:
-            names, others = getattr(first, group), getattr(other, group)
-            if others.keys() != names.keys():
-                raise ValueError(f"{group} differ: {sorted(names)} and {sorted(others)}")
-        for name, tensor in other.to_tensors().items():
-            expected = first.to_tensors()[name]
+    first, *others = tensors = [trajectory.to_tensors() for trajectory in trajectories]
+    for other in others:
+        if other.keys() != first.keys():
+            differing = sorted(other.keys() ^ first.keys())
+            raise ValueError(f"{differing[0].partition('.')[0]} differ: {', '.join(differing)}")
+        for name, tensor in other.items():
             lead = 1 if name in _WITHOUT_TIME else 2
-            if tensor.shape[lead:] != expected.shape[lead:]:
+            if tensor.shape[lead:] != first[name].shape[lead:]:
                 raise ValueError(
                     f"{name} of one rollout has rows of shape {tuple(tensor.shape[lead:])}, of "
-                    f"another {tuple(expected.shape[lead:])}"
+                    f"another {tuple(first[name].shape[lead:])}"
                 )
+    return tensors
 
 
 def _pad_front(tensor: Tensor, rows: int) -> Tensor:
@@ -273,12 +248,3 @@ def _pad_front(tensor: Tensor, rows: int) -> Tensor:
     if not missing:
         return tensor
     return torch.cat([tensor.new_zeros(missing, *tensor.shape[1:]), tensor])
-
-
-def _join(
-    trajectories: Sequence[Trajectory], join: Callable[[str, list[Tensor]], Tensor]
-) -> Trajectory:
-    tensors = [trajectory.to_tensors() for trajectory in trajectories]
-    return Trajectory.from_tensors(
-        {name: join(name, [t[name] for t in tensors]) for name in tensors[0]}
-    )

@@ -25,7 +25,7 @@ from rlinf.engines.protocol import (
 from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens, text_of
 from rlinf.engines.weights import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.file_format import file_weights, without_weights
+from rlinf.models.language import file_weights, without_weights
 
 _MOMENT = 0.05
 """Seconds that a step waits for a sequence to end."""

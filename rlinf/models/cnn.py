@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import CNNConfig
-from rlinf.models.gaussian import GaussianPolicy, orthogonal_layer
-from rlinf.models.policy import ObservationNormalizer
+from rlinf.models.gaussian import GaussianPolicy, normalizer_of, orthogonal_layer
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -41,11 +40,7 @@ class CNNPolicy(GaussianPolicy):
         separate = value_dim > 0 and not config.shared_encoder
         self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
         self._reads_states = state_dim > 0
-        self.normalizer = (
-            ObservationNormalizer(state_dim, clip=config.observation_clip)
-            if config.normalize_observations and self._reads_states
-            else None
-        )
+        self.normalizer = normalizer_of(config, state_dim) if self._reads_states else None
 
     def _encoders(
         self, config: CNNConfig, env_spec: EnvSpec, generator: torch.Generator
@@ -69,19 +64,13 @@ class CNNPolicy(GaussianPolicy):
     ) -> Tensor:
         parts = [encoders[key](observations[key]) for key in self._image_keys]
         if self._reads_states:
-            states = observations["states"]
-            parts.append(states if self.normalizer is None else self.normalizer(states))
+            parts.append(self.normalized(observations["states"]))
         return torch.cat(parts, dim=-1)
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters of the critic trunk and of its own encoders."""
         own = () if self.critic_encoder is None else self.critic_encoder.parameters()
         return chain(super().value_parameters(), own)
-
-    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
-        """Take states [N, D] into the running statistics; images have fixed ones."""
-        if self.normalizer is not None:
-            self.normalizer.update(forward_inputs["states"])
 
 
 class ImageEncoder(torch.nn.Module):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.registry import load_attribute
+from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,14 +47,9 @@ class ModelConfig(StrictModel):
     def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
         """The policy for an environment, with fresh weights that depend on ``seed`` alone.
 
-        Args:
-            env_spec: Observations and actions to be dealt with.
-            value_dim: V, values per chunk: 1, C, or 0 for a policy without a critic.
-            seed: Seed of the initial weights.
-
-        Raises:
-            ConfigError: the policy cannot deal with these observations or actions, or the weights
-                to begin with are of another policy.
+        It gives V = ``value_dim`` values per chunk: 1, C, or 0 for one without a critic.
+        ConfigError where it cannot deal with these observations or actions, or with the weights to
+        begin with.
         """
         policy: Policy = load_attribute(self.implementation)(
             self, env_spec, value_dim=value_dim, seed=seed
@@ -76,12 +71,7 @@ class ModelConfig(StrictModel):
             )
 
     def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
-        """Q functions of observations and action chunks, with fresh weights.
-
-        Args:
-            env_spec: Observations and actions to be dealt with.
-            seed: Seed of the initial weights.
-        """
+        """Q functions of observations and action chunks, with fresh weights."""
         if self.q_implementation is None:
             raise ValueError(f"the model {self.type} has no Q functions")
         functions: Module = load_attribute(self.q_implementation)(self, env_spec, seed=seed)
@@ -118,7 +108,7 @@ class NormalizingPolicyConfig(GaussianPolicyConfig):
 class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
-    implementation = "rlinf.models.mlp:MLPPolicy"
+    implementation = "rlinf.models.gaussian:MLPPolicy"
     type: Literal["mlp"] = "mlp"
     """Which policy this section configures."""
 
@@ -178,3 +168,13 @@ class CNNConfig(NormalizingPolicyConfig):
             if min(given) < 1:
                 raise illegal(key, f"{min(given)} is not a number of pixels", hint="nearest: 1")
         return self
+
+
+MODELS = {
+    "mlp": "rlinf.models.config:MLPConfig",
+    "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
+    "cnn": "rlinf.models.config:CNNConfig",
+}
+
+REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)
+"""Packages outside add models by entry points in this group that name their config classes."""

@@ -1,22 +1,29 @@
-"""Causal language models: created, loaded with every weight accounted for, and handed on.
+"""Causal language models of transformers: created, loaded with every weight accounted for, written.
 
-Models are those of transformers, with LoRA those of peft around them.
+With LoRA they are those of peft around them.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.data import tokenizer as tokenizers
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import adapter_file_name, is_adapter, load_adapter, peft_settings
+from rlinf.models.adapters import (
+    adapter_file_name,
+    is_adapter,
+    load_adapter,
+    merged,
+    peft_settings,
+    plain_name,
+)
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 
 _SHOWN = 6  # names listed per kind of difference
@@ -44,9 +51,7 @@ def _one_at_a_time(build: Callable[P, T]) -> Callable[P, T]:
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any, Any]:
     """The model of a config section and its tokenizer.
 
-    Args:
-        config: The section.
-        seed: Seed of the weights that are created: all of them, or those of the adapters.
+    Weights that are created, all of them or those of the adapters, depend on ``seed`` alone.
 
     Raises:
         ConfigError: A file is missing, or does not fit the others.
@@ -65,19 +70,12 @@ def build_network(config: LanguageModelConfig, *, tokenizer: Any, seed: int) -> 
 
 @_one_at_a_time
 def load_tokenizer(config: LanguageModelConfig) -> Any:
-    """The tokenizer in the directory of a model.
-
-    Raises:
-        ConfigError: There is none that can be read.
-    """
+    """The tokenizer in the directory of a model; ConfigError where none can be read."""
     config.check()
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    kind = PreTrainedTokenizerFast if _is_generic(_directory(config)) else AutoTokenizer
     try:
-        return kind.from_pretrained(_directory(config), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"the tokenizer cannot be read: {_line(error)}", key="path") from error
+        return tokenizers.load_tokenizer(_directory(config))
+    except ConfigError as error:
+        raise ConfigError(error.reason, key="path") from error
 
 
 @_one_at_a_time
@@ -86,14 +84,8 @@ def load_language_model(
 ) -> Any:
     """The model of a directory, on the CPU, in training mode.
 
-    Args:
-        config: Says where it is; ``architecture`` is not looked at.
-        tokenizer: Its tokenizer, if it was loaded before.
-        seed: Seed of the adapters' weights.
-
-    Raises:
-        ConfigError: A weight is missing, left over or of another shape, or the tokenizer does not
-            fit.
+    ``architecture`` is not looked at; the adapters' weights depend on ``seed``. ConfigError where a
+    weight is missing, left over or of another shape, or the tokenizer does not fit.
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
     from safetensors import SafetensorError
@@ -121,13 +113,8 @@ def load_language_model(
 def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: Any = None) -> Any:
     """A model with random weights that depend on ``seed`` alone, in training mode.
 
-    Args:
-        config: Its ``architecture`` says what to create.
-        seed: Seed of all weights; the random state of the caller is left as it was.
-        tokenizer: Gives vocabulary and end token; None: loaded from ``path``.
-
-    Raises:
-        ConfigError: The section has no architecture, or the tokenizer no end token.
+    The tokenizer gives vocabulary and end token, and is loaded from ``path`` where it is None. The
+    random state of the caller is left as it was.
     """
     if config.architecture is None:
         raise ConfigError("a model is created from this section only", key="architecture")
@@ -147,17 +134,13 @@ def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: 
 
 
 def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
-    """Write a model that other programs can load; adapters are merged into the weights.
+    """Write a model that other programs can load, and a tokenizer beside it.
 
-    Args:
-        model: The model, which stays as it is.
-        directory: Created if need be.
-        tokenizer: Written beside it.
+    Adapters are merged into the weights that are written; the model stays as it is.
     """
-    base = model.get_base_model() if _has_adapters(model) else model
     weights = dict(full_weights(model))
     _without_bars()
-    base.save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    _without_peft(model).save_pretrained(directory, state_dict=weights, safe_serialization=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
@@ -175,13 +158,25 @@ def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     What an engine takes that knows nothing of adapters. Merged values are new tensors, computed in
     float32; the others are the model's own. A tied tensor comes once.
     """
-    base = model.get_base_model() if _has_adapters(model) else model
+    base = _without_peft(model)
     seen: set[int] = set()
     for name, value in base.state_dict().items():
-        if is_adapter(name) or value.data_ptr() in seen:
+        plain = plain_name(name)
+        if plain is None or value.data_ptr() in seen:
             continue
         seen.add(value.data_ptr())
-        yield name.replace(".base_layer.", "."), _merged(base, name, value)
+        layer_name, adapted, _ = name.partition(".base_layer.weight")
+        yield plain, _merged(base.get_submodule(layer_name), value) if adapted else value
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    return merged(weight, first, second, layer.scaling["default"])
+
+
+def _without_peft(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -189,6 +184,39 @@ def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     for name, value in model.get_base_model().state_dict().items():
         if is_adapter(name):
             yield adapter_file_name(name), value
+
+
+def file_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by the names of a ``state_dict`` as they are in files.
+
+    transformers keeps some otherwise: the experts of a layer, each with matrices of its own in the
+    files, are one tensor while it computes. Programs that read files, and engines that are given
+    weights as if from files, want the latter. Only class and configuration of the model are looked
+    at, and weights that are the same there share memory.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    return converted
+
+
+def without_weights(path: Path) -> Any:
+    """The model in a directory, its weights without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that belong to the model's files, by name; a tied one once.
+
+    Such as the corrections by which routers of DeepSeek-V3 balance their experts; rotary
+    frequencies are no part of the files.
+    """
+    saved = model.state_dict(keep_vars=True).keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 def padding_token(tokenizer: Any) -> int:
@@ -201,11 +229,7 @@ def padding_token(tokenizer: Any) -> int:
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse a tokenizer that gives tokens which the model does not have.
-
-    Raises:
-        ConfigError: Its vocabulary is larger than the embedding, or an end token is outside of it.
-    """
+    """Refuse, by a ConfigError, a tokenizer that gives tokens which the model does not have."""
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ConfigError(
@@ -263,23 +287,6 @@ def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
     return adapted
 
 
-def _has_adapters(model: Any) -> bool:
-    return hasattr(model, "peft_config")
-
-
-def _merged(base: nn.Module, name: str, value: Tensor) -> Tensor:
-    """A weight with its adapter, or as it is."""
-    layer_name, found, _ = name.partition(".base_layer.weight")
-    if not found:
-        return value
-    layer: Any = base.get_submodule(layer_name)
-    up, down = layer.lora_B["default"].weight, layer.lora_A["default"].weight
-    with torch.no_grad():
-        change = (up.float() @ down.float()) * layer.scaling["default"]
-        merged: Tensor = value.float() + change
-    return merged.to(value.dtype)
-
-
 def _check_weights(path: Path, report: Any) -> None:
     """Refuse what transformers only warns of."""
     lines = []
@@ -295,19 +302,6 @@ def _check_weights(path: Path, report: Any) -> None:
             lines.append(f"{title}: {', '.join(keys[:_SHOWN])}{more}")
     if lines:
         raise ConfigError(f"the weights in {path} do not fit; {'; '.join(lines)}", key="path")
-
-
-def _is_generic(directory: Path) -> bool:
-    """Whether a tokenizer is all that its tokenizer.json says.
-
-    By the type of the model beside it, transformers would take one of the model's family instead,
-    and add that family's special tokens.
-    """
-    settings = directory / "tokenizer_config.json"
-    if not (directory / "tokenizer.json").is_file() or not settings.is_file():
-        return False
-    found = json.loads(settings.read_text(encoding="utf-8")).get("tokenizer_class")
-    return found in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _directory(config: LanguageModelConfig) -> Path:

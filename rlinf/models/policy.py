@@ -70,20 +70,16 @@ class Policy(torch.nn.Module, ABC):
 
     @abstractmethod
     def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
-        """Act, without gradients.
+        """Act on observations, each [B, ...], without gradients.
 
-        Args:
-            observations: Each [B, ...].
-            noise: [B, C, A] standard normal; None takes the mode of the distribution.
+        The noise is [B, C, A] standard normal; None takes the mode of the distribution.
         """
 
     @abstractmethod
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
         """Log-probs, values and entropy of stored actions, with gradients.
 
-        Args:
-            forward_inputs: The observations and what :meth:`sample` returned as such, each
-                [B, ...].
+        The inputs are the observations and what :meth:`sample` returned as such, each [B, ...].
         """
 
     def forward(self, batch: Any) -> ActionEvaluation:
@@ -111,10 +107,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     """Let a policy begin with the weights of a file.
 
     The critic begins afresh where the file holds none, as that of a policy which has imitated.
-
-    Raises:
-        ConfigError: The file holds other tensors than the policy has, or cannot be read; nothing
-            was changed.
+    ConfigError, and nothing changed, where it holds other tensors than the policy has.
     """
     try:
         found = safetensors.torch.load_file(path.expanduser())

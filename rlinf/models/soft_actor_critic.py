@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.models.activations import ACTIVATIONS
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
-from rlinf.models.gaussian import gaussian_log_prob
-from rlinf.models.mlp import MLPPolicy, normalizer_of, states_dim
+from rlinf.models.gaussian import (
+    ACTIVATIONS,
+    MLPPolicy,
+    gaussian_log_prob,
+    normalizer_of,
+    states_dim,
+)
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:
@@ -68,15 +72,10 @@ class SquashedMLPPolicy(MLPPolicy):
         )
 
     def forward(self, given: Any, noise: Tensor | None = None) -> Any:
-        """Stored actions of a batch, or, with noise, new actions that gradients flow through.
+        """Stored actions of a batch; with noise [N, C, A], new ones that gradients flow through.
 
-        Args:
-            given: Without noise a batch, as :meth:`Policy.forward` says; else observations, each
-                [N, ...].
-            noise: [N, C, A] standard normal.
-
-        Returns:
-            With noise, actions [N, C, A] and their log-probs [N], summed over the chunk.
+        Without noise ``given`` is a batch; else observations, each [N, ...], for which actions [N,
+        C, A] and their log-probs [N], summed over the chunk, are returned.
         """
         return super().forward(given) if noise is None else self.act(given, noise)
 
@@ -108,11 +107,7 @@ class SquashedMLPPolicy(MLPPolicy):
 
 
 def register_box(module: nn.Module, config: SquashedMLPConfig, env_spec: EnvSpec) -> None:
-    """Give a module the middle and half the width of the action box [A], as ``centre``, ``radius``.
-
-    Raises:
-        ConfigError: the actions have no bounds.
-    """
+    """Give a module the middle and half the width of the action box [A]: ``centre``, ``radius``."""
     low, high = (
         torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim)
         for bound in (env_spec.action_low, env_spec.action_high)
@@ -156,12 +151,7 @@ class QFunctions(nn.Module):
                 parameters.append(nn.Parameter((2.0 * drawn - 1.0) * bound))
 
     def forward(self, observations: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """[H, N] values.
-
-        Args:
-            observations: Each [N, ...].
-            actions: [N, C, A] in the units of the environment.
-        """
+        """[H, N] values of observations, each [N, ...], and actions [N, C, A]."""
         states = observations["states"]
         if self.normalizer is not None:
             states = self.normalizer(states)

@@ -15,17 +15,83 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from rlinf.rewards.extraction import code_block
-from rlinf.rewards.protocol import RewardFunction, RewardInput
-from rlinf.rewards.sandbox.host import Sandbox, supervise
-from rlinf.rewards.sandbox.limits import Limits
+from pydantic import Field, model_validator
 
-if TYPE_CHECKING:
-    from rlinf.rewards.config import CodeConfig
+from rlinf.config.component import illegal
+from rlinf.errors import ConfigError
+from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
+from rlinf.rewards.sandbox.host import Sandbox
+from rlinf.rewards.sandbox.running import Limits, supervise
+from rlinf.rewards.text import code_block
 
 _START = "import sys; sys.path.insert(0, '.'); from rlinf.rewards.grading.{0} import main; main()"
+
+
+class CodeConfig(AnswerConfig):
+    """Does the program in the completion pass the tests?"""
+
+    type: Literal["code"] = "code"
+    """Which reward this section configures."""
+    value: Literal["all", "fraction"] = "all"
+    """Right only if every test passes; or between wrong and right by the share that passes."""
+    python: Path | None = None
+    """Interpreter of the programs; null: the one of this project without its packages."""
+    wall_seconds: float = Field(default=6.0, gt=0, le=3600)
+    """Time of one run: of each pair of input and output, and of all asserts together."""
+    total_seconds: float = Field(default=20.0, gt=0, le=3600)
+    """Time of all runs of a sample; tests that are not reached have failed."""
+    cpu_seconds: int = Field(default=5, ge=1)
+    """Processor time of each process of a run."""
+    memory_mib: int = Field(default=512, ge=64)
+    """Memory of a run, in MiB."""
+    processes: int = Field(default=16, ge=1, le=4096)
+    """Processes and threads of a run at a time."""
+    scratch_mib: int = Field(default=16, ge=1)
+    """All files that a run writes, in MiB."""
+    output_kib: int = Field(default=1024, ge=1)
+    """What a run prints, in KiB; one that prints more is ended."""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if self.total_seconds < self.wall_seconds:
+            raise illegal(
+                "total_seconds",
+                f"is shorter than one run, wall_seconds = {self.wall_seconds}",
+                hint=f"nearest: {self.wall_seconds}",
+            )
+        return self
+
+    @property
+    def longest_seconds(self) -> float:
+        """All runs, the last one begun just before the end."""
+        return self.total_seconds + self.wall_seconds
+
+    def check(self) -> None:
+        """Try whether this machine can isolate programs."""
+        try:
+            sandbox = self.sandbox()
+        except ConfigError as error:
+            raise ConfigError(error.reason, key="python" if self.python else "type") from error
+        sandbox.check()
+
+    def build(self) -> RewardFunction:
+        """The tests; ConfigError where programs cannot be isolated."""
+        return CodeReward(self)
+
+    def sandbox(self) -> Sandbox:
+        """In which programs run; ConfigError where their interpreter cannot be shown."""
+        limits = Limits(
+            cpu_seconds=self.cpu_seconds,
+            wall_seconds=self.wall_seconds,
+            memory_bytes=self.memory_mib * 2**20,
+            processes=self.processes,
+            scratch_bytes=self.scratch_mib * 2**20,
+            output_bytes=self.output_kib * 2**10,
+        )
+        return Sandbox(limits, python=None if self.python is None else str(self.python))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +115,7 @@ class Tests:
 
 
 def read_tests(answer: Any) -> Tests:
-    """Return the tests that an answer describes.
-
-    Raises:
-        ValueError: It describes none.
-    """
+    """The tests that an answer describes; ValueError where it describes none."""
     if not isinstance(answer, Mapping):
         raise ValueError("the answer is no mapping with `pairs` or `asserts`")
     unknown = set(answer) - {"pairs", "inputs", "outputs", "asserts", "setup", "entry_point"}
@@ -86,28 +148,16 @@ def same_output(output: str, expected: str) -> bool:
     return first == second
 
 
-class CodeReward(RewardFunction):
-    """`max_value` for a program that passes, `min_value` for none, for failing, for no program.
-
-    Raises:
-        ConfigError: Programs cannot be isolated here.
-    """
+class CodeReward:
+    """`max_value` for a program that passes, `min_value` for none, for failing, for no program."""
 
     def __init__(self, config: CodeConfig) -> None:
         self._config = config
-        limits = Limits(
-            cpu_seconds=config.cpu_seconds,
-            wall_seconds=config.wall_seconds,
-            memory_bytes=config.memory_mib * 2**20,
-            processes=config.processes,
-            scratch_bytes=config.scratch_mib * 2**20,
-            output_bytes=config.output_kib * 2**10,
-        )
-        python = str(config.python) if config.python is not None else None
-        self._sandbox = Sandbox(limits, python=python)
+        self._sandbox = config.sandbox()
         self._sandbox.check()
+        grading = resources.files("rlinf.rewards.grading")
         self._modules = {
-            f"rlinf/rewards/grading/{name}.py": _source(f"{name}.py")
+            f"rlinf/rewards/grading/{name}.py": grading.joinpath(f"{name}.py").read_text("utf-8")
             for name in ("values", "solution", "unit_tests")
         }
 
@@ -140,11 +190,7 @@ class CodeReward(RewardFunction):
 
     def _passed_asserts(self, program: str, tests: Tests) -> int:
         """Return how many asserts a program passes, which runs apart from them."""
-        described = {
-            "setup": tests.setup,
-            "asserts": tests.asserts,
-            "entry_point": tests.entry_point,
-        }
+        described = {k: v for k, v in vars(tests).items() if k != "pairs"}
         requests_in, requests_out = os.pipe()
         replies_in, replies_out = os.pipe()
         ends = [requests_in, replies_out, replies_in, requests_out]
@@ -173,7 +219,3 @@ class CodeReward(RewardFunction):
             if "unusable" in verdict:
                 raise ValueError(verdict["unusable"])
         return sum(verdict["passed"] for verdict in verdicts)
-
-
-def _source(name: str) -> str:
-    return resources.files("rlinf.rewards.grading").joinpath(name).read_text(encoding="utf-8")

@@ -10,17 +10,49 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from rlinf.errors import MissingPackageError
-from rlinf.rewards.extraction import last_boxed, references
-from rlinf.rewards.protocol import RewardFunction, RewardInput
-
-if TYPE_CHECKING:
-    from rlinf.rewards.config import MathConfig
+from rlinf.rewards.protocol import AnswerConfig, Number, RewardFunction, RewardInput
+from rlinf.rewards.text import last_boxed, references
 
 _AGAIN_SECONDS = 0.2
+
+
+class MathConfig(AnswerConfig):
+    """Is the final answer mathematically equal to one of the references?"""
+
+    type: Literal["math"] = "math"
+    """Which reward this section configures."""
+    min_value: Number = -1.0
+    """Value of a wrong answer."""
+    require_boxed: bool = False
+    """Take the answer from the last `\\boxed{…}` alone; otherwise, where there is none, from the
+    last expression of the text."""
+    tail: int = Field(default=2000, ge=1)
+    """Characters at the end of a completion in which an answer without a box is looked for."""
+    digits: int = Field(default=6, ge=1)
+    """Decimal places to which numbers must agree."""
+    seconds: float = Field(default=5.0, gt=0, le=3600)
+    """Seconds for reading and comparing an answer; one that takes longer is wrong."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """As configured."""
+        return self.seconds
+
+    def check(self) -> None:
+        """Look for the package that compares."""
+        if find_spec("math_verify") is None:
+            raise MissingPackageError("math_verify", "language", "the reward `math`")
+
+    def build(self) -> RewardFunction:
+        """See the base class."""
+        return MathReward(self)
 
 
 class _OutOfTime(BaseException):
@@ -43,12 +75,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class MathReward(RewardFunction):
-    """`max_value` for an answer that equals any reference, `min_value` for all else.
-
-    Raises:
-        MissingPackageError: math-verify is not installed.
-    """
+class MathReward:
+    """`max_value` for an answer that equals any reference, `min_value` for all else."""
 
     def __init__(self, config: MathConfig) -> None:
         try:
@@ -64,27 +92,22 @@ class MathReward(RewardFunction):
 
     def __call__(self, sample: RewardInput) -> float:
         """Compare the final answer with the references."""
-        config = self._config
         wanted = [self._read_reference(text) for text in references(sample.answer)]
         try:
-            with _time_limit(config.seconds):
+            with _time_limit(self._config.seconds):
                 right = self._equals_any(sample.completion, wanted)
         except _OutOfTime:
             right = False
-        return (config.max_value if right else config.min_value) * config.scale
+        return self._config.value_of(right)
 
     def _equals_any(self, completion: str, wanted: list[list[Any]]) -> bool:
-        boxed = last_boxed(completion)
-        if boxed is not None:
-            answer = self._parse(rf"\boxed{{{boxed}}}")
-        elif self._config.require_boxed:
+        config, boxed = self._config, last_boxed(completion)
+        if boxed is None and config.require_boxed:
             return False
-        else:
-            answer = self._parse(completion[-self._config.tail :])
+        text = completion[-config.tail :] if boxed is None else rf"\boxed{{{boxed}}}"
+        answer, verify = self._parse(text), self._library.verify
         return any(
-            self._library.verify(
-                reference, answer, float_rounding=self._config.digits, timeout_seconds=None
-            )
+            verify(reference, answer, float_rounding=config.digits, timeout_seconds=None)
             for reference in wanted
         )
 
@@ -93,11 +116,7 @@ class MathReward(RewardFunction):
         return found
 
     def _parse_reference(self, text: str) -> list[Any]:
-        """Return the expressions of a reference: of text with marks, or of a bare formula.
-
-        Raises:
-            ValueError: It holds no expression, or reading it takes too long.
-        """
+        """The expressions of a reference: of text with marks, or of a bare formula."""
         marked = "$" in text or "\\boxed" in text or "\\[" in text or "\\(" in text
         try:
             with _time_limit(self._config.seconds):

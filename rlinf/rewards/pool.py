@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import selectors
@@ -16,18 +15,13 @@ from rlinf.errors import RunFailure
 from rlinf.processes.supervised import ProcessLostError, SupervisedProcess
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import FaultKind, RewardInput, RewardOutput
-from rlinf.rewards.scorer import invalid
 
 MAX_FAILED_STARTS = 3
 """Starts in a row without one process that became ready, after which the run ends."""
 
 
 class RewardProcess:
-    """One process that scores; starts at once, and says itself when it is ready.
-
-    Args:
-        config: The functions.
-    """
+    """One process that scores; starts at once, and says itself when it is ready."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
@@ -48,23 +42,17 @@ class RewardProcess:
         """Its process id."""
         return self._process.pid
 
-    def give(self, job: int, sample: dict[str, Any]) -> None:
-        """Send a sample.
-
-        Raises:
-            ProcessLostError: The process has ended.
-        """
+    def give(self, job: int, sample: RewardInput) -> None:
+        """Send a sample; ProcessLostError where the process has ended."""
         os.pwrite(self._progress, b"\0", 0)
-        self._process.send("score", sample=sample)
+        self._process.send("score", sample=vars(sample))
         self.state, self.job = "busy", job
         self.deadline = time.monotonic() + self._config.deadline
 
     def take(self) -> dict[str, Any] | None:
         """Read a message: the output of the sample that it has, or None when it is ready.
 
-        Raises:
-            ProcessLostError: The process has ended.
-            UserError: The functions cannot be built.
+        ProcessLostError where it has ended, UserError where the functions cannot be built.
         """
         message = self._process.receive(0.0)
         self.state = "idle"
@@ -90,15 +78,11 @@ class RewardProcess:
 class RewardPool:
     """Processes that score, replaced when they hang or die.
 
-    May be used from any thread; calls of several threads take turns.
-
-    Args:
-        config: The functions, the number of processes and their deadlines.
-        processes: Number of processes, in place of the config's.
+    May be used from any thread; calls of several threads take turns. ``processes`` takes the place
+    of the config's.
 
     Raises:
-        ConfigError: A function cannot be built.
-        MissingPackageError: A package is not installed.
+        UserError: A function cannot be built.
         RunFailure: The processes do not start.
     """
 
@@ -139,10 +123,8 @@ class RewardPool:
         """Score samples; the outputs are in their order.
 
         A sample whose function raises, returns no finite number, exceeds the deadline or ends its
-        process is not valid; the others are not affected.
-
-        Raises:
-            RunFailure: The pool is closed, or its processes no longer start.
+        process is not valid; the others are not affected. RunFailure where the pool is closed, or
+        its processes no longer start.
         """
         with self._lock:
             if not self._processes:
@@ -157,7 +139,7 @@ class RewardPool:
                 # The processes hold samples of a batch that nobody waits for any more.
                 self._end()
                 raise
-            outputs = batch.results()
+            outputs = [batch.outputs[job] for job in range(len(samples))]
             self._faults.update(output.fault for output in outputs if output.fault is not None)
         return outputs
 
@@ -176,12 +158,9 @@ class RewardPool:
             if process.state == "idle" and batch.waiting:
                 job = batch.waiting[0]
                 try:
-                    process.give(job, batch.encoded(job))
+                    process.give(job, batch.samples[job])
                 except ProcessLostError:  # it ended between two samples, which is no sample's fault
                     self._replace(position)
-                except _NotJSONError as error:
-                    batch.waiting.popleft()
-                    batch.finish(job, invalid("", "exception", str(error), {}))
                 else:
                     batch.waiting.popleft()
 
@@ -213,13 +192,13 @@ class RewardPool:
             return
         self._failed_starts = 0
         if output is not None:
-            batch.finish(process.job, RewardOutput(**output))
+            batch.outputs[process.job] = RewardOutput(**output)
 
     def _lose(self, position: int, batch: _Batch, kind: FaultKind, detail: str) -> None:
         process = self._processes[position]
         if process.state == "busy":
             name = process.function_at_work()
-            batch.finish(process.job, invalid(name, kind, detail, {}))
+            batch.outputs[process.job] = RewardOutput.invalid(name, kind, detail)
         else:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
@@ -234,33 +213,22 @@ class RewardPool:
         self._processes[position] = RewardProcess(self._config)
 
 
-class _NotJSONError(Exception):
-    """A sample cannot be sent."""
-
-
 class _Batch:
-    """The samples of one call and what has become of them."""
+    """The samples of one call, which of them wait, and what has become of the others."""
 
     def __init__(self, samples: Sequence[RewardInput]) -> None:
-        self._samples = samples
-        self.waiting = deque(range(len(samples)))
-        self._outputs: dict[int, RewardOutput] = {}
+        self.samples = samples
+        self.waiting: deque[int] = deque()
+        self.outputs: dict[int, RewardOutput] = {}
+        for job, sample in enumerate(samples):
+            try:
+                json.dumps(sample.answer)
+            except (TypeError, ValueError, RecursionError) as error:
+                why = f"the answer of the prompt is no JSON: {error}"
+                self.outputs[job] = RewardOutput.invalid("", "exception", why)
+            else:
+                self.waiting.append(job)
 
     @property
     def done(self) -> bool:
-        return len(self._outputs) == len(self._samples)
-
-    def finish(self, job: int, output: RewardOutput) -> None:
-        self._outputs[job] = output
-
-    def encoded(self, job: int) -> dict[str, Any]:
-        sample = self._samples[job]
-        fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
-        try:
-            json.dumps(fields["answer"])
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _NotJSONError(f"the answer of the prompt is no JSON: {error}") from error
-        return fields
-
-    def results(self) -> list[RewardOutput]:
-        return [self._outputs[job] for job in range(len(self._samples))]
+        return len(self.outputs) == len(self.samples)

@@ -8,14 +8,53 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
+import numbers
 import os
 import resource
+from collections.abc import Callable
 from typing import Any
 
+from rlinf.errors import in_section
 from rlinf.processes.supervised import serve
 from rlinf.rewards.config import RewardConfig
-from rlinf.rewards.protocol import RewardInput
-from rlinf.rewards.scorer import Scorer
+from rlinf.rewards.protocol import RewardFunction, RewardInput, RewardOutput
+
+
+class Scorer:
+    """The functions of a recipe, built, and their weighted sum.
+
+    ``at`` is called before each function of a sample with its number, at most 255.
+    """
+
+    def __init__(self, config: RewardConfig, *, at: Callable[[int], object] = int) -> None:
+        self._at = at
+        self._weights = {name: section.weight for name, section in config.functions.items()}
+        self._functions: dict[str, RewardFunction] = {}
+        for name, section in config.functions.items():
+            with in_section(f"functions.{name}"):
+                self._functions[name] = section.build()
+
+    def score(self, sample: RewardInput) -> RewardOutput:
+        """What a sample is worth; a function that fails makes it invalid."""
+        parts: dict[str, float] = {}
+        for number, (name, function) in enumerate(self._functions.items()):
+            self._at(number)
+            try:
+                value: Any = function(sample)
+            except Exception as error:  # noqa: BLE001 - one sample must not end the run
+                text = " ".join(f"{type(error).__name__}: {error}".split())
+                return RewardOutput.invalid(name, "exception", text, parts)
+            detail = ""
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                detail = f"it returned {value!r:.200}, a {type(value).__name__}, not a number"
+            elif not math.isfinite(value):
+                detail = f"it returned {float(value)}"
+            if detail:
+                return RewardOutput.invalid(name, "not_a_number", detail, parts)
+            parts[name] = float(value)
+        reward = math.fsum(self._weights[name] * value for name, value in parts.items())
+        return RewardOutput(reward=reward, parts=parts)
 
 
 def main(lifeline: int, commands: int, progress: int) -> None:
@@ -27,32 +66,22 @@ def main(lifeline: int, commands: int, progress: int) -> None:
         progress: Descriptor of a file that holds the number of the function at work, for the case
             that it never ends.
     """
-    serve(lifeline, commands, _Server(progress).answer)
+    scorer: Scorer | None = None
 
-
-class _Server:
-    """The functions, once they are built."""
-
-    def __init__(self, progress: int) -> None:
-        self._progress = progress
-        self._scorer: Scorer
-
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Build the functions, or score a sample."""
-        if message["operation"] == "score":
-            sample = RewardInput(**message["sample"])
-            return {"output": dataclasses.asdict(self._scorer.score(sample))}
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
+        nonlocal scorer
+        if message["operation"] == "score" and scorer is not None:
+            return {"output": dataclasses.asdict(scorer.score(RewardInput(**message["sample"])))}
         if message["operation"] == "start":
             config = RewardConfig.model_validate(message["config"])
             if config.memory_mib is not None:
                 _limit_memory(config.memory_mib * 2**20)
-            self._scorer = Scorer(config, at=self._note)
+            scorer = Scorer(config, at=lambda number: os.pwrite(progress, bytes([number]), 0))
             gc.collect()
             gc.freeze()
         return {}
 
-    def _note(self, number: int) -> None:
-        os.pwrite(self._progress, bytes([number]), 0)
+    serve(lifeline, commands, answer)
 
 
 def _limit_memory(limit: int) -> None:

@@ -1,22 +1,28 @@
-"""What a reward function gets and gives.
+"""What a reward function gets and gives, the base of its config section, and which ones exist.
 
-A reward function of a package outside, or of a file beside the recipe, is a function::
-
-    def score(sample: RewardInput, **options) -> float: ...
+A function of your own, in a file beside the recipe, is ``def score(sample, **options) -> float``.
+Imports no torch, so that a recipe is checked in an instant.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.registry import Registry
 
 StopReason = Literal["stop", "length", "abort"]
 
 FaultKind = Literal["exception", "not_a_number", "timeout", "died"]
 """What can go wrong with a sample: the function raised, returned no finite number, took longer than
 the deadline, or its process ended."""
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +63,79 @@ class RewardOutput:
     fault: str | None = None
     reason: str | None = None
 
+    @classmethod
+    def invalid(
+        cls, name: str, kind: FaultKind, detail: str, parts: Mapping[str, float] | None = None
+    ) -> RewardOutput:
+        """The outcome of a sample that the function ``name`` could not score."""
+        fault = f"{name}/{kind}" if name else kind
+        reason = f"{fault}: {detail}"[:2000]
+        return cls(reward=0.0, parts=parts or {}, valid=False, fault=fault, reason=reason)
 
-class RewardFunction(ABC):
-    """A reward of this project or of a package outside that has a config class of its own.
 
-    It is built from its config section in each process of the pool, and called in the main thread
-    there.
-    """
+RewardFunction = Callable[[RewardInput], float]
+"""Called in the main thread of a process of the pool; gives what a sample is worth, before
+weighting. An exception makes the sample invalid; a wrong answer is a number."""
 
-    @abstractmethod
-    def __call__(self, sample: RewardInput) -> float:
-        """Return what the sample is worth, before weighting.
 
-        An exception makes the sample invalid; a wrong answer is a number.
+class RewardFunctionConfig(StrictModel):
+    """Base of every reward's config section: it scores by itself, or builds what does."""
+
+    type: str
+    """Which reward this section configures."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """Factor of its value in the sum; negative for a penalty that counts upward, 0 to log only."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """Seconds by which it ends a sample of its own accord; 0 where it has no such limit."""
+        return 0.0
+
+    def build(self) -> RewardFunction:
+        """The function; UserError if what the section names, or a package, is not there.
+
+        Called in each process that scores: what takes long to import is imported here.
         """
+        return self.score
+
+    def score(self, sample: RewardInput) -> float:
+        """See :data:`RewardFunction`; of a section that needs nothing but its own values."""
+        raise NotImplementedError
+
+
+class AnswerConfig(RewardFunctionConfig):
+    """What rewards have in common that tell right from wrong."""
+
+    max_value: Number = 1.0
+    """Value of a right answer."""
+    min_value: Number = 0.0
+    """Value of a wrong answer."""
+    scale: Number = 1.0
+    """Factor of both."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_value <= self.min_value:
+            raise illegal(
+                "max_value",
+                f"a right answer must be worth more than a wrong one, which is {self.min_value}",
+                hint=f"nearest: {self.min_value + 1}",
+            )
+        return self
+
+    def value_of(self, right: bool) -> float:
+        """Value of a right or a wrong answer."""
+        return (self.max_value if right else self.min_value) * self.scale
+
+
+REWARDS = {
+    "math": "rlinf.rewards.math_answer:MathConfig",
+    "exact_match": "rlinf.rewards.text:ExactMatchConfig",
+    "format": "rlinf.rewards.text:FormatConfig",
+    "length": "rlinf.rewards.text:LengthConfig",
+    "code": "rlinf.rewards.code_tests:CodeConfig",
+    "function": "rlinf.rewards.function:FunctionConfig",
+}
+
+REGISTRY = Registry("reward", "rlinf.rewards", REWARDS, RewardFunctionConfig)
+"""Packages outside add rewards by entry points in this group that name their config classes."""

@@ -12,7 +12,7 @@ from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.dump import to_data
-from rlinf.data.prompts.config import BenchmarkConfig
+from rlinf.data.prompts.benchmarks import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.text_answers import AnswerKind
 from rlinf.data.text_evaluation import TextEvaluationSpec
@@ -24,8 +24,7 @@ from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.rewards.config import RewardConfig
-from rlinf.rewards.correctness import CorrectnessConfig
+from rlinf.rewards.config import CorrectnessConfig, RewardConfig
 from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
 from rlinf.runners.task import Task
 

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf.data.evaluation import (
-    EpisodeOutcome,
-    EvaluationResult,
-    EvaluationSpec,
-    PairedComparison,
-    compare_paired,
-)
+from rlinf.data.evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import tile, write_video
@@ -98,10 +92,6 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             for record in records.values()
         ]
         return EvaluationResult.of(spec, outcomes, name)
-
-    def compare(self, first: EvaluationResult, second: EvaluationResult) -> PairedComparison:
-        """Episode by episode."""
-        return compare_paired(first, second)
 
     def metrics(self, result: EvaluationResult) -> dict[str, float]:
         """Success rate with its interval, and return."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.data.evaluation import HashedSpec, SpecifiedResult
+from rlinf.data.evaluation import compare as compare_results
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE
@@ -58,10 +59,6 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
             spec: What is played or answered.
             name: What the weights are called.
         """
-
-    @abstractmethod
-    def compare(self, first: ResultT, second: ResultT) -> object:
-        """How two results on the same items differ, as what can be printed."""
 
     @abstractmethod
     def metrics(self, result: ResultT) -> dict[str, float]:
@@ -127,10 +124,10 @@ def evaluate(
         ConfigError: The specification is for another task than the run, or nothing is evaluated.
         CheckpointError: There is no good checkpoint.
     """
-    first, own, given = _evaluate_one(task, source, items=items, spec_file=spec, video=video)
+    first, given = _evaluate_one(task, source, items=items, spec_file=spec, video=video)
     if compare is not None:
-        other, _, _ = _evaluate_one(task, compare, spec=given)
-        print(own.compare(other, first))
+        other, _ = _evaluate_one(task, compare, spec=given)
+        print(compare_results(other, first))
     return first
 
 
@@ -142,8 +139,8 @@ def _evaluate_one(
     spec_file: Path | None = None,
     spec: HashedSpec | None = None,
     video: bool = False,
-) -> tuple[SpecifiedResult, Evaluator[Any, Any], HashedSpec]:
-    """The result, who evaluated, and by which specification."""
+) -> tuple[SpecifiedResult, HashedSpec]:
+    """The result, and by which specification."""
     from rlinf.runners.groups import Groups
 
     config, checkpoint = load_run(source, task.config_class)
@@ -171,7 +168,7 @@ def _evaluate_one(
         written = evaluator.film(groups, run / "videos" / f"{stem}.mp4") if video else None
         if written is not None:
             print(f"video: {written}", flush=True)
-    return result, evaluator, spec
+    return result, spec
 
 
 def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkpoint]:

@@ -20,7 +20,7 @@ from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import RunnerConfig
 from rlinf.flow.planning_traits import PlanningTraits
-from rlinf.rewards.correctness import CorrectnessConfig
+from rlinf.rewards.config import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig

@@ -12,13 +12,11 @@ from rlinf.data.text_evaluation import (
     PromptOutcome,
     TextEvaluationResult,
     TextEvaluationSpec,
-    compare_text,
 )
-from rlinf.data.text_metrics import PairedEstimate
 from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Stage
-from rlinf.rewards.config import MathConfig
+from rlinf.rewards.math_answer import MathConfig
 from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import Purpose
@@ -82,10 +80,6 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
     def play(self, groups: Groups, spec: TextEvaluationSpec, name: str) -> TextEvaluationResult:
         """Answer the prompts of a specification."""
         return answer_prompts(groups, spec, self._prompts, name, self._tokenizer)
-
-    def compare(self, first: TextEvaluationResult, second: TextEvaluationResult) -> PairedEstimate:
-        """Prompt by prompt."""
-        return compare_text(first, second)
 
     def metrics(self, result: TextEvaluationResult) -> dict[str, float]:
         """Pass rate with its interval, other rates, and what became of the completions."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlinf.agents.tool_use import ToolUse
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
-from rlinf.data.tasks.protocol import ANSWER_TAGS, TaskItem
+from rlinf.data.tasks import ANSWER_TAGS, PromptItem
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weights import sizes_of
@@ -53,11 +53,11 @@ def _tokenizer(config: ReasoningConfig, directory: Path) -> Any:
     return train_tokenizer(chain(texts, alphabets), directory, whole=whole)
 
 
-def task_items(config: ReasoningConfig) -> tuple[TaskItem, ...]:
+def task_items(config: ReasoningConfig) -> tuple[PromptItem, ...]:
     """The training items of a generated task."""
     if config.data.task is None:
         raise ValueError("the prompts of this run are read from files")
-    return config.data.task.build().items("train")
+    return config.data.task.items("train")
 
 
 def _warm_start(config: ReasoningConfig, network: Any, tokenizer: Any) -> None:

@@ -13,7 +13,6 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import RunFailure
-from rlinf.models.registry import build_policy
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
 from rlinf.runners.evaluation import load_run
 from rlinf.runners.task import Purpose, Task
@@ -56,7 +55,7 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor,
     weights = acting_weights(checkpoint.tree["workers"])
 
     def actor(spec: EnvSpec) -> Act:
-        policy = build_policy(config.model, spec, value_dim=config.value_dim).eval()
+        policy = config.model.build(spec, value_dim=config.value_dim).eval()
         policy.load_state_dict(weights)
 
         def act(observations: Observations) -> np.ndarray:

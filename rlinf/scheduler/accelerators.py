@@ -1,9 +1,6 @@
 """Accelerators by vendor: one table row each, and the questions that the rest asks of a row.
 
-CPU slots are run by every test, the row of NVIDIA by the tests marked ``gpu``. The other rows (AMD,
-Intel, Ascend, MUSA, Kunlun) are written from their vendors' documentation and have **not been run**
-for lack of the hardware.
-"""
+Rows marked "not run" are written from the vendor's documentation, for lack of the hardware."""
 
 from __future__ import annotations
 

@@ -36,10 +36,8 @@ class Cluster(NodeTable, ClusterMembers):
     The first call decides; later calls return the same object and ignore their arguments, until
     `shutdown`. Inside a worker ``Cluster()`` is the cluster that the worker belongs to.
 
-    Args:
-        num_nodes: Machines to use on the ``ray`` runtime; 0 takes all that are connected.
-        cluster_cfg: The ``cluster`` section of a configuration.
-        distributed_log_dir: Directory for one log file per worker.
+    Of ``num_nodes`` on the ``ray`` runtime, 0 takes all that are connected; ``cluster_cfg`` is the
+    ``cluster`` section of a configuration; each worker logs to a file in ``distributed_log_dir``.
 
     Raises:
         ValueError: ``num_nodes`` contradicts ``cluster_cfg``.
@@ -233,11 +231,7 @@ def _read_config(
 
 
 def deadline_seconds(config: ClusterConfig) -> float:
-    """How long a wait may take: by the config, or else by ``RLINF_TIMEOUT``, or else its default.
-
-    Raises:
-        SchedulerUsageError: The variable holds no number of minutes.
-    """
+    """Seconds that a wait may take: by the config, else by ``RLINF_TIMEOUT``, else the default."""
     text = os.environ.get("RLINF_TIMEOUT")
     if text is None or "timeout_minutes" in config.model_fields_set:
         return config.timeout_minutes * 60

@@ -136,11 +136,7 @@ def _master(cluster: Cluster, first: WorkerInfo) -> tuple[str, int]:
 
 
 def free_port(highest: int | None = None) -> int:
-    """A port of this machine that nothing listens on, at most ``highest``.
-
-    Raises:
-        SchedulerError: None is free.
-    """
+    """A port of this machine that nothing listens on, at most ``highest``."""
     for port in [0] if highest is None else range(highest, 1023, -1):
         with socket.socket() as probe:
             try:

@@ -21,8 +21,7 @@ from rlinf.models.adapters import (
     merged,
     plain_name,
 )
-from rlinf.models.buffers import saved_buffers
-from rlinf.models.file_format import file_weights
+from rlinf.models.language import file_weights, saved_buffers
 from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import TrainedModule
 

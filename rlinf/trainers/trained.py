@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlinf.checkpoint.compatibility import check_compatible
-from rlinf.models.buffers import saved_buffers
+from rlinf.models.language import saved_buffers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.optimizer import AdamW, learning_rates
 

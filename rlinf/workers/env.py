@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.data.trajectory import Trajectory
-from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec

@@ -15,7 +15,6 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import build_language_model
 from rlinf.models.policy import Policy
-from rlinf.models.registry import build_policy
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.sequences import policy_trainer, save_pretrained
 from rlinf.trainers.trainer import Trainer
@@ -90,7 +89,7 @@ class CloningWorker(FitStage, ActorWorker):
         """
         config = self._cloning
         self._algorithm = Supervised(config.objective)
-        policy = build_policy(config.model, env_spec, value_dim=0, seed=config.seed)
+        policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
         if config.objective == "squared_error" and not hasattr(policy, "mode"):
             raise ConfigError(
                 f"a policy of type {config.model.type} has no mode in closed form; nearest: "

@@ -16,7 +16,6 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.policy import RAW_ACTIONS, Policy
-from rlinf.models.registry import build_policy
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
@@ -42,8 +41,8 @@ class RolloutWorker(StageWorker):
         """Build the policy; its weights arrive with the first synchronisation."""
         config = self._config
         self._env_spec = env_spec
-        self._policy = build_policy(
-            config.model, env_spec, value_dim=config.value_dim, seed=config.seed
+        self._policy = config.model.build(
+            env_spec, value_dim=config.value_dim, seed=config.seed
         ).eval()
         self._policy.to(self.compute_device)
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)

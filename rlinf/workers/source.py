@@ -10,7 +10,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.demonstrations import Demonstrations
-from rlinf.data.draws import Draws
+from rlinf.data.prompts.loader import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import in_section

@@ -12,8 +12,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
-from rlinf.data.prompts.assemble import assemble_sequences
-from rlinf.data.sequences import PromptGroup
+from rlinf.data.sequences import PromptGroup, assemble_sequences
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
 from rlinf.scheduler.process import own_device, require_process
@@ -153,10 +152,9 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Bat
         pad_id: Token of the padding.
         version: Of the weights that training begins with.
     """
-    arrays = assemble_sequences(groups, pad_id=pad_id)
-    tensors = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
+    columns = assemble_sequences(groups, pad_id=pad_id)
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
-    del tensors["position_ids"]
     return Batch(inputs=inputs, **tensors, version=version)
 
 

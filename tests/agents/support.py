@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.agents.config import AgentConfig
+from rlinf.agents.tool import AgentConfig
 from rlinf.data.sequences import StopReason
-from rlinf.data.tasks.protocol import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, Weights
 from rlinf.engines.requests import answer, given_tokens, stop_tokens

@@ -11,11 +11,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from rlinf.agents.config import AgentConfig
 from rlinf.agents.conversations import Conversations
+from rlinf.agents.tool import AgentConfig
 from rlinf.agents.tool_use import ToolUse
-from rlinf.data.prompts.assemble import assemble_sequences
-from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.data.sequences import Completion, PromptGroup, Score, assemble_sequences
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
 
@@ -88,11 +87,11 @@ def test_a_batch_trains_on_sampled_tokens_and_attends_to_replies(words: Any) -> 
         scores=(Score(reward=1.0), Score(reward=0.0)),
     )
     arrays = assemble_sequences([group], pad_id=0)
-    assert arrays.mask.tolist() == [[1] * 7 + [0] * 4 + [1] * 5, [1] * 5 + [0] * 11]
+    assert arrays["mask"].tolist() == [[1] * 7 + [0] * 4 + [1] * 5, [1] * 5 + [0] * 11]
     prompt = len(group.prompt_tokens)
-    assert arrays.attention_mask[0].all()
-    assert arrays.attention_mask[1].sum() == prompt + 5
-    assert arrays.input_ids[0, prompt:].tolist() == completions[0].tokens.tolist()
+    assert arrays["attention_mask"][0].all()
+    assert arrays["attention_mask"][1].sum() == prompt + 5
+    assert arrays["input_ids"][0, prompt:].tolist() == completions[0].tokens.tolist()
 
 
 def test_a_turn_goes_on_behind_the_tokens_that_were_sampled(words: Any) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rlinf.agents.config import AgentConfig
-from rlinf.agents.registry import REGISTRY
+from rlinf.agents.tool import REGISTRY, AgentConfig
 from rlinf.cli.main import main
 
 MODULE = '''

@@ -9,10 +9,9 @@ import torch
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import SACConfig
 from rlinf.algorithms.sac import SAC
-from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory
-from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.results import VectorStep
 from rlinf.models.config import SquashedMLPConfig
 from rlinf.trainers.config import OptimizerConfig

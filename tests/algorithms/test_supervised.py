@@ -16,7 +16,6 @@ from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.envs.spec import EnvSpec
 from rlinf.models.config import MLPConfig
 from rlinf.models.policy import RAW_ACTIONS
-from rlinf.models.registry import build_policy
 from rlinf.workers.source import Chunks
 
 
@@ -80,7 +79,7 @@ def test_of_action_chunks_it_counts_what_was_done(objective: Any) -> None:
     batch = Chunks(recorded, size=2).batch(range(5))
     assert batch.mask.tolist() == [[1] * 4, [1] * 4, [1, 1, 0, 0], [1] * 4, [1, 1, 0, 0]]
     config = MLPConfig(num_action_chunks=2, policy_gain=1.0, initial_log_std=-0.5)
-    policy = build_policy(config, SPEC, value_dim=0, seed=1)
+    policy = config.build(SPEC, value_dim=0, seed=1)
     means = policy.mode(batch.inputs)  # type: ignore[operator]
     distance = (batch.inputs[RAW_ACTIONS] - means).flatten(1)[batch.mask > 0]
     if objective == "squared_error":
@@ -98,7 +97,7 @@ def test_of_action_chunks_it_counts_what_was_done(objective: Any) -> None:
 def test_the_mode_has_a_gradient_and_leaves_the_deviation_alone() -> None:
     recorded = Demonstrations.of([_episode(4, 0)], {})
     batch = Chunks(recorded, size=1).batch([3, 1])
-    policy = build_policy(MLPConfig(policy_gain=1.0), SPEC, value_dim=0)
+    policy = MLPConfig(policy_gain=1.0).build(SPEC, value_dim=0)
     _loss(Supervised("squared_error"), policy, batch).backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad for name, p in policy.named_parameters()}
     assert gradients["log_std"] is None

@@ -14,7 +14,7 @@ import torch
 
 from rlinf.checkpoint import writing as writing_module
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.reading import load_checkpoint, verify_checkpoint
+from rlinf.checkpoint.reading import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
@@ -47,7 +47,6 @@ def test_everything_comes_back(tmp_path):
     assert found.path.name == "step_00000120"
     assert os.readlink(store.directory / "latest") == "step_00000120"
     assert load_checkpoint(store.directory / "latest").step == 120
-    assert verify_checkpoint(found.path).step == 120
 
 
 def test_large_state_is_split_over_files(tmp_path, monkeypatch):

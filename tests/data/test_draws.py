@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlinf.data.draws import Draws
+from rlinf.data.prompts.loader import Draws
 
 
 def test_every_epoch_holds_every_row_once_in_an_order_of_its_own():

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from rlinf.data.estimates import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.data.evaluation import (
     EpisodeOutcome,
     EvaluationResult,
     EvaluationSpec,
-    compare_paired,
+    compare,
 )
-from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.errors import ConfigError
 
 
@@ -188,19 +188,18 @@ def test_paired_comparison():
     spec = a_spec(10)
     first = played(spec, [True] * 4 + [False] * 6, "run@10")
     second = played(spec, [False] + [True] * 8 + [False], "run@20")
-    comparison = compare_paired(first, second)
-    assert (comparison.both, comparison.only_first) == (3, 1)
-    assert (comparison.only_second, comparison.neither) == (5, 1)
-    assert comparison.n == 10
+    comparison = compare(first, second)
+    assert (comparison.better, comparison.worse, comparison.n) == (5, 1, 10)
     assert comparison.difference == pytest.approx(0.4)
     assert comparison.p_value == pytest.approx(stats.binomtest(1, 6).pvalue)
     assert comparison.interval == paired_difference_interval(3, 5, 1, 1)
     low, high = comparison.interval
     assert low < 0.4 < high
-    assert "run@20 against run@10: +0.400" in str(comparison)
+    assert "run@20 against run@10: +0.400 success rate" in str(comparison)
+    assert "5 of 10 episodes better, 1 worse" in str(comparison)
 
 
 def test_results_of_different_specs_are_not_compared():
     first, second = played(a_spec(2), [True, True]), played(a_spec(3), [True] * 3)
     with pytest.raises(ConfigError, match="only results on the same episodes"):
-        compare_paired(first, second)
+        compare(first, second)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlinf.data.estimates import majority
 from rlinf.data.text_answers import read_answers
-from rlinf.data.text_metrics import majority
 
 
 @pytest.mark.parametrize(

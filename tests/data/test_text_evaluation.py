@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from rlinf.data.estimates import estimate, majority, pass_at_k, wilson_interval
+from rlinf.data.evaluation import compare
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
-from rlinf.data.prompts.report import LoadingReport
-from rlinf.data.proportions import wilson_interval
+from rlinf.data.prompts.records import LoadingReport
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.data.text_evaluation import (
     PromptOutcome,
     TextEvaluationResult,
     TextEvaluationSpec,
-    compare_text,
 )
-from rlinf.data.text_metrics import estimate, majority, pass_at_k
 from rlinf.errors import ConfigError
 
 
@@ -146,7 +145,7 @@ def test_equal_scores_do_not_pretend_to_certainty():
 def test_comparison_of_single_samples_is_that_of_episodes():
     first = result([[0]] * 12 + [[1]] * 8, checkpoint="a")
     second = result([[1]] * 10 + [[0]] * 3 + [[1]] * 7, checkpoint="b")
-    found = compare_text(first, second)
+    found = compare(first, second)
     assert (found.better, found.worse, found.method) == (10, 1, "newcombe")
     assert found.difference == pytest.approx(9 / 20)
     assert found.p_value == pytest.approx(stats.binomtest(1, 11).pvalue)
@@ -158,21 +157,21 @@ def test_comparison_of_repeated_samples():
     generator = np.random.default_rng(1)
     before = generator.random((30, 8)) < 0.4
     after = generator.random((30, 8)) < 0.7
-    found = compare_text(result(before.tolist()), result(after.tolist()), "mean@8")
+    found = compare(result(before.tolist()), result(after.tolist()), "mean@8")
     change = after.mean(1) - before.mean(1)
     assert found.difference == pytest.approx(change.mean())
     assert found.method == "bootstrap"
     assert found.interval == pytest.approx(stats.t.interval(
         0.95, 29, change.mean(), stats.sem(change)), abs=0.02)  # fmt: skip
     assert found.p_value < 0.001
-    same = compare_text(result(before.tolist()), result(before.tolist()), "mean@8")
+    same = compare(result(before.tolist()), result(before.tolist()), "mean@8")
     assert (same.difference, same.p_value, same.better, same.worse) == (0, 1, 0, 0)
 
 
 def test_the_sign_flip_test_agrees_with_enumeration():
     before = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     after = [[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]
-    found = compare_text(result(before), result(after), "mean@4")
+    found = compare(result(before), result(after), "mean@4")
     change = np.mean(after, 1) - np.mean(before, 1)
     sums = [abs(np.dot(signs, change)) for signs in itertools.product((-1, 1), repeat=6)]
     exact = np.mean([total >= abs(change.sum()) - 1e-9 for total in sums])
@@ -182,7 +181,7 @@ def test_the_sign_flip_test_agrees_with_enumeration():
 def test_results_of_other_specifications_are_not_compared():
     rows = [[1, 0]] * 3
     with pytest.raises(ConfigError, match="only results on the same prompts"):
-        compare_text(result(rows), result(rows, seed=1))
+        compare(result(rows), result(rows, seed=1))
 
 
 def test_the_hash_depends_on_every_part():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf.data.trajectory import Trajectory, concatenate, concatenate_time
+from rlinf.data.trajectory import Trajectory, concatenate
 from tests.algorithms.rollouts import flags, random_trajectory
 
 
@@ -86,18 +86,7 @@ def test_rollouts_that_do_not_fit_are_refused() -> None:
         concatenate([trajectory, random_trajectory(chunk=2)])
     other = replace(trajectory, forward_inputs={"states": trajectory.forward_inputs["states"]})
     with pytest.raises(ValueError, match="forward_inputs differ"):
-        concatenate_time([trajectory, other])
-    with pytest.raises(ValueError, match="different environments"):
-        concatenate_time([trajectory, replace(trajectory, env_ids=torch.arange(1, 5))])
-
-
-def test_consecutive_rollouts_are_joined_in_time() -> None:
-    first, second = random_trajectory(steps=4, seed=1), random_trajectory(steps=2, seed=2)
-    joined = concatenate_time([first, second])
-    assert joined.num_steps == 6
-    assert torch.equal(joined.rewards, torch.cat([first.rewards, second.rewards]))
-    assert torch.equal(joined.bootstrap_values, second.bootstrap_values)
-    assert torch.equal(joined.env_ids, first.env_ids)
+        concatenate([trajectory, other])
 
 
 def test_a_fault_spoils_its_episode_and_no_other() -> None:

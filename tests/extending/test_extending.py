@@ -11,11 +11,9 @@ import torch
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
-from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
-from rlinf.data.trajectory_builder import TrajectoryBuilder
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
-from rlinf.models.registry import build_policy
 from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.trainers.trainer import Trainer
@@ -113,7 +111,7 @@ def test_model_and_algorithm_learn_in_the_env():
     algorithm = settings.algorithm.build()
     generator = torch.Generator().manual_seed(1)
     with SupervisedVectorEnv(settings.env.train, num_envs=8, seed=3) as env:
-        policy = build_policy(settings.model, env.env_spec, value_dim=algorithm.value_dim(1))
+        policy = settings.model.build(env.env_spec, value_dim=algorithm.value_dim(1))
         trainer = Trainer(
             {"policy": policy},
             algorithm,

@@ -12,11 +12,9 @@ from torch.distributions import Normal
 from rlinf.checkpoint.export import export_weights
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
-from rlinf.models.config import CNNConfig, MLPConfig, ModelConfig
-from rlinf.models.gaussian import gaussian_entropy, gaussian_log_prob
-from rlinf.models.mlp import MLPPolicy
+from rlinf.models.config import REGISTRY, CNNConfig, MLPConfig, ModelConfig
+from rlinf.models.gaussian import MLPPolicy, gaussian_entropy, gaussian_log_prob
 from rlinf.models.policy import RAW_ACTIONS, ObservationNormalizer, Policy
-from rlinf.models.registry import REGISTRY, build_policy
 
 STATE_DIM, ACTION_DIM = 5, 3
 
@@ -64,7 +62,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 
 @pytest.fixture
 def policy(config: ModelConfig) -> Policy:
-    return build_policy(config, env_spec(), seed=1)
+    return config.build(env_spec(), seed=1)
 
 
 def test_shapes_and_the_action_box(policy: Policy) -> None:
@@ -122,10 +120,10 @@ def test_weights_depend_on_the_seed_alone(policy: Policy) -> None:
     config = next(c for c in CONFIGS.values() if type(c) is type_of(policy) and same(c, policy))
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    again = build_policy(config, env_spec(), seed=1).state_dict()
+    again = config.build(env_spec(), seed=1).state_dict()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, again[name]) for name, value in policy.state_dict().items())
-    other = build_policy(config, env_spec(), seed=2).state_dict()
+    other = config.build(env_spec(), seed=2).state_dict()
     assert any(not torch.equal(value, again[name]) for name, value in other.items())
 
 
@@ -134,7 +132,7 @@ def type_of(policy: Policy) -> type[ModelConfig]:
 
 
 def same(config: ModelConfig, policy: Policy) -> bool:
-    shapes = {n: p.shape for n, p in build_policy(config, env_spec()).named_parameters()}
+    shapes = {n: p.shape for n, p in config.build(env_spec()).named_parameters()}
     return shapes == {n: p.shape for n, p in policy.named_parameters()}
 
 
@@ -213,13 +211,13 @@ def test_normalizer_travels_with_the_weights() -> None:
 
 
 def test_without_a_critic_there_are_no_values() -> None:
-    policy = build_policy(MLPConfig(), env_spec(), value_dim=0)
+    policy = MLPConfig().build(env_spec(), value_dim=0)
     assert policy.value(observations(4)).shape == (4, 0)
     assert list(policy.value_parameters()) == []
-    chunked = build_policy(MLPConfig(num_action_chunks=4), env_spec(), value_dim=4)
+    chunked = MLPConfig(num_action_chunks=4).build(env_spec(), value_dim=4)
     assert chunked.value(observations(4)).shape == (4, 4)
     with pytest.raises(ConfigError, match="legal: 0, 1, 4"):
-        build_policy(MLPConfig(num_action_chunks=4), env_spec(), value_dim=2)
+        MLPConfig(num_action_chunks=4).build(env_spec(), value_dim=2)
 
 
 def test_several_cameras_and_views() -> None:
@@ -227,7 +225,7 @@ def test_several_cameras_and_views() -> None:
         observation_shapes={"main_images": (36, 40, 3), "extra_view_images": (2, 36, 40, 3)}
     )
     config = CNNConfig(image_keys=("main_images", "extra_view_images"), image_features=8)
-    policy = build_policy(config, spec)
+    policy = config.build(spec)
     main = observations(3)["main_images"]
     views = torch.stack([main, main.flip(1)], dim=1)
     seen = {"main_images": main, "extra_view_images": views}
@@ -249,7 +247,7 @@ def test_environments_that_do_not_fit_are_refused(
     config: ModelConfig, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_policy(config, env_spec(**spec))
+        config.build(env_spec(**spec))
 
 
 @pytest.mark.parametrize(
@@ -280,18 +278,18 @@ def test_a_policy_begins_with_the_weights_of_a_file(
     path = export_weights(tmp_path / "policy.safetensors", policy.state_dict())
     begun = config.model_copy(update={"path": path})
     begun.check()
-    again = build_policy(begun, env_spec(), seed=2).state_dict()
+    again = begun.build(env_spec(), seed=2).state_dict()
     assert all(torch.equal(again[name], each) for name, each in policy.state_dict().items())
-    imitating = build_policy(config, env_spec(), value_dim=0, seed=3).state_dict()
+    imitating = config.build(env_spec(), value_dim=0, seed=3).state_dict()
     export_weights(path, imitating)
-    expected = build_policy(config, env_spec(), seed=2).state_dict() | imitating
-    again = build_policy(begun, env_spec(), seed=2).state_dict()
+    expected = config.build(env_spec(), seed=2).state_dict() | imitating
+    again = begun.build(env_spec(), seed=2).state_dict()
     assert all(torch.equal(again[name], each) for name, each in expected.items())
     with pytest.raises(ConfigError, match=r"^model\.path: .*is of another model"):
-        build_policy(begun, env_spec(action_dim=2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2))
+        begun.build(env_spec(action_dim=2, action_low=(-1.0,) * 2, action_high=(1.0,) * 2))
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="holds no weights"):
-        build_policy(begun, env_spec())
+        begun.build(env_spec())
     path.unlink()
     with pytest.raises(ConfigError, match=r"there is no file .*policy\.safetensors"):
         begun.check()

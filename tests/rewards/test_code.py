@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf.rewards.code_tests import read_tests, same_output
-from rlinf.rewards.config import CodeConfig, RewardConfig
+from rlinf.rewards.code_tests import CodeConfig, read_tests, same_output
+from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.grading.values import decode, encode
 from rlinf.rewards.pool import RewardPool
 from rlinf.rewards.protocol import RewardInput

@@ -10,7 +10,7 @@ import pytest
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.rewards.config import RewardConfig
-from rlinf.rewards.registry import REGISTRY
+from rlinf.rewards.protocol import REGISTRY
 
 LENGTH = {"type": "length", "max_length": 10, "cache_length": 5}
 

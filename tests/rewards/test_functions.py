@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf.rewards.config import (
+from rlinf.rewards.math_answer import MathConfig, MathReward
+from rlinf.rewards.protocol import RewardInput
+from rlinf.rewards.text import (
     ExactMatchConfig,
     FormatConfig,
     LengthConfig,
-    MathConfig,
+    code_block,
+    last_answer,
+    last_boxed,
+    last_line,
+    normalize,
+    references,
 )
-from rlinf.rewards.exact_match import normalize
-from rlinf.rewards.extraction import code_block, last_answer, last_boxed, last_line, references
-from rlinf.rewards.length import over_long_penalty
-from rlinf.rewards.math_answer import MathReward
-from rlinf.rewards.protocol import RewardInput
 
 
 def sample(completion: str, answer=None, num_tokens: int = 1) -> RewardInput:
@@ -119,7 +121,8 @@ def test_over_long_penalty_falls_from_nothing_to_minus_one(length, maximum, cach
     cache = min(cache, maximum)
 
     def penalty(tokens: int) -> float:
-        return over_long_penalty(length=tokens, max_length=maximum, cache_length=cache)
+        config = LengthConfig(max_length=maximum, cache_length=cache)
+        return config.score(sample("", num_tokens=tokens))
 
     assert -1 <= penalty(length + 1) <= penalty(length) <= 0
     if length <= maximum - cache:

@@ -16,9 +16,8 @@ import pytest
 
 from rlinf.errors import ConfigError
 from rlinf.rewards.sandbox import host
-from rlinf.rewards.sandbox.host import Sandbox
-from rlinf.rewards.sandbox.interpreter import find_interpreter
-from rlinf.rewards.sandbox.limits import Limits, SandboxError
+from rlinf.rewards.sandbox.host import Sandbox, find_interpreter
+from rlinf.rewards.sandbox.running import Limits, SandboxError
 from rlinf.rewards.sandbox.seccomp import build_filter
 from tests.rewards.attacks import FAMILIES, Attack
 
@@ -166,7 +165,7 @@ def test_the_sandbox_ends_with_its_host():
     mark = f"orphan-{os.getpid()}-{time.monotonic_ns()}"
     script = f"""
 from rlinf.rewards.sandbox.host import Sandbox
-from rlinf.rewards.sandbox.limits import Limits
+from rlinf.rewards.sandbox.running import Limits
 Sandbox(Limits(wall_seconds=60)).run('''
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)  # {mark}"])
@@ -360,7 +359,7 @@ ORDINARY = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from rlinf.rewards.sandbox.host import Sandbox
-from rlinf.rewards.sandbox.limits import Limits
+from rlinf.rewards.sandbox.running import Limits
 from tests.rewards.attacks import FAMILIES
 sandbox = Sandbox(Limits(cpu_seconds=1, wall_seconds=4.0, memory_bytes=256 * 2**20, processes=16,
                          output_bytes=2**16))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf.models.mlp import MLPPolicy
+from rlinf.models.gaussian import MLPPolicy
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.run import Run

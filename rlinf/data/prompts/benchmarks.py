@@ -1,8 +1,7 @@
-"""Reads published benchmarks from the files that their publishers distribute.
+"""Published benchmarks, read from the files that their publishers distribute.
 
-Distributions of one benchmark differ in the names of their keys; the first that a record has is
-taken. Nothing is left out: a broken record is an error, because a score on a part of a benchmark
-is no score on it.
+Distributions differ in the names of their keys; the first that a record has is taken. A broken
+record is an error, because a score on a part of a benchmark is no score on it.
 """
 
 from __future__ import annotations
@@ -10,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
 
+from pydantic import Field, model_validator
+
+from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.prompts.encode import PromptTokenizer, encode_prompts
-from rlinf.data.prompts.fields import RawPrompt, RecordKeys, UnusableRecordError, raw_prompt
-from rlinf.data.prompts.records import BrokenRecord, read_records
-from rlinf.data.prompts.report import SHOWN, Notes
+from rlinf.data.prompts.config import EncodingConfig, LongPrompts, check_file
+from rlinf.data.prompts.dataset import PromptDataset, PromptTokenizer, encode_prompts
+from rlinf.data.prompts.records import (
+    Notes,
+    RawPrompt,
+    UnusableRecordError,
+    raw_prompt,
+    read_prompts,
+)
 from rlinf.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlinf.data.prompts.config import BenchmarkConfig, BenchmarkName
 
 MATH_TEMPLATE = "{question}\n\nReason step by step, and put your final answer within \\boxed{}."
 CHOICE_TEMPLATE = (
@@ -51,6 +55,7 @@ class BenchmarkFormat:
     template: str = MATH_TEMPLATE
 
 
+BenchmarkName = Literal["aime24", "aime25", "math500", "gpqa_diamond"]
 _AIME = BenchmarkFormat(
     questions=("problem", "Problem", "question", "Question"),
     answers=("answer", "Answer", "expected_answer"),
@@ -68,61 +73,79 @@ BENCHMARKS: Mapping[BenchmarkName, BenchmarkFormat] = {
 }
 
 
-def read_benchmark(config: BenchmarkConfig, tokenizer: PromptTokenizer) -> PromptDataset:
-    """The questions of a benchmark, in the order of its file.
+class BenchmarkConfig(EncodingConfig):
+    """A published benchmark in a local file, as its publishers distribute it."""
 
-    Choices stand in an order that depends on the question and the seed; the answer is then the
-    letter of the right one, and the text of a choice never is.
+    format: BenchmarkName
+    """Which benchmark the file holds; it says which keys are read and how questions are put."""
+    path: Path
+    """The file."""
+    apply_chat_template: bool = True
+    """Put the question into the tokenizer's chat template, or take it as it is."""
+    long_prompts: LongPrompts = "refuse"
+    """Leave out longer prompts, keep their first tokens, or refuse the set."""
+    template: str | None = None
+    """Prompt with `{question}` where the question goes, and `{choices}` where choices are; null:
+    that of the format."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order of choices."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take the first so many questions alone; null: all."""
 
-    Raises:
-        ConfigError: The file is not of the format, a record is broken, or a prompt is too long.
-        MissingPackageError: The file is Parquet and pyarrow is not installed.
-    """
-    notes, raw = Notes(), []
-    for record in read_records(config.path):
-        notes.counts["records"] += 1
-        if isinstance(record, BrokenRecord):
-            notes.add("broken", record.where, record.reason)
-            continue
-        try:
-            raw.append(_question(record.where, record.value, config))
-        except UnusableRecordError as error:
-            notes.add("broken", record.where, str(error))
-    _refuse(notes, config)
-    dataset = encode_prompts(
-        raw, tokenizer=tokenizer, config=config, notes=notes, limit=config.limit
-    )
-    _refuse(notes, config)
-    if not len(dataset):
-        raise ConfigError(f"{config.path} has no question", key="path")
-    return dataset
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if self.template is None:
+            return self
+        for place in ("{question}", *(["{choices}"] if self.format == "gpqa_diamond" else [])):
+            if place not in self.template:
+                raise illegal("template", f"lacks {place}", hint="put it where it belongs")
+        return self
 
+    def build(self, tokenizer: PromptTokenizer) -> PromptDataset:
+        """The questions in the order of the file, tokenised; ConfigError where one cannot be.
 
-def _refuse(notes: Notes, config: BenchmarkConfig) -> None:
-    if notes.counts["broken"]:
-        raise ConfigError(
-            f"{notes.counts['broken']} of {notes.counts['records']} records of {config.path} are "
-            f"not of the format {config.format}:\n  " + "\n  ".join(notes.examples[:SHOWN]),
-            key="path",
+        Choices stand in an order that depends on the question and the seed; the answer is then the
+        letter of the right one, and the text of a choice never is.
+        """
+        notes = Notes()
+        raw = read_prompts([self.path], self._question, notes)
+        self._refuse_broken(notes)
+        dataset = encode_prompts(
+            raw, tokenizer=tokenizer, config=self, notes=notes, limit=self.limit
         )
+        self._refuse_broken(notes)
+        if not len(dataset):
+            raise ConfigError(f"{self.path} has no question", key="path")
+        return dataset
 
+    def check(self) -> None:
+        """Look for the file."""
+        check_file(self.path, "path")
 
-def _question(where: str, record: Mapping[str, Any], config: BenchmarkConfig) -> RawPrompt:
-    layout = BENCHMARKS[config.format]
-    question, answer = _first(record, layout.questions), _first(record, layout.answers)
-    level = layout.level if layout.level in record else None
-    found = raw_prompt(where, record, RecordKeys(question, answer, level))
-    if not isinstance(found.content, str):
-        raise UnusableRecordError(f"`{question}` is a text, not messages")
-    template = layout.template if config.template is None else config.template
-    text = template.replace("{question}", found.content.strip(), 1)
-    if not layout.distractors:
-        return RawPrompt(where=where, content=text, answer=found.answer, level=found.level)
-    choices, letter = arrange_choices(
-        found.content, _choices(record, answer, layout.distractors), seed=config.seed
-    )
-    text = text.replace("{choices}", choices, 1)
-    return RawPrompt(where=where, content=text, answer=[letter], level=None)
+    def _refuse_broken(self, notes: Notes) -> None:
+        if notes.counts["broken"]:
+            why = (
+                f"{notes.counts['broken']} of {notes.counts['records']} records of {self.path} are "
+                f"not of the format {self.format}"
+            )
+            raise ConfigError(notes.listed(why), key="path")
+
+    def _question(self, where: str, record: Mapping[str, Any]) -> RawPrompt:
+        layout = BENCHMARKS[self.format]
+        question, answer = _first(record, layout.questions), _first(record, layout.answers)
+        level = layout.level if layout.level in record else None
+        found = raw_prompt(where, record, question, answer, level)
+        if not isinstance(found.content, str):
+            raise UnusableRecordError(f"`{question}` is a text, not messages")
+        template = layout.template if self.template is None else self.template
+        text = template.replace("{question}", found.content.strip(), 1)
+        if not layout.distractors:
+            return replace(found, content=text)
+        choices, letter = arrange_choices(
+            found.content, _choices(record, answer, layout.distractors), seed=self.seed
+        )
+        text = text.replace("{choices}", choices, 1)
+        return RawPrompt(where=where, content=text, answer=[letter])
 
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -144,10 +167,9 @@ def _choices(record: Mapping[str, Any], answer: str, distractors: tuple[str, ...
 
 
 def arrange_choices(question: str, choices: list[str], *, seed: int) -> tuple[str, str]:
-    """Put choices, the right one first, in an order that depends on question and seed.
+    """Choices, the right one first, as lettered lines, and the letter of the right one.
 
-    Returns:
-        The lettered lines, and the letter of the right choice.
+    Their order depends on question and seed.
     """
     digest = hashlib.sha256(f"{seed}\n{question}".encode()).digest()
     order = list(range(len(choices)))

@@ -1,35 +1,39 @@
-"""Configuration of prompt sets; imports no torch, so that a recipe is checked in an instant."""
+"""Prompt sets from files or from a generated task: their sections, and how they are built.
+
+Imports no torch, so that a recipe is checked in an instant.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.data.tasks.base_config import TaskConfig
-from rlinf.data.tasks.registry import REGISTRY
+from rlinf.data.prompts.dataset import (
+    PromptDataset,
+    PromptSets,
+    PromptTokenizer,
+    encode_prompts,
+)
+from rlinf.data.prompts.records import Notes, RawPrompt, raw_prompt, read_prompts
+from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section
 
-if TYPE_CHECKING:
-    from rlinf.data.prompts.dataset import PromptDataset, PromptSets
-    from rlinf.data.prompts.encode import PromptTokenizer
-
-BenchmarkName = Literal["aime24", "aime25", "math500", "gpqa_diamond"]
+Part = Literal["train", "validation"]
 LongPrompts = Literal["skip", "truncate", "refuse"]
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 DEFAULT_MAX_BROKEN = 100
 
 
 def check_file(path: Path, key: str) -> None:
-    """Refuse a file that is not there or of an unknown kind.
-
-    Raises:
-        ConfigError: With the nearest file of the same folder.
-    """
+    """Refuse a file that is not there, with the nearest of its folder, or of an unknown kind."""
     path = path.expanduser()
     if not path.is_file():
         siblings = [entry.name for entry in path.parent.glob("*") if entry.is_file()]
@@ -76,12 +80,30 @@ class RecordFilesConfig(StrictModel):
             )
         return self
 
-    @property
-    def bound(self) -> int:
-        """Broken records of one set that are left out."""
-        if self.broken_records == "refuse":
-            return 0
-        return DEFAULT_MAX_BROKEN if self.max_broken is None else self.max_broken
+    def part(self, name: Part) -> tuple[tuple[Path, ...], int | None]:
+        """Files of a part, and how many records are taken of them."""
+        if name == "train":
+            return self.train, self.limit
+        return self.validation, self.validation_limit
+
+    def read(
+        self, name: Part, take: Callable[[str, Mapping[str, Any]], RawPrompt], notes: Notes
+    ) -> list[RawPrompt]:
+        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones."""
+        raw = read_prompts(self.part(name)[0], take, notes)
+        self.refuse_broken(name, notes)
+        return raw
+
+    def refuse_broken(self, name: Part, notes: Notes) -> None:
+        """Refuse a part with more broken records than are left out; ConfigError names the first."""
+        skips = self.broken_records == "skip"
+        bound = (DEFAULT_MAX_BROKEN if self.max_broken is None else self.max_broken) * skips
+        broken, records = notes.counts["broken"], notes.counts["records"]
+        if broken > bound:
+            rule = f"at most {bound} are left out (max_broken)"
+            rule = rule if skips else "broken_records is refuse"
+            text = notes.listed(f"{broken} of {records} records are broken, and {rule}")
+            raise ConfigError(text, key=name)
 
     def check(self) -> None:
         """Look for the files."""
@@ -118,7 +140,7 @@ class PromptDataConfig(EncodingConfig):
 
     files: FilesConfig | None = None
     """Prompts in files."""
-    task: Annotated[TaskConfig, Component(REGISTRY)] | None = None
+    task: Annotated[PromptTask, Component(REGISTRY)] | None = None
     """A generated set instead of files; its held-out prompts are those of evaluation."""
     shuffle: bool = True
     """Draw the prompts of each epoch in a random order."""
@@ -142,15 +164,38 @@ class PromptDataConfig(EncodingConfig):
         return self.files is None or bool(self.files.validation)
 
     def build(self, tokenizer: PromptTokenizer) -> PromptSets:
-        """Read or generate the prompts, and tokenise them.
+        """Read or generate the prompts, and tokenise them; ConfigError where nothing is left."""
+        if self.task is not None:
+            with in_section("task"):
+                train, held_out = self.task.items("train"), self.task.items("held_out")
+            return PromptSets(self._of_items(train, tokenizer), self._of_items(held_out, tokenizer))
+        assert self.files is not None, "a section names files or a task"
+        validates = bool(self.files.validation)
+        return PromptSets(
+            self._of_files(self.files, "train", tokenizer),
+            self._of_files(self.files, "validation", tokenizer) if validates else None,
+        )
 
-        Raises:
-            ConfigError: Nothing is left, or a record or prompt is refused.
-            MissingPackageError: A file is Parquet and pyarrow is not installed.
-        """
-        from rlinf.data.prompts.build import build_sets
+    def _of_items(self, items: Iterable[PromptItem], tokenizer: PromptTokenizer) -> PromptDataset:
+        raw = raw_items(items)
+        notes = Notes(Counter(records=len(raw)))
+        dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes)
+        return _not_empty(dataset, "the task", "task")
 
-        return build_sets(self, tokenizer)
+    def _of_files(
+        self, files: FilesConfig, name: Part, tokenizer: PromptTokenizer
+    ) -> PromptDataset:
+        paths, limit = files.part(name)
+        notes = Notes()
+        take = partial(
+            raw_prompt, prompt=files.prompt_key, answer=files.answer_key, level=files.level_key
+        )
+        with in_section("files"):
+            raw = files.read(name, take, notes)
+        dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes, limit=limit)
+        with in_section("files"):
+            files.refuse_broken(name, notes)
+        return _not_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
 
     def check(self) -> None:
         """Look for the files, or generate the task."""
@@ -160,44 +205,20 @@ class PromptDataConfig(EncodingConfig):
                     section.check()
 
 
-class BenchmarkConfig(EncodingConfig):
-    """A published benchmark in a local file, as its publishers distribute it."""
+def raw_items(items: Iterable[PromptItem], *, targets: bool = False) -> list[RawPrompt]:
+    """Items of a task as prompts, with their answers or the targets that are learnt."""
+    return [
+        RawPrompt(
+            where=f"item {number}",
+            content=item.prompt,
+            answer=[item.target if targets else item.answer],
+            level=item.level,
+        )
+        for number, item in enumerate(items)
+    ]
 
-    format: BenchmarkName
-    """Which benchmark the file holds; it says which keys are read and how questions are put."""
-    path: Path
-    """The file."""
-    apply_chat_template: bool = True
-    """Put the question into the tokenizer's chat template, or take it as it is."""
-    long_prompts: LongPrompts = "refuse"
-    """Leave out longer prompts, keep their first tokens, or refuse the set."""
-    template: str | None = None
-    """Prompt with `{question}` where the question goes, and `{choices}` where choices are; null:
-    that of the format."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the order of choices."""
-    limit: int | None = Field(default=None, ge=1)
-    """Take the first so many questions alone; null: all."""
 
-    @model_validator(mode="after")
-    def _check_template(self) -> Self:
-        if self.template is None:
-            return self
-        for place in ("{question}", *(["{choices}"] if self.format == "gpqa_diamond" else [])):
-            if place not in self.template:
-                raise illegal("template", f"lacks {place}", hint="put it where it belongs")
-        return self
-
-    def build(self, tokenizer: PromptTokenizer) -> PromptDataset:
-        """Read the questions, and tokenise them.
-
-        Raises:
-            ConfigError: The file is not of the format, or a prompt is too long.
-        """
-        from rlinf.data.prompts.benchmarks import read_benchmark
-
-        return read_benchmark(self, tokenizer)
-
-    def check(self) -> None:
-        """Look for the file."""
-        check_file(self.path, "path")
+def _not_empty(dataset: PromptDataset, source: str, key: str) -> PromptDataset:
+    if not len(dataset):
+        raise ConfigError(f"no prompt is left of {source}: {dataset.report}", key=key)
+    return dataset

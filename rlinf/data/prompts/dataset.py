@@ -1,17 +1,25 @@
-"""Prompts in memory: immutable, numbered and hashed."""
+"""Prompts in memory: tokenised once, immutable, numbered and hashed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rlinf.data.prompts.report import LoadingReport
+from rlinf.data.prompts.records import LoadingReport, Notes, RawPrompt, UnusableRecordError
+from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.data.prompts.config import EncodingConfig
+
+BATCH = 1024
+"""Texts that are tokenised at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,12 +46,7 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class PromptDataset:
-    """Prompts in the order of their numbers.
-
-    Args:
-        prompts: The prompts; number i stands at i.
-        report: What was left out on loading.
-    """
+    """Prompts in the order of their numbers, and what was left out on loading."""
 
     prompts: tuple[Prompt, ...]
     report: LoadingReport
@@ -79,12 +82,7 @@ class PromptDataset:
 
 @dataclass(frozen=True)
 class PromptSets:
-    """What a run trains on, and what it is evaluated on.
-
-    Args:
-        train: Prompts to train on.
-        validation: Other prompts; None where none are configured.
-    """
+    """What a run trains on, and what it is evaluated on; None where nothing is configured."""
 
     train: PromptDataset
     validation: PromptDataset | None
@@ -94,3 +92,135 @@ class PromptSets:
         """Validation prompts whose text is also trained on: their scores show no generality."""
         texts = {prompt.text for prompt in self.train}
         return sum(prompt.text in texts for prompt in self.validation or ())
+
+
+# -- from texts and messages to tokens ----------------------------------------------------------
+
+
+class PromptTokenizer(Protocol):
+    """What is used of a tokenizer of ``transformers``."""
+
+    chat_template: Any
+    unk_token_id: Any
+    eos_token_id: Any
+
+    def __call__(self, text: list[str], *, add_special_tokens: bool) -> Any:
+        """Tokenise texts; the result has ``input_ids``."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any:
+        """The text of a conversation."""
+        ...
+
+
+def require_template(tokenizer: PromptTokenizer) -> None:
+    """ConfigError where a tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the tokenizer has no chat template; write false, or add one to its folder",
+            key="apply_chat_template",
+        )
+
+
+def unknown_token(tokenizer: PromptTokenizer) -> int | None:
+    """What the tokenizer gives for characters that it does not know; None: it knows all."""
+    # Some tokenizers name a token for the unknown without ever using it so.
+    unknown: int | None = tokenizer.unk_token_id
+    return None if unknown == tokenizer.eos_token_id else unknown
+
+
+def conversation(
+    tokenizer: PromptTokenizer,
+    content: str | Sequence[Mapping[str, str]],
+    *,
+    said: str | None = None,
+) -> str:
+    """The text of messages, or of what a user says, in the chat template.
+
+    It ends where the assistant begins, or with what it ``said``. UnusableRecordError where the
+    template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
+    if said is not None:
+        messages.append({"role": "assistant", "content": said})
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=said is None
+            )
+        )
+    except TemplateError as error:
+        raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
+
+
+def encode_prompts(
+    raw: Sequence[RawPrompt],
+    *,
+    tokenizer: PromptTokenizer,
+    config: EncodingConfig,
+    notes: Notes,
+    limit: int | None = None,
+) -> PromptDataset:
+    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out."""
+    if config.apply_chat_template:
+        require_template(tokenizer)
+    fitted = list(islice(_fitted(raw, tokenizer, config, notes), limit))
+    if len(fitted) == limit:
+        last, *_ = fitted[-1]
+        notes.counts["beyond_limit"] += len(raw) - last - 1
+    if config.long_prompts == "refuse" and notes.counts["long"]:
+        why = (
+            f"{notes.counts['long']} prompts are longer than {config.max_prompt_length} tokens, "
+            "and long_prompts is refuse"
+        )
+        raise ConfigError(notes.listed(why), key="max_prompt_length")
+    prompts = tuple(
+        Prompt(prompt_id=i, text=text, tokens=tokens, answer=raw[n].answer, level=raw[n].level)
+        for i, (n, text, tokens) in enumerate(fitted)
+    )
+    return PromptDataset(prompts, notes.report(len(prompts)))
+
+
+def _fitted(
+    raw: Sequence[RawPrompt], tokenizer: PromptTokenizer, config: EncodingConfig, notes: Notes
+) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Number, text and tokens of every prompt that can be kept."""
+    unknown, most = unknown_token(tokenizer), config.max_prompt_length
+    for start in range(0, len(raw), BATCH):
+        texts: dict[int, str] = {}
+        for number, item in enumerate(raw[start : start + BATCH], start):
+            try:
+                texts[number] = _text(item, tokenizer, config)
+            except UnusableRecordError as error:
+                notes.add("broken", item.where, error)
+        if not texts:
+            continue
+        # A template writes its special tokens itself; a plain text begins with those of the model.
+        special = not config.apply_chat_template
+        ids = tokenizer(list(texts.values()), add_special_tokens=special)["input_ids"]
+        for (number, text), tokens in zip(texts.items(), ids, strict=True):
+            where = raw[number].where
+            if unknown is not None and unknown in tokens:
+                notes.add("broken", where, "has characters that the tokenizer does not know")
+                continue
+            if not len(tokens):
+                notes.add("broken", where, "has no token")
+                continue
+            if len(tokens) > most:
+                notes.add("long", where, f"{len(tokens)} tokens, {most} are allowed")
+                if config.long_prompts != "truncate":
+                    continue
+                notes.counts["truncated"] += 1
+            yield number, text, np.array(tokens[:most], np.int64)
+
+
+def _text(item: RawPrompt, tokenizer: PromptTokenizer, config: EncodingConfig) -> str:
+    if config.apply_chat_template:
+        return conversation(tokenizer, item.content)
+    if not isinstance(item.content, str):
+        raise UnusableRecordError("messages need apply_chat_template: true")
+    return item.content

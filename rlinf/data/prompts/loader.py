@@ -1,4 +1,4 @@
-"""Draws prompts without end, in an order that a number describes."""
+"""The order in which a data set is gone through: a function of a seed and of numbers alone."""
 
 from __future__ import annotations
 
@@ -6,24 +6,45 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlinf.data.draws import Draws
+import numpy as np
+
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.errors import CheckpointError
 
 
+class Draws:
+    """Epoch after epoch without end; each shuffled epoch has an order of its own.
+
+    Which of the ``rows`` a draw gives depends on seed and number of the draw alone, so that neither
+    a resumed run nor another placement changes what a step is trained on.
+    """
+
+    def __init__(self, rows: int, *, shuffle: bool = True, seed: int = 0) -> None:
+        if rows < 1:
+            raise ValueError("there is no row to draw")
+        self._rows, self._shuffle, self._seed = rows, shuffle, seed
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def row(self, draw: int) -> int:
+        """The row of a draw, past or future."""
+        epoch, position = divmod(draw, self._rows)
+        if not self._shuffle:
+            return position
+        if self._order is None or self._order[0] != epoch:
+            generator = np.random.default_rng([self._seed, epoch])
+            self._order = (epoch, generator.permutation(self._rows))
+        return int(self._order[1][position])
+
+    def batch(self, step: int, size: int) -> np.ndarray:
+        """[size] int64, rows of the global batch of a step, from 0; epochs follow each other."""
+        return np.array([self.row(step * size + i) for i in range(size)], np.int64)
+
+
 class PromptLoader:
-    """Epoch after epoch; with ``shuffle`` each has an order of its own, given by seed and epoch.
+    """Draws prompts, each once per epoch, at least one.
 
     Which prompt a draw gives depends on its number alone, so the state is that number, and the
     numbers before it that were passed over by :meth:`use`; these are drawn first.
-
-    Args:
-        dataset: The prompts.
-        shuffle: Whether the order is random.
-        seed: Seed of the order.
-
-    Raises:
-        ValueError: The data set is empty.
     """
 
     def __init__(self, dataset: PromptDataset, *, shuffle: bool = True, seed: int = 0) -> None:
@@ -56,13 +77,9 @@ class PromptLoader:
         return [(draw, self.at(draw)) for draw in draws]
 
     def use(self, draws: Iterable[int]) -> None:
-        """Note that some of the :meth:`coming` prompts are drawn; those passed over come again.
+        """Note that some of the :meth:`coming` draws are drawn; those passed over come again.
 
-        Args:
-            draws: Their numbers, in any order.
-
-        Raises:
-            ValueError: One was drawn before.
+        They come in any order; ValueError for one that was drawn before.
         """
         for draw in draws:
             if draw >= self._next:
@@ -89,11 +106,7 @@ class PromptLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
-
-        Raises:
-            CheckpointError: The prompts, the seed or the kind of order have changed since.
-        """
+        """Go on from :meth:`state_dict`; CheckpointError where prompts or order have changed."""
         own = self.state_dict()
         changed = {
             "the prompts": ("dataset_sha256", "restore the files, tokenizer and length"),

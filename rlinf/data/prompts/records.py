@@ -1,87 +1,165 @@
-"""Reads records from files, one at a time; a broken one costs itself alone where that can be."""
+"""Reads prompts from files, record by record; a broken record costs itself alone where that can be.
+
+What is left out on the way to a set, here and when it is tokenised, is counted and named.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError, MissingPackageError
 
 _BOM = b"\xef\xbb\xbf"
+_SHOWN = 5  # records that are named; the rest is counted
+
+Message = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Record:
-    """One record and where it stands: ``file:line``, or ``file: record 3`` (from 1)."""
+class UnusableRecordError(ValueError):
+    """Why a record cannot be read or become a prompt, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawPrompt:
+    """A prompt before tokenisation.
+
+    Args:
+        where: Where it stands: ``file:line``, or ``file: record 3`` (from 1).
+        content: A text, or messages.
+        answer: What the reward is given.
+        level: Level of difficulty, or None.
+    """
 
     where: str
-    value: Mapping[str, Any]
+    content: str | tuple[Message, ...]
+    answer: Any
+    level: int | None = None
 
 
-@dataclass(frozen=True)
-class BrokenRecord:
-    """A record that cannot be read, where it stands and why."""
+@dataclass(frozen=True, kw_only=True)
+class LoadingReport:
+    """How many records became prompts.
 
-    where: str
-    reason: str
+    Args:
+        records: Records that were found.
+        prompts: Prompts that they gave.
+        broken: Records that were left out because they could not be read.
+        long: Prompts that were longer than allowed.
+        truncated: Those of them that were cut and kept.
+        beyond_limit: Prompts that were not taken because enough were there.
+        examples: The first broken and over-long records: where, and why.
+    """
+
+    records: int
+    prompts: int
+    broken: int = 0
+    long: int = 0
+    truncated: int = 0
+    beyond_limit: int = 0
+    examples: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.prompts} prompts of {self.records} records"]
+        counts = {
+            "broken": self.broken,
+            "too long": self.long - self.truncated,
+            "cut to length": self.truncated,
+            "beyond the limit": self.beyond_limit,
+        }
+        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        lines = [", ".join(parts), *(f"  {example}" for example in self.examples)]
+        hidden = self.broken + self.long - len(self.examples)
+        if hidden:
+            lines.append(f"  and {hidden} more")
+        return "\n".join(lines)
 
 
-Read = Iterator[Record | BrokenRecord]
+@dataclass
+class Notes:
+    """Collects what happens while one set is loaded, by the names in :class:`LoadingReport`."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, where: str, reason: object) -> None:
+        """Count an event, and keep it if it is one of the first."""
+        self.counts[kind] += 1
+        if len(self.examples) < _SHOWN:
+            self.examples.append(f"{where}: {reason}")
+
+    def listed(self, text: str) -> str:
+        """A text with the first events, a line each."""
+        return f"{text}:\n  " + "\n  ".join(self.examples)
+
+    def report(self, prompts: int) -> LoadingReport:
+        """Everything so far."""
+        counts = {"records": 0, **self.counts}
+        return LoadingReport(prompts=prompts, examples=tuple(self.examples), **counts)
 
 
-def read_records(path: Path) -> Read:
-    """Yield every record of a file, in order.
+def read_prompts(
+    paths: Iterable[Path], take: Callable[[str, Mapping[str, Any]], RawPrompt], notes: Notes
+) -> list[RawPrompt]:
+    """The prompts of files, in order; ``notes`` is told which records are broken.
 
     Lines of JSON may have the suffix of JSON: what the file begins with decides.
 
+    Args:
+        paths: The files.
+        take: Gives the prompt of a record, of which it is told where it stands, or raises
+            UnusableRecordError.
+        notes: Counts.
+
     Raises:
-        ConfigError: The file cannot be opened, or is broken as a whole.
+        ConfigError: A file cannot be opened, or is broken as a whole.
         MissingPackageError: It is Parquet, and pyarrow is not installed.
     """
-    path = path.expanduser()
-    readers: dict[str, Callable[[Path], Read]] = {
-        ".parquet": _parquet,
-        ".csv": _csv,
-        ".json": _json,
-    }
-    try:
-        yield from readers.get(path.suffix.lower(), _lines)(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    found = []
+    for path in (path.expanduser() for path in paths):
+        try:
+            for where, record in _READERS.get(path.suffix.lower(), _lines)(path):
+                notes.counts["records"] += 1
+                try:
+                    found.append(take(where, _mapping(record)))
+                except UnusableRecordError as error:
+                    notes.add("broken", where, error)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    return found
+
+
+# -- files: each reader yields where a record stands, and the record or why there is none ---------
+
+Read = Iterator[tuple[str, Any]]
 
 
 def _json(path: Path) -> Read:
     with path.open("rb") as file:
         begin = file.read(4096).removeprefix(_BOM).lstrip()
-    return _array(path) if begin.startswith(b"[") else _lines(path)
-
-
-def _array(path: Path) -> Read:
-    data = path.read_bytes().removeprefix(_BOM)
-    try:
-        items = _parse(data)
-    except _UnreadableError as error:
-        raise ConfigError(f"{path} is broken as a whole: {error}") from error
+    if not begin.startswith(b"["):
+        yield from _lines(path)
+        return
+    items = _parsed(path.read_bytes().removeprefix(_BOM))
+    if isinstance(items, UnusableRecordError):
+        raise ConfigError(f"{path} is broken as a whole: {items}") from items
     for number, item in enumerate(items, 1):
-        yield _record(f"{path}: record {number}", item)
+        yield f"{path}: record {number}", item
 
 
 def _lines(path: Path) -> Read:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = line.removeprefix(_BOM) if number == 1 else line
-            if not text.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                yield _record(where, _parse(text))
-            except _UnreadableError as error:
-                yield BrokenRecord(where, str(error))
+            if text.strip():
+                yield f"{path}:{number}", _parsed(text)
 
 
 def _csv(path: Path) -> Read:
@@ -89,11 +167,9 @@ def _csv(path: Path) -> Read:
     try:
         reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
         for number, row in enumerate(reader, 1):
-            where = f"{path}: record {number}"
-            if None in row or None in row.values():
-                yield BrokenRecord(where, "has another number of columns than the first line")
-            else:
-                yield Record(where, row)
+            uneven = None in row or None in row.values()
+            why = "has another number of columns than the first line"
+            yield f"{path}: record {number}", UnusableRecordError(why) if uneven else row
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is broken as a whole: {_not_utf8(error)}") from error
     except csv.Error as error:
@@ -112,27 +188,27 @@ def _parquet(path: Path) -> Read:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Record(f"{path}: record {number}", row)
+                    yield f"{path}: record {number}", row
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{path} is broken after record {number}: {why}") from error
 
 
-class _UnreadableError(ValueError):
-    """What is wrong with a piece of JSON, in words."""
+_READERS = {".parquet": _parquet, ".csv": _csv, ".json": _json}
 
 
-def _parse(data: bytes) -> Any:
+def _parsed(data: bytes) -> Any:
+    """What JSON says, or the error that it is none."""
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise _UnreadableError(_not_utf8(error)) from error
+        return UnusableRecordError(_not_utf8(error))
     except json.JSONDecodeError as error:
-        raise _UnreadableError(f"no JSON, {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise _UnreadableError("nested too deeply") from error
+        return UnusableRecordError(f"no JSON, {error.msg} at column {error.colno}")
+    except RecursionError:
+        return UnusableRecordError("nested too deeply")
     except ValueError as error:
-        raise _UnreadableError(f"no JSON, {error}") from error
+        return UnusableRecordError(f"no JSON, {error}")
 
 
 def _refuse_constant(name: str) -> Any:
@@ -143,7 +219,80 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"not UTF-8 at byte {error.start}"
 
 
-def _record(where: str, item: Any) -> Record | BrokenRecord:
-    if isinstance(item, Mapping):
-        return Record(where, item)
-    return BrokenRecord(where, f"an object is expected, not {type(item).__name__}")
+def _mapping(record: Any) -> Mapping[str, Any]:
+    if isinstance(record, UnusableRecordError):
+        raise record
+    if not isinstance(record, Mapping):
+        raise UnusableRecordError(f"an object is expected, not {type(record).__name__}")
+    return record
+
+
+# -- fields of a record -------------------------------------------------------------------------
+
+
+def raw_prompt(
+    where: str, record: Mapping[str, Any], prompt: str, answer: str, level: str | None = None
+) -> RawPrompt:
+    """The prompt of a record by keys; UnusableRecordError where what they hold is of no use."""
+    return RawPrompt(
+        where=where,
+        content=_content(_value(record, prompt), prompt),
+        answer=_answer(_value(record, answer), answer),
+        level=None if level is None else _level(_value(record, level), level),
+    )
+
+
+def _value(record: Mapping[str, Any], key: str) -> Any:
+    if key not in record:
+        raise UnusableRecordError(f"has no key `{key}`; {did_you_mean(key, map(str, record))}")
+    if record[key] is None:
+        raise UnusableRecordError(f"`{key}` is null")
+    return record[key]
+
+
+def _content(value: Any, key: str) -> str | tuple[Message, ...]:
+    if isinstance(value, str):
+        return _text(value, key)
+    if not isinstance(value, list):
+        kind = type(value).__name__
+        raise UnusableRecordError(f"`{key}` is a text or a list of messages, not {kind}")
+    if not value:
+        raise UnusableRecordError(f"`{key}` is empty")
+    return tuple(_message(message, f"{key}[{i}]") for i, message in enumerate(value))
+
+
+def _message(value: Any, key: str) -> Message:
+    if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
+        raise UnusableRecordError(f"`{key}` is no message with `role` and `content`")
+    if not isinstance(value["role"], str) or not isinstance(value["content"], str):
+        raise UnusableRecordError(f"`{key}`: role and content are texts")
+    return {name: _text(value[name], f"{key}.{name}") for name in ("role", "content")}
+
+
+def _text(value: str, key: str) -> str:
+    if not value:
+        raise UnusableRecordError(f"`{key}` is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UnusableRecordError(f"`{key}` holds half a character at {error.start}") from error
+    return value
+
+
+def _answer(value: Any, key: str) -> Any:
+    """The answer as rewards take it: a text or a number becomes a list of one."""
+    if isinstance(value, str | int | float):
+        value = [value]
+    if isinstance(value, list | dict) and not value:
+        raise UnusableRecordError(f"`{key}` is empty")
+    if isinstance(value, list) and any(item is None or item == "" for item in value):
+        raise UnusableRecordError(f"`{key}` holds an empty answer")
+    return value
+
+
+def _level(value: Any, key: str) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnusableRecordError(f"`{key}` is a whole number, not {value!r}")
+    return value

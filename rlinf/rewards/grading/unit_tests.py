@@ -161,7 +161,7 @@ def _update(argument: Any, changed: Any) -> None:
 
 
 def offered_names(names: list[str], entry_point: str | None) -> list[str]:
-    """Return the names of the program that the tests get to see.
+    """The names of the program that the tests get to see.
 
     A program that redefines ``all`` must not decide what the tests mean by it; unless it is what
     the task asks for.
@@ -176,8 +176,7 @@ def offered_names(names: list[str], entry_point: str | None) -> list[str]:
 def run_tests(connection: Connection, tests: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield for each test whether it passed, and if not, why.
 
-    Raises:
-        ProgramGoneError: The program ended; the tests that are left have failed.
+    ProgramGoneError where the program ended; the tests that are left have failed.
     """
     try:
         used = _names_in([tests["setup"], *tests["asserts"]])

@@ -43,12 +43,10 @@ class NotPlainError(TypeError):
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return a value in the form of JSON.
+    """A value in the form of JSON.
 
-    Args:
-        value: A number, text, None, or a container of such. One of a subclass becomes one of the
-            built-in type.
-        other: Called for everything else; returns its form, or raises.
+    Numbers, texts, None, and containers of such; one of a subclass becomes one of the built-in
+    type. ``other`` is called for everything else, and returns its form or raises.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -68,11 +66,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(form: Any, handle: Callable[[int], Any]) -> Any:
-    """Return the value of a form; ``handle`` gives what stands for an object of the other side.
-
-    Raises:
-        ValueError: It is no such form.
-    """
+    """The value of a form (ValueError for others); ``handle`` gives what stands for an object."""
     if form is None or isinstance(form, bool | int | float | str):
         return form
     if not isinstance(form, dict) or len(form) != 1:
@@ -100,11 +94,7 @@ def send(stream: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def receive(stream: BinaryIO) -> dict[str, Any]:
-    """Read one message.
-
-    Raises:
-        EOFError: The other side has ended, or says what is no message.
-    """
+    """Read one message; EOFError where the other side has ended, or says what is none."""
     line = stream.readline(MAX_LINE)
     try:
         message = json.loads(line)

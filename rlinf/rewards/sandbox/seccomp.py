@@ -110,14 +110,7 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {
 
 
 def build_filter(machine: str | None = None) -> bytes:
-    """The filter as an array of ``struct sock_filter``.
-
-    Args:
-        machine: As ``uname -m`` says it; None for this machine.
-
-    Raises:
-        ConfigError: The numbers of the system calls are not known for this machine.
-    """
+    """The filter for a machine (None: this one) as an array of ``struct sock_filter``."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise ConfigError(

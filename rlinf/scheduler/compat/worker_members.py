@@ -39,11 +39,7 @@ class WorkerMembers:
         return self._worker_address.get_parent_rank()
 
     def acquire_free_port(self, max_port_num: int | None = None) -> int:
-        """A free port of this node, up to the highest, that no other worker of it was given.
-
-        Raises:
-            SchedulerError: No free port was found.
-        """
+        """A free port of this node, up to the highest, that no other worker of it was given."""
         process = require_process()
         for _ in range(_PORT_ATTEMPTS):
             port = free_port()

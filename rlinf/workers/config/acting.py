@@ -15,12 +15,12 @@ from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.envs.config import EnvConfig
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
-from rlinf.models import registry as models
+from rlinf.models.config import REGISTRY as MODELS
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
 from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
-ModelSection = Annotated[ModelConfig, Component(models.REGISTRY)]
+ModelSection = Annotated[ModelConfig, Component(MODELS)]
 
 
 class ActingRunnerConfig(RunnerConfig):

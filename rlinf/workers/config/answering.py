@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlinf.agents.config import AgentConfig
+from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component

@@ -5,8 +5,7 @@ import csv
 import pytest
 
 from rlinf.config.validate import validate
-from rlinf.data.prompts.benchmarks import arrange_choices
-from rlinf.data.prompts.config import BenchmarkConfig
+from rlinf.data.prompts.benchmarks import BenchmarkConfig, arrange_choices
 from rlinf.errors import ConfigError
 
 AIME24 = [

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
+from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.data.trajectory import Trajectory, concatenate
-from rlinf.data.trajectory_builder import TrajectoryBuilder
 from rlinf.envs.results import VectorStep
 
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf.data.prompts.assemble import assemble_sequences, left_pad, position_ids
-from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.data.sequences import Completion, PromptGroup, Score, assemble_sequences
 
 PAD = 99
 
@@ -36,29 +35,23 @@ def test_two_groups_by_hand():
         group(5, [3, 4, 5], [completion([9, 9])]),
     ]
     arrays = assemble_sequences(groups, pad_id=PAD)
-    assert arrays.input_ids.tolist() == [
+    assert arrays["input_ids"].tolist() == [
         [PAD, 1, 2, 5, 6, 7],
         [PAD, 1, 2, 8, PAD, PAD],
         [3, 4, 5, 9, 9, PAD],
     ]
-    assert arrays.attention_mask.astype(int).tolist() == [
+    assert arrays["attention_mask"].astype(int).tolist() == [
         [0, 1, 1, 1, 1, 1],
         [0, 1, 1, 1, 0, 0],
         [1, 1, 1, 1, 1, 0],
     ]
-    assert arrays.position_ids.tolist() == [
-        [0, 0, 1, 2, 3, 4],
-        [0, 0, 1, 2, 3, 4],
-        [0, 1, 2, 3, 4, 5],
-    ]
-    assert arrays.mask.tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
-    assert arrays.log_probs.tolist() == [[-1, -2, -3], [-1, 0, 0], [-1, -2, 0]]
-    assert arrays.versions.tolist() == [[3, 4, 5], [3, 3, 3], [0, 1, 1]]
-    assert arrays.rewards.tolist() == [1, 0, 0]
-    assert arrays.valid.tolist() == [True, False, True]
-    assert arrays.truncated.tolist() == [False, True, False]
-    assert arrays.groups.tolist() == [4, 4, 5]
-    assert len(arrays) == 3
+    assert arrays["mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert arrays["log_probs"].tolist() == [[-1, -2, -3], [-1, 0, 0], [-1, -2, 0]]
+    assert arrays["versions"].tolist() == [[3, 4, 5], [3, 3, 3], [0, 1, 1]]
+    assert arrays["rewards"].tolist() == [1, 0, 0]
+    assert arrays["valid"].tolist() == [True, False, True]
+    assert arrays["truncated"].tolist() == [False, True, False]
+    assert arrays["groups"].tolist() == [4, 4, 5]
 
 
 def test_the_fields_are_those_of_a_token_batch():
@@ -67,8 +60,7 @@ def test_the_fields_are_those_of_a_token_batch():
     from rlinf.algorithms.batch import Batch
 
     arrays = assemble_sequences([group(0, [1], [completion([2])])], pad_id=PAD)
-    columns = {name: torch.from_numpy(array) for name, array in vars(arrays).items()}
-    del columns["position_ids"]
+    columns = {name: torch.from_numpy(array) for name, array in arrays.items()}
     inputs = {name: columns.pop(name) for name in ("input_ids", "attention_mask")}
     batch = Batch(inputs=inputs, **columns)
     kinds = {name: column.dtype for name, column in columns.items()}
@@ -86,28 +78,27 @@ tokens = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 
 @given(st.lists(st.tuples(tokens, st.lists(tokens | st.just([]), min_size=1, max_size=3)),
                 min_size=1, max_size=4),
-       st.integers(0, 3), st.integers(0, 3))  # fmt: skip
-def test_every_sequence_can_be_read_back(spec, more_prompt, more_response):
+       )  # fmt: skip
+def test_every_sequence_can_be_read_back(spec):
     groups = [
         group(i, prompt, [completion(answer, i) for answer in answers])
         for i, (prompt, answers) in enumerate(spec)
     ]
-    p = max(len(prompt) for prompt, _ in spec) + more_prompt
-    r = max(1, *(len(answer) for _, answers in spec for answer in answers)) + more_response
-    arrays = assemble_sequences(groups, pad_id=PAD, prompt_length=p, response_length=r)
-    assert arrays.input_ids.shape == (len(arrays), p + r)
-    assert arrays.mask.shape == arrays.versions.shape == (len(arrays), r)
+    p = max(len(prompt) for prompt, _ in spec)
+    r = max(1, *(len(answer) for _, answers in spec for answer in answers))
+    arrays = assemble_sequences(groups, pad_id=PAD)
+    assert arrays["input_ids"].shape == (len(arrays["mask"]), p + r)
+    assert arrays["mask"].shape == arrays["versions"].shape == (len(arrays["mask"]), r)
     flat = [(g, c) for g in groups for c in g.completions]
     for row, (g, c) in enumerate(flat):
         whole = np.concatenate([g.prompt_tokens, c.tokens])
-        attended = arrays.attention_mask[row]
-        sampled = arrays.mask[row].astype(bool)
-        np.testing.assert_array_equal(arrays.input_ids[row][attended], whole)
-        np.testing.assert_array_equal(arrays.input_ids[row][p:][sampled], c.tokens)
-        np.testing.assert_array_equal(arrays.position_ids[row][attended], np.arange(len(whole)))
-        np.testing.assert_array_equal(arrays.log_probs[row][sampled], c.log_probs)
-        np.testing.assert_array_equal(arrays.versions[row][sampled], c.versions)
-        assert (arrays.input_ids[row][~attended] == PAD).all()
+        attended = arrays["attention_mask"][row]
+        sampled = arrays["mask"][row].astype(bool)
+        np.testing.assert_array_equal(arrays["input_ids"][row][attended], whole)
+        np.testing.assert_array_equal(arrays["input_ids"][row][p:][sampled], c.tokens)
+        np.testing.assert_array_equal(arrays["log_probs"][row][sampled], c.log_probs)
+        np.testing.assert_array_equal(arrays["versions"][row][sampled], c.versions)
+        assert (arrays["input_ids"][row][~attended] == PAD).all()
 
 
 def test_what_cannot_be_assembled_is_refused():
@@ -119,15 +110,3 @@ def test_what_cannot_be_assembled_is_refused():
         assemble_sequences([unscored], pad_id=PAD)
     with pytest.raises(ValueError, match="interrupted"):
         assemble_sequences([group(0, [1], [completion([1], stop="abort")])], pad_id=PAD)
-    with pytest.raises(ValueError, match="a prompt has 2 tokens, there is room for 1"):
-        assemble_sequences([group(0, [1, 2], [completion([1])])], pad_id=PAD, prompt_length=1)
-    with pytest.raises(ValueError, match="a response has 2 tokens, there is room for 1"):
-        assemble_sequences([group(0, [1], [completion([1, 2])])], pad_id=PAD, response_length=1)
-
-
-def test_left_padding_alone():
-    ids, attention = left_pad([np.array([1, 2]), np.array([3])], pad_id=0)
-    assert ids.tolist() == [[1, 2], [0, 3]]
-    assert attention.tolist() == [[True, True], [False, True]]
-    assert position_ids(attention).tolist() == [[0, 1], [0, 0]]
-    assert left_pad([np.array([1])], pad_id=0, length=3)[0].tolist() == [[0, 0, 1]]

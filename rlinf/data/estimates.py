@@ -1,4 +1,4 @@
-"""Scores of repeated samples, their means over prompts, and 95 % intervals."""
+"""Success in proportions and in scores of repeated samples: means, 95 % intervals, comparisons."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from rlinf.data.proportions import mcnemar_exact, paired_difference_interval, wilson_interval
 from rlinf.errors import ConfigError
 
 Kind = Literal["pass", "mean", "maj"]
@@ -22,14 +22,66 @@ _SEED = 20_260_731
 """Of the resampling: one result has one interval."""
 
 
+def wilson_interval(k: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a proportion, k of n trials, by Wilson's score method.
+
+    Without continuity correction. Wilson (1927), Journal of the American Statistical Association
+    22, 209-212; method 3 of Newcombe (1998), Statistics in Medicine 17, 857-872.
+
+    Raises:
+        ValueError: ``n`` is not positive, or ``k`` is not between 0 and ``n``.
+    """
+    if n < 1 or not 0 <= k <= n:
+        raise ValueError(f"{k} successes of {n} trials are no proportion")
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = k + z * z / 2
+    spread = z * math.sqrt(k * (n - k) / n + z * z / 4)
+    low, high = (centre - spread) / (n + z * z), (centre + spread) / (n + z * z)
+    # Rounding must not push the bound of a certain outcome off the end of the scale.
+    return (0.0 if k == 0 else low, 1.0 if k == n else high)
+
+
+def paired_difference_interval(
+    both: int, only_first: int, only_second: int, neither: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of p_first − p_second for two proportions on the same trials.
+
+    Method 10 of Newcombe (1998), "Improved confidence intervals for the difference between
+    binomial proportions based on paired data", Statistics in Medicine 17, 2635-2650: Wilson
+    intervals of both, combined with the correlation of the pairs.
+    """
+    n = both + only_first + only_second + neither
+    k_first, k_second = both + only_first, both + only_second
+    p_first, p_second = k_first / n, k_second / n
+    low_first, high_first = wilson_interval(k_first, n, confidence)
+    low_second, high_second = wilson_interval(k_second, n, confidence)
+    margins = k_first * (n - k_first) * k_second * (n - k_second)
+    covariance = float(both * neither - only_first * only_second)
+    if covariance > 0:
+        covariance = max(covariance - n / 2, 0.0)
+    phi = covariance / math.sqrt(margins) if margins else 0.0
+
+    def combined(first: float, second: float) -> float:
+        return math.sqrt(max(first**2 - 2 * phi * first * second + second**2, 0.0))
+
+    below = combined(p_first - low_first, high_second - p_second)
+    above = combined(high_first - p_first, p_second - low_second)
+    return p_first - p_second - below, p_first - p_second + above
+
+
+def mcnemar_exact(only_first: int, only_second: int) -> float:
+    """Two-sided exact p-value of McNemar's test: a binomial test of the pairs that differ."""
+    discordant = only_first + only_second
+    fewer = min(only_first, only_second)
+    tail = sum(math.comb(discordant, i) for i in range(fewer + 1))
+    return min(1.0, tail / 2 ** (discordant - 1)) if discordant else 1.0
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that one of k samples is right, from c right ones of n; unbiased.
 
-    Chen et al. (2021), "Evaluating Large Language Models Trained on Code", eq. 1:
-    1 − C(n − c, k) / C(n, k).
-
-    Raises:
-        ValueError: Not 0 ≤ c ≤ n and 1 ≤ k ≤ n.
+    Chen et al. (2021), "Evaluating Large Language Models Trained on Code", eq. 1: 1 − C(n − c, k) /
+    C(n, k), for 0 ≤ c ≤ n and 1 ≤ k ≤ n; ValueError for others.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass@{k} cannot be estimated from {c} right samples of {n}")
@@ -39,13 +91,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority(correct: Sequence[bool], answers: Sequence[str | None]) -> float:
     """Whether the answer given most often is right (Wang et al. 2023, self-consistency).
 
-    Samples without an answer do not vote; of answers with equally many votes that counts which was
-    given first. Answers are equal if their texts are, up to white space at the ends. An answer is
-    right as often as the samples that gave it are: 0 or 1, unless the reward is not consistent.
-
-    Args:
-        correct: [n] whether each sample is right.
-        answers: [n] what each sample answered, or None.
+    Of the n samples those without an answer do not vote; of answers with equally many votes that
+    counts which was given first. Answers are equal if their texts are, up to white space at the
+    ends. An answer is right as often as the samples that gave it are: 0 or 1, unless the reward is
+    not consistent.
     """
     voted = [
         (answer.strip(), right)
@@ -69,11 +118,7 @@ class Metric:
 
     @classmethod
     def parse(cls, name: str, samples: int) -> Metric:
-        """The metric of a name such as ``pass@8``.
-
-        Raises:
-            ConfigError: The name is none, or does not go with so many samples.
-        """
+        """The metric of a name such as ``pass@8``; ConfigError if so many samples have none."""
         found = re.fullmatch(r"(pass|mean|maj)@([1-9]\d*)", name)
         if found is None:
             raise ConfigError(f"`{name}` is no metric; known: pass@k, mean@n, maj@n")
@@ -88,11 +133,7 @@ class Metric:
         return cls(kind, k)  # type: ignore[arg-type]
 
     def of(self, correct: Sequence[bool], answers: Sequence[str | None] | None) -> float:
-        """Score of one prompt.
-
-        Raises:
-            ConfigError: Answers are needed and were not recorded.
-        """
+        """Score of one prompt; ConfigError where it needs answers and there are none."""
         if self.kind == "pass":
             return pass_at_k(len(correct), sum(correct), self.k)
         if self.kind == "mean":
@@ -130,51 +171,44 @@ class Estimate:
 
 
 def estimate(scores: np.ndarray, *, name: str) -> Estimate:
-    """Mean of scores in [0, 1] with its 95 % interval for prompts drawn like these.
+    """Mean of scores [prompts] in [0, 1] with its 95 % interval for prompts drawn like these.
 
     Where every score is 0 or 1, as with one sample per prompt, the interval is Wilson's. Otherwise
     it is the percentile bootstrap over prompts (Efron & Tibshirani 1993, ch. 13). Where all scores
-    are equal, resampling shows no spread; Wilson's interval is taken, which is too wide rather
-    than too narrow, because no score in [0, 1] varies more than a 0/1 one of the same mean.
-
-    Args:
-        scores: [prompts].
-        name: The metric.
-
-    Raises:
-        ValueError: There is no score.
+    are equal, resampling shows no spread; Wilson's interval is taken, which is too wide rather than
+    too narrow, because no score in [0, 1] varies more than a 0/1 one of the same mean.
     """
     if not len(scores):
         raise ValueError("there is no score to average")
     mean = float(scores.mean())
-    if _binary(scores):
-        low, high = wilson_interval(int(scores.sum()), len(scores))
-        return Estimate(name, mean, low, high, len(scores), "wilson")
-    if np.ptp(scores) == 0:
-        low, high = wilson_interval(mean * len(scores), len(scores))  # type: ignore[arg-type]
+    if _binary(scores) or np.ptp(scores) == 0:
+        k = int(scores.sum()) if _binary(scores) else mean * len(scores)
+        low, high = wilson_interval(k, len(scores))
         return Estimate(name, mean, low, high, len(scores), "wilson")
     low, high = np.quantile(_resampled_means(scores), [0.025, 0.975])
     return Estimate(name, mean, float(low), float(high), len(scores), "bootstrap")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairedEstimate:
-    """Two checkpoints on the same prompts.
+    """Two checkpoints on the same prompts or episodes.
 
     Args:
         metric: What is compared.
+        items: What it is compared on.
         first: The first checkpoint.
         second: The second.
         difference: Mean of the second minus that of the first.
         interval: 95 % interval of the difference.
         p_value: Two-sided, of no difference: McNemar's exact test or random changes of sign.
-        better: Prompts on which the second scores higher.
-        worse: Prompts on which it scores lower.
-        prompts: All prompts.
+        better: Items on which the second scores higher.
+        worse: Items on which it scores lower.
+        n: All items.
         method: ``newcombe`` or ``bootstrap``.
     """
 
     metric: str
+    items: str
     first: str
     second: str
     difference: float
@@ -182,7 +216,7 @@ class PairedEstimate:
     p_value: float
     better: int
     worse: int
-    prompts: int
+    n: int
     method: Method
 
     def __str__(self) -> str:
@@ -190,38 +224,40 @@ class PairedEstimate:
         return (
             f"{self.second} against {self.first}: {self.difference:+.3f} {self.metric} "
             f"(95 % interval {low:+.3f} to {high:+.3f}, {self.method}, p = {self.p_value:.3g}; "
-            f"{self.better} of {self.prompts} prompts better, {self.worse} worse)"
+            f"{self.better} of {self.n} {self.items} better, {self.worse} worse)"
         )
 
 
 def difference(
-    first: np.ndarray, second: np.ndarray, *, metric: str, first_name: str, second_name: str
+    first: np.ndarray,
+    second: np.ndarray,
+    *,
+    metric: str,
+    first_name: str,
+    second_name: str,
+    items: str,
 ) -> PairedEstimate:
-    """Mean of ``second`` − ``first`` over prompts.
+    """Mean of ``second`` − ``first`` over items, [items] scores each in the same order.
 
-    Scores of 0 and 1 are compared as episodes are: Newcombe's interval and McNemar's exact test.
-    Otherwise the interval is the percentile bootstrap over prompts, and the p-value that of a
-    sign-flip test (Fisher 1935): how often random signs give a mean as far from 0.
-
-    Args:
-        first: [prompts] scores.
-        second: [prompts] scores of the same prompts.
-        metric: Name of the scores.
-        first_name: What was scored first.
-        second_name: What was scored second.
+    Scores of 0 and 1 get Newcombe's interval and McNemar's exact test. Otherwise the interval is
+    the percentile bootstrap over items, and the p-value that of a sign-flip test (Fisher 1935): how
+    often random signs give a mean as far from 0.
     """
     change = second - first
     better, worse = int((change > 0).sum()), int((change < 0).sum())
-    if _binary(first) and _binary(second):
+    method: Method = "newcombe" if _binary(first) and _binary(second) else "bootstrap"
+    if method == "newcombe":
         both = int((first * second).sum())
-        neither = len(change) - both - better - worse
-        interval = paired_difference_interval(both, better, worse, neither)
-        p_value, method = mcnemar_exact(worse, better), "newcombe"
+        interval = paired_difference_interval(
+            both, better, worse, len(change) - both - better - worse
+        )
+        p_value = mcnemar_exact(worse, better)
     else:
         low, high = np.quantile(_resampled_means(change), [0.025, 0.975])
-        interval, p_value, method = (float(low), float(high)), _sign_flip(change), "bootstrap"
+        interval, p_value = (float(low), float(high)), _sign_flip(change)
     return PairedEstimate(
         metric=metric,
+        items=items,
         first=first_name,
         second=second_name,
         difference=float(change.mean()),
@@ -229,8 +265,8 @@ def difference(
         p_value=p_value,
         better=better,
         worse=worse,
-        prompts=len(change),
-        method=method,  # type: ignore[arg-type]
+        n=len(change),
+        method=method,
     )
 
 

@@ -1,1 +1,0 @@
-"""Generated sets of tasks with exact answers, split into training and held-out prompts."""

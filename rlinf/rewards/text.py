@@ -1,0 +1,259 @@
+"""Where the answer stands in a completion, and the rewards that look at nothing but its text."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.component import illegal
+from rlinf.rewards.protocol import AnswerConfig, Number, RewardFunctionConfig, RewardInput
+
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_TOO_MANY_TAGS = 0.25
+
+
+def last_boxed(text: str) -> str | None:
+    """What the last ``\\boxed{…}`` holds, or None if there is none.
+
+    Braces inside are matched; a box that the end of the text cuts off does not count.
+    """
+    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
+        depth = 1
+        position = start
+        while position < len(text) and depth:
+            character = text[position]
+            if character == "\\":
+                position += 1  # the next character is not a brace that groups
+            elif character in "{}":
+                depth += 1 if character == "{" else -1
+            position += 1
+        if depth == 0:
+            return text[start : position - 1]
+    return None
+
+
+def last_answer(text: str) -> str | None:
+    """What the last ``<answer>…</answer>`` holds, or None if there is none."""
+    found = _ANSWER.findall(text)
+    return found[-1] if found else None
+
+
+def last_line(text: str) -> str | None:
+    """The last line that is not empty, or None if all are."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), None)
+
+
+def code_block(text: str) -> str | None:
+    """The last fenced block of Python, or without one the last fenced block of any kind."""
+    blocks = re.findall(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
+    python = [code for kind, code in blocks if kind.strip().lower() in ("python", "py", "python3")]
+    return next(reversed(python or [code for _, code in blocks]), None)
+
+
+def references(answer: object) -> list[str]:
+    """The references of an answer: a text, a number, or a list of such; ValueError for all else."""
+    items = answer if isinstance(answer, list | tuple) else [answer]
+    found = [str(item) for item in items if isinstance(item, str | int | float) and item != ""]
+    if not found or len(found) != len(items):
+        raise ValueError(f"the answer is no text, number or list of such: {str(answer)[:100]!r}")
+    return found
+
+
+def normalize(
+    text: str,
+    *,
+    lower: bool = True,
+    strip_punctuation: bool = True,
+    strip_articles: bool = True,
+    strip_whitespace: bool = True,
+) -> str:
+    """A text without what two equal answers may differ in (Rajpurkar et al. 2016, SQuAD)."""
+    if lower:
+        text = text.lower()
+    if strip_punctuation:
+        text = text.translate(_PUNCTUATION)
+    if strip_articles:
+        text = re.sub(r"\b(a|an|the)\b", " ", text, flags=re.IGNORECASE)
+    if strip_whitespace:
+        text = " ".join(text.split())
+    return text
+
+
+def _check_pattern(pattern: str, most_groups: int | None = None) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise illegal("pattern", f"is no regular expression: {error}") from error
+    if most_groups is not None and groups > most_groups:
+        raise illegal(
+            "pattern", f"has {groups} groups; the answer is the only one", hint="use (?:…)"
+        )
+
+
+class ExactMatchConfig(AnswerConfig):
+    """Is the answer the same text as one of the references?"""
+
+    type: Literal["exact_match"] = "exact_match"
+    """Which reward this section configures."""
+    extract: Literal["answer_tag", "pattern", "last_line", "everything"] = "answer_tag"
+    """Where the answer stands: in the last `<answer>…</answer>`, where `pattern` matches last, in
+    the last line that is not empty, or the completion is the answer."""
+    pattern: str | None = None
+    """Regular expression; its group, or all that it matches, is the answer."""
+    lower: bool = True
+    """Take capital letters for small ones."""
+    strip_punctuation: bool = True
+    """Leave out punctuation."""
+    strip_articles: bool = True
+    """Leave out a, an and the."""
+    strip_whitespace: bool = True
+    """Take any run of white space for one space, and none at the ends."""
+    found_value: Number | None = None
+    """Value of a wrong answer that stands where it should; null: `min_value`."""
+    max_tags: int = Field(default=10, ge=1)
+    """A right answer is worth a quarter where more than so many `<answer>` tags were opened."""
+
+    @model_validator(mode="after")
+    def _check_extraction(self) -> Self:
+        if self.extract == "pattern" and self.pattern is None:
+            raise illegal("pattern", "extract: pattern needs one", hint="for example 'is (\\d+)'")
+        if self.extract != "pattern" and self.pattern is not None:
+            raise illegal(
+                "pattern", f"has no effect with extract: {self.extract}", hint="extract: pattern"
+            )
+        if self.pattern is not None:
+            _check_pattern(self.pattern, most_groups=1)
+        if self.found_value is not None and self.found_value > self.max_value:
+            raise illegal(
+                "found_value",
+                f"a wrong answer must not be worth more than a right one, {self.max_value}",
+                hint=f"nearest: {self.max_value}",
+            )
+        return self
+
+    def score(self, sample: RewardInput) -> float:
+        """`max_value` for a reference, `found_value` for another answer, `min_value` for none."""
+        wanted = {self._normalized(reference) for reference in references(sample.answer)}
+        answer = self._extracted(sample.completion)
+        if answer is None:
+            return self.value_of(False)
+        if self._normalized(answer) not in wanted:
+            wrong = self.min_value if self.found_value is None else self.found_value
+            return wrong * self.scale
+        tags = sample.completion.count("<answer>") if self.extract == "answer_tag" else 0
+        return self.value_of(True) * (_TOO_MANY_TAGS if tags > self.max_tags else 1.0)
+
+    def _extracted(self, text: str) -> str | None:
+        if self.extract == "answer_tag":
+            return last_answer(text)
+        if self.pattern is None:
+            return last_line(text) if self.extract == "last_line" else text
+        pattern = re.compile(self.pattern, re.DOTALL)
+        found = list(pattern.finditer(text))
+        return found[-1].group(pattern.groups) if found else None
+
+    def _normalized(self, text: str) -> str:
+        return normalize(
+            text,
+            lower=self.lower,
+            strip_punctuation=self.strip_punctuation,
+            strip_articles=self.strip_articles,
+            strip_whitespace=self.strip_whitespace,
+        )
+
+
+class FormatConfig(AnswerConfig):
+    """Has the completion the wanted form?"""
+
+    type: Literal["format"] = "format"
+    """Which reward this section configures."""
+    form: Literal["think_answer", "think", "answer", "boxed", "pattern"] = "think_answer"
+    """`<think>…</think>` and then `<answer>…</answer>`; `<think>…</think>` and then text; one
+    `<answer>…</answer>` at the end; a `\\boxed{…}`; or what `pattern` matches as a whole."""
+    pattern: str | None = None
+    """Regular expression; a dot matches line ends."""
+    think_in_prompt: bool = False
+    """The prompt ends in `<think>`, so the completion does not open it."""
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        if (self.form == "pattern") != (self.pattern is not None):
+            raise illegal("pattern", "goes together with form: pattern", hint="write both or none")
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+        if self.think_in_prompt and not self.form.startswith("think"):
+            raise illegal("think_in_prompt", f"has no effect with form: {self.form}", hint="false")
+        return self
+
+    def score(self, sample: RewardInput) -> float:
+        """`max_value` for the wanted form, `min_value` for any other."""
+        text = f"<think>{sample.completion}" if self.think_in_prompt else sample.completion
+        if self.pattern is not None:
+            right = re.fullmatch(self.pattern, text, re.DOTALL) is not None
+        elif self.form == "boxed":
+            right = last_boxed(text) is not None
+        else:
+            right = has_form(text, think="think" in self.form, answer="answer" in self.form)
+        return self.value_of(right)
+
+
+def has_form(text: str, *, think: bool, answer: bool) -> bool:
+    """Whether each wanted section stands there once, in this order, with something in it.
+
+    A text that thinks begins with its thoughts; one that answers ends with its answer. Between the
+    two only white space may stand; without an answer section, any text that is not empty follows.
+    """
+    rest = text.strip()
+    if think:
+        thoughts = _section(rest, "think")
+        if thoughts is None:
+            return False
+        rest = rest[thoughts:].strip()
+    if not answer:
+        return bool(rest)
+    if not think:
+        rest = rest[max(rest.find("<answer>"), 0) :]
+    return _section(rest, "answer") == len(rest)
+
+
+def _section(text: str, name: str) -> int | None:
+    """Where the section that a text begins with ends; None without the only one of it."""
+    opening, closing = f"<{name}>", f"</{name}>"
+    if not text.startswith(opening) or text.count(opening) != 1 or text.count(closing) != 1:
+        return None
+    end = text.find(closing)
+    return end + len(closing) if text[len(opening) : end].strip() else None
+
+
+class LengthConfig(RewardFunctionConfig):
+    """Soft penalty of over-long completions (Yu et al. 2025, DAPO, eq. 13)."""
+
+    type: Literal["length"] = "length"
+    """Which reward this section configures."""
+    max_length: int = Field(ge=1)
+    """L_max, tokens from which on the value is −1."""
+    cache_length: int = Field(ge=1)
+    """L_cache, tokens below `max_length` from which on the value falls from 0."""
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
+        if self.cache_length > self.max_length:
+            raise illegal(
+                "cache_length",
+                f"is longer than max_length = {self.max_length}",
+                hint=f"nearest: {self.max_length}",
+            )
+        return self
+
+    def score(self, sample: RewardInput) -> float:
+        """R_length in [−1, 0] (arXiv 2503.14476, eq. 13).
+
+        0 up to L_max − L_cache tokens, then linear to −1 at L_max, −1 beyond.
+        """
+        free = self.max_length - self.cache_length
+        return max(min((free - sample.num_tokens) / self.cache_length, 0.0), -1.0)

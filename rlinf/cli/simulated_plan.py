@@ -47,7 +47,7 @@ def asked_for(
         ConfigError: Lengths cannot be read or are not possible, or the file cannot be written.
     """
     from rlinf.planner.simulation import parse_lengths
-    from rlinf.planner.simulation.recipe import SIMULATED_STEPS, lengths_of
+    from rlinf.planner.simulation.simulate import SIMULATED_STEPS, lengths_of
 
     if timeline is not None:
         check_file_writable(timeline, "--timeline", "timeline.json")
@@ -65,7 +65,7 @@ def show_simulation(
 ) -> None:
     """Simulate steps under a plan and say what they took; write their timeline if asked for."""
     from rlinf.planner.simulation import idle_shares
-    from rlinf.planner.simulation.recipe import simulate_planned
+    from rlinf.planner.simulation.simulate import simulate_planned
 
     found = simulate_planned(
         config, flow, plan, profile, cluster,

@@ -63,10 +63,7 @@ class StepReport:
 class SavedStep:
     """A step whose first half is done: what its nodes that run ahead returned and handed over.
 
-    Args:
-        step: Number of the step.
-        reports: Of the stages that ran ahead, without timeline events.
-        items: By edge into the second half: what was handed over, the ends of streams left out.
+    Items are by edge into the second half, without the ends of streams.
     """
 
     step: int
@@ -131,13 +128,9 @@ class RunningStep:
 
 
 class Executor:
-    """Runs the steps of one flow.
+    """Runs the steps of one flow under a plan, by launched worker groups of its components.
 
     Args:
-        flow: What a step does.
-        plan: Where and how its components run.
-        groups: Launched worker groups by component.
-        cluster: The cluster that leases devices.
         sources: How many sub-batches the flow's items are numbered by.
         depth: Most steps that are under way at the same time.
         timeline: Whether workers record events.

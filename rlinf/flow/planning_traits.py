@@ -158,13 +158,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a recipe says about the answers that it generates.
-
-    Args:
-        component: Who generates.
-        most_tokens: Limit of an answer [tokens].
-        max_running: Answers that run in one engine at the same time.
-    """
+    """Who generates the answers of a recipe, how long one may be, how many run in an engine."""
 
     component: str
     most_tokens: int

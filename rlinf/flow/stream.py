@@ -62,13 +62,10 @@ class NextItem:
 
 @dataclass(frozen=True)
 class Emit:
-    """One item that a stage yields.
+    """One item that a stage yields to an edge; it carries what a channel can.
 
-    Args:
-        edge: Output edge of the stage.
-        source: Number of the sub-batch that the item belongs to; items of one source keep their
-            order and always reach the same worker.
-        payload: Anything that a channel carries.
+    ``source`` is the number of the sub-batch that the item belongs to; items of one source keep
+    their order and always reach the same worker.
     """
 
     edge: str

@@ -71,14 +71,7 @@ def step_observer(
 
 @dataclass
 class Setting:
-    """One placement, and what steps under it took.
-
-    Args:
-        label: What is special about it.
-        config: The run under it.
-        recorder: What its components took.
-        seconds: Time of each step that counts.
-    """
+    """One placement, and what steps under it took: its components, and each step that counts."""
 
     label: str
     config: PlacedConfig
@@ -113,14 +106,8 @@ def fastest(settings: Sequence[Setting]) -> Setting:
 class AutoPlanner:
     """Decides, after every step, under which placement the next one runs.
 
-    Args:
-        policy: When to measure and to plan.
-        config: The run, under the placement of its recipe.
-        flow: What happens in a step.
-        directory: The run directory.
-        switch: Goes on under another placement.
-        warm_up: Lets the next steps be the first ones of a measurement: their memory is watched. A
-            switch does so by itself.
+    ``config`` is the run under the placement of its recipe; ``warm_up`` lets the next steps be the
+    first ones of a measurement: their memory is watched. A switch does so by itself.
     """
 
     def __init__(
@@ -367,7 +354,7 @@ class AutoPlanner:
             gain_predicted=predicted,
             gain_measured=measured,
             numbers=numbers or {},
-            plan=None if plan is None else plan.model_dump(mode="json"),
+            plan=plan and plan.model_dump(mode="json"),
         )
         note_decision(self._directory, decision)
         if plan is not None:

@@ -290,15 +290,10 @@ WorstStepRunners = Callable[[Any, RunDirectory, threading.Event], WorstStepRunne
 
 @dataclass(frozen=True)
 class WorstStep:
-    """What the worst step of a recipe held.
+    """What the worst step held: every process, all at a time, and each accelerator [bytes].
 
-    Args:
-        processes: The largest peak of each process.
-        together: The most that all held at a time [bytes].
-        driver: Number of the process that ran it.
-        places: Of the workers; empty where it did not end.
-        devices: What each accelerator held; empty without accelerators.
-        ended: Why it could not be finished: the memory was not enough. None: it was finished.
+    ``driver`` is the process that ran it. Where it was ``ended``, as the memory was not enough,
+    nothing is known of places and devices.
     """
 
     processes: list[ProcessMemory]

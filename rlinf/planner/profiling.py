@@ -56,14 +56,9 @@ def measure(
     steps: int = MEASURED_STEPS,
     say: Callable[[str], None] = print,
 ) -> Profile:
-    """Run every trial of a recipe and merge what was measured.
+    """Run every trial of a recipe, its own setting first, and merge what was measured.
 
-    Args:
-        config: The recipe; its own setting is measured first.
-        runner: Builds the runner of its task.
-        flow: The flow of a config.
-        steps: Steps of each trial that count.
-        say: Called with a line per trial.
+    So many steps of each trial count; ``say`` is called with a line per trial.
 
     Raises:
         ConfigError: No trial is legal, or the cluster is none to plan for.

@@ -15,7 +15,7 @@ from rlinf.planner.cluster import parse_cluster_shape
 from rlinf.planner.planned import find_plan
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.planner.simulation import Conditions, simulate
-from rlinf.planner.simulation.recipe import SIMULATED_STEPS, simulate_planned
+from rlinf.planner.simulation.simulate import SIMULATED_STEPS, simulate_planned
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.reasoning import Reasoning
 

@@ -284,19 +284,14 @@ def _memory(
 ) -> tuple[Floats, Floats]:
     """[N, K] peak and idle memory."""
     shape = (len(grid[0]), len(problem.cluster.groups))
-    peak, idle = np.zeros(shape), np.zeros(shape)
+    peak, idle, components = np.zeros(shape), np.zeros(shape), problem.profile.components
     for block, (kind, sizes) in enumerate(zip(placement.kinds, grid, strict=True)):
         names = placement.names(block)
         held = sum(problem.peak(n, kind, sizes, stages=placement.stages) for n in names)
         peak[:, kind] = np.maximum(peak[:, kind], held)
-        idle[:, kind] = np.maximum(idle[:, kind], _kept_bytes(problem, placement, names))
+        kept = sum(components[n].resident_bytes for n in names if n in placement.resident)
+        idle[:, kind] = np.maximum(idle[:, kind], kept)
     return peak, idle
-
-
-def _kept_bytes(problem: Problem, placement: NodePlacement, names: Sequence[str]) -> int:
-    """What some components of a node keep of a device while the node is idle."""
-    components = problem.profile.components
-    return sum(components[name].resident_bytes for name in names if name in placement.resident)
 
 
 def _switch(problem: Problem, placement: NodePlacement, *, without: str | None = None) -> float:

@@ -25,16 +25,11 @@ CELLS_PER_ROW = 128
 
 @dataclass(frozen=True)
 class NodePlacement:
-    """One way to run a node.
+    """One way to run a node, whose components are in the order of its stages.
 
-    Args:
-        node: Name of the node.
-        components: Its components, in the order of its stages.
-        blocks: Indices of stages, by the devices that they share.
-        kinds: Index of the kind of device, per block.
-        sizes: Devices, per block.
-        stages: Sub-batches in flight inside a loop.
-        resident: Components that keep their memory while it is idle.
+    Stages that share devices are a block (of their indices), with a kind of device and a number of
+    them. ``stages`` are the sub-batches in flight inside a loop, and the ``resident`` components
+    keep their memory while the node is idle.
     """
 
     node: str

@@ -25,12 +25,9 @@ FEW_PAIRS = 4096
 
 @dataclass(frozen=True)
 class OptionBounds:
-    """What an option must keep to.
+    """What an option must keep to: [K] devices of each kind, and their memory [bytes].
 
-    Args:
-        devices: [K] devices of each kind.
-        memory: [K] memory of a device of each kind [bytes].
-        seconds: Time of a step above which an option is of no interest [s].
+    An option that takes more ``seconds`` is of no interest.
     """
 
     devices: Integers
@@ -40,13 +37,9 @@ class OptionBounds:
 
 @dataclass(frozen=True)
 class Composition:
-    """How two parts are composed.
+    """How two parts are composed to a whole of a form, in chunks of so many items.
 
-    Args:
-        form: Form of the whole.
-        granularity: Items per chunk.
-        chunks: Chunks of a step.
-        alignment: Multiples at which the devices of the left and of the right part must begin.
+    ``alignment`` has the multiples at which the devices of the left and right part must begin.
     """
 
     kind: Kind

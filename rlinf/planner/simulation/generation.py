@@ -220,17 +220,8 @@ def calibrated(
     How a decoding step divides into its fixed part and one per running sequence is fitted to the
     measured sizes, by least squares of relative deviations; where they do not tell, the step is
     fixed. The time of a generation is linear in both: it is the number of decoding steps times the
-    one, and the running sequences, summed over the steps, times the other.
-
-    Args:
-        lengths: Tokens of the responses.
-        max_running: Sequences that run in one engine at the same time.
-        measured: Times of generation at several sizes.
-        seconds: What it should take [s].
-        groups: Groups of a step.
-        group_size: Sequences of a group.
-        engines: Engines that share the groups.
-        devices_per_engine: Devices of one engine.
+    one, and the running sequences, summed over the steps, times the other. ``seconds`` is for the
+    groups of a step on so many engines, ``measured`` are sizes of any kind.
     """
     by_step = GenerationModel(lengths=lengths, max_running=max_running, seconds_fixed=1.0)
     by_sequence = by_step.model_copy(update={"seconds_fixed": 0.0, "seconds_per_sequence": 1.0})

@@ -156,13 +156,9 @@ class NodeModel:
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
     ) -> NodeWork:
-        """Process the units of a step.
+        """Process the units of a step, [U] of which arrive at ascending times [s].
 
-        Args:
-            rng: Random numbers of this node and step.
-            arrivals: [U] ascending times at which units arrive [s].
-            begin: When the node can begin [s].
-            factor: How much longer than its median the node takes.
+        The node can begin at ``begin`` and takes ``factor`` times as long as in the median.
         """
         if self._sampled is not None:
             return self._generate(self._sampled, rng, arrivals, begin, factor)

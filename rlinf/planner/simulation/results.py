@@ -96,12 +96,9 @@ class Simulation:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """Devices that have the same components.
+    """Devices that have the same components, or none.
 
-    Args:
-        devices: The devices, ascending.
-        components: What runs on them; empty where nothing does.
-        idle: Part of the simulated time in which none of the components worked.
+    ``idle`` is the part of the simulated time in which none of the components worked.
     """
 
     devices: tuple[int, ...]

@@ -354,7 +354,7 @@ class AutoPlanner:
             gain_predicted=predicted,
             gain_measured=measured,
             numbers=numbers or {},
-            plan=plan and plan.model_dump(mode="json"),
+            plan=None if plan is None else plan.model_dump(mode="json"),
         )
         note_decision(self._directory, decision)
         if plan is not None:

@@ -13,11 +13,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Write ``data`` to a new file and return after it has reached the disk.
-
-    Raises:
-        OSError: The disk is full, a limit is reached, or the file exists.
-    """
+    """Write ``data`` to a new file and return after it has reached the disk."""
     with open(path, "xb", buffering=0) as file:
         view = memoryview(data)
         while view:
@@ -47,10 +43,9 @@ def sync_directory(path: Path) -> None:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Let the symbolic link point to ``target``, a name relative to the link's directory.
+    """Let the link point to ``target``, a name relative to it, in one step: it never dangles.
 
-    The link is replaced in one step, so that it never dangles while it changes. On a file system
-    without symbolic links nothing happens: a link is a convenience, nothing reads it back.
+    On a file system without symbolic links nothing happens: nothing reads the link back.
     """
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,12 @@ class FileRecord:
 class Manifest:
     """What the writer of a checkpoint said about it."""
 
-    step: int
-    """Number of training steps that are done."""
-    unix_time: float
-    """When it was written, seconds since 1970."""
-    files: dict[str, FileRecord]
-    """Every file but the manifest, by name."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """What the caller wants to read without loading tensors."""
-    metric: float | None = None
-    """Figure by which the best checkpoints are kept; higher is better."""
-    config_hash: str | None = None
-    """Hash of the configuration of the run."""
+    step: int  # training steps that are done
+    unix_time: float  # when it was written, seconds since 1970
+    files: dict[str, FileRecord]  # every file but the manifest, by name
+    meta: dict[str, Any] = field(default_factory=dict)  # read without loading tensors
+    metric: float | None = None  # the best checkpoints are kept by it; higher is better
+    config_hash: str | None = None  # of the configuration of the run
 
     def to_bytes(self) -> bytes:
         """Return the manifest as JSON that carries its own checksum."""
@@ -60,13 +56,10 @@ def record_file(path: Path) -> FileRecord:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the verified manifest of a checkpoint directory.
-
-    Raises:
-        CheckpointError: It is missing, damaged, or of a later format.
-    """
+    """The verified manifest of a directory; CheckpointError if missing, damaged or later."""
     try:
-        content = json.loads(_read(directory, MANIFEST))
+        with _readable(directory, MANIFEST):
+            content = json.loads((directory / MANIFEST).read_bytes())
     except ValueError as error:
         raise _refusal(directory, f"{MANIFEST} is damaged ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -85,48 +78,38 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_file(directory: Path, name: str, expected: FileRecord) -> bytes:
-    """Return the content of one file after comparing it with its record.
-
-    Raises:
-        CheckpointError: The file is missing, truncated or altered.
-    """
-    data = _read(directory, name)
-    if len(data) != expected.bytes:
-        reason = f"{name} has {len(data)} bytes, {expected.bytes} were written"
-        raise _refusal(directory, reason)
-    if hashlib.sha256(data).hexdigest() != expected.sha256:
-        raise _refusal(directory, f"{name} is damaged (its checksum differs)")
+    """The content of a file like its record; CheckpointError if missing, truncated or altered."""
+    with _readable(directory, name):
+        data = (directory / name).read_bytes()
+    _compare(directory, name, expected, record(data))
     return data
 
 
 def check_file(directory: Path, name: str, expected: FileRecord) -> None:
-    """Compare a file with its record, without having all of it in memory.
-
-    Raises:
-        CheckpointError: The file is missing, truncated or altered.
-    """
-    check_size(directory, name, expected)
-    if record_file(directory / name) != expected:
-        raise _refusal(directory, f"{name} is damaged (its checksum differs)")
+    """Compare a file with its record, without having all of it in memory."""
+    with _readable(directory, name):
+        found = record_file(directory / name)
+    _compare(directory, name, expected, found)
 
 
 def check_size(directory: Path, name: str, expected: FileRecord) -> None:
-    """Compare the size of a file with its record.
-
-    Raises:
-        CheckpointError: The file is missing, or of another size.
-    """
-    try:
+    """Compare the size of a file with its record."""
+    with _readable(directory, name):
         size = (directory / name).stat().st_size
-    except FileNotFoundError as error:
-        raise _refusal(directory, f"{name} is missing") from error
-    if size != expected.bytes:
-        raise _refusal(directory, f"{name} has {size} bytes, {expected.bytes} were written")
+    _compare(directory, name, expected, replace(expected, bytes=size))
 
 
-def _read(directory: Path, name: str) -> bytes:
+def _compare(directory: Path, name: str, expected: FileRecord, found: FileRecord) -> None:
+    if found.bytes != expected.bytes:
+        raise _refusal(directory, f"{name} has {found.bytes} bytes, {expected.bytes} were written")
+    if found.sha256 != expected.sha256:
+        raise _refusal(directory, f"{name} is damaged (its checksum differs)")
+
+
+@contextmanager
+def _readable(directory: Path, name: str) -> Iterator[None]:
     try:
-        return (directory / name).read_bytes()
+        yield
     except FileNotFoundError as error:
         reason = f"{name} is missing" if directory.is_dir() else "there is no such directory"
         raise _refusal(directory, reason) from error

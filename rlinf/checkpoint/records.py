@@ -16,11 +16,7 @@ _CLASS, _FIELDS = "record", "fields"
 
 
 def to_tree(value: Any) -> Any:
-    """Dataclasses, also within lists, tuples and dicts, as dicts that say their class.
-
-    Returns:
-        What :func:`rlinf.checkpoint.tree.encode` takes, if all other values are such.
-    """
+    """Dataclasses, also within lists, tuples and dicts, as dicts that say their class."""
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: to_tree(getattr(value, field.name)) for field in fields(value)}
         return {_CLASS: type(value).__name__, _FIELDS: found}
@@ -35,11 +31,7 @@ def to_tree(value: Any) -> Any:
 
 
 def from_tree(tree: Any, classes: tuple[type, ...]) -> Any:
-    """What :func:`to_tree` took apart.
-
-    Args:
-        tree: Its result.
-        classes: Dataclasses that may be built.
+    """What :func:`to_tree` took apart; of dataclasses only ``classes`` may be built.
 
     Raises:
         CheckpointError: The tree holds a record of another class, or one whose fields differ.

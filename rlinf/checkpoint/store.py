@@ -14,22 +14,25 @@ safetensors; those of workers they read themselves.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import math
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.checkpoint.contents import Checkpoint, Parts, Refusal, load_checkpoint, write_files
 from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory
 from rlinf.checkpoint.manifest import Manifest, read_manifest
-from rlinf.checkpoint.reading import Checkpoint, Refusal, load_checkpoint
-from rlinf.checkpoint.tree import encode
-from rlinf.checkpoint.writing import Commit, Parts, plain_json, write_files
+from rlinf.checkpoint.tree import EncodedTree, encode
 from rlinf.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -48,23 +51,16 @@ class SaveFailure:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run, in a directory that the first save makes.
 
     One process writes; any number may read (``read_only=True`` leaves a writer's files alone).
+    As a context manager the store is closed at the end.
 
     A background save costs the caller the snapshot in memory, and the rest of the write before if
     that is still going on: at most one is in flight and none is dropped. When a checkpoint does
     not fit on the disk, ``on_full_disk`` decides whether the next :meth:`save` or :meth:`wait`
     raises, or a warning is logged and noted in :attr:`failures`. Any other failure of the writer
     is always raised there.
-
-    As a context manager the store is closed at the end.
-
-    Args:
-        directory: Where the checkpoints lie; made at the first save.
-        config: How many are kept, and how they are written.
-        config_hash: Hash of the run's configuration, for the manifest.
-        read_only: Never change the directory.
     """
 
     def __init__(
@@ -90,14 +86,7 @@ class CheckpointStore:
         """A hidden directory for what workers write themselves, which becomes the checkpoint.
 
         It is to be handed to :meth:`save` as part of ``parts``, or to :meth:`give_up`. The save in
-        flight has ended before.
-
-        Returns:
-            Its path; None where there is no room for it, and the run goes on.
-
-        Raises:
-            CheckpointError: The save before failed, or there is no directory and the run is not to
-                go on (see ``on_full_disk``).
+        flight has ended before. None: there is no room for it, and the run goes on.
         """
         self._refuse_reader()
         self.wait()
@@ -110,12 +99,7 @@ class CheckpointStore:
         return directory
 
     def give_up(self, directory: Path, step: int, error: BaseException) -> None:
-        """Remove what :meth:`begin` gave, where workers could not write.
-
-        Raises:
-            CheckpointError: ``error`` is an OSError, but no lack of space that is to be only
-                warned of (see ``on_full_disk``).
-        """
+        """Remove what :meth:`begin` gave, where workers could not write; as if a save failed so."""
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
             self._failed(step, error)
@@ -136,8 +120,7 @@ class CheckpointStore:
             step: Training steps that are done.
             tree: What :mod:`rlinf.checkpoint.tree` can hold; may change after the return.
             meta: JSON values that are read without loading the tensors.
-            metric: Figure for ``keep_best``, higher is better; one that is not finite counts as
-                none.
+            metric: Figure for ``keep_best``, higher is better; not finite counts as none.
             blocking: Return after the commit, with its failure raised here.
             parts: What workers wrote for it already.
 
@@ -147,12 +130,13 @@ class CheckpointStore:
         """
         self._refuse_reader()
         self.wait()
-        plain_meta = plain_json(meta or {})
-        usable = metric is not None and abs(metric) < float("inf")
-        commit = Commit(
-            step, encode(tree), plain_meta, metric if usable else None, self._config_hash, parts
-        )
-        self._in_flight = self._writer.submit(self._commit, commit)
+        try:
+            plain = json.loads(json.dumps(dict(meta or {}), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"meta of a checkpoint must be JSON: {error}") from error
+        usable = metric if metric is not None and math.isfinite(metric) else None
+        manifest = Manifest(step, time.time(), {}, plain, usable, self._config_hash)
+        self._in_flight = self._writer.submit(self._commit, manifest, encode(tree), parts)
         if blocking or not self._config.background:
             self.wait()
 
@@ -161,21 +145,13 @@ class CheckpointStore:
             raise CheckpointError(f"The checkpoints in {self.directory} were opened for reading.")
 
     def wait(self) -> None:
-        """Return after the save in flight has ended.
-
-        Raises:
-            CheckpointError: It failed (see ``on_full_disk``).
-        """
+        """Return after the save in flight has ended; raises its CheckpointError, if it failed."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             in_flight.result()
 
     def close(self) -> None:
-        """Wait for the save in flight and end the writer thread.
-
-        Raises:
-            CheckpointError: The save failed (see ``on_full_disk``).
-        """
+        """End the writer thread after the save in flight, see :meth:`wait`."""
         try:
             self.wait()
         finally:
@@ -185,20 +161,18 @@ class CheckpointStore:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, *trace: object) -> None:
-        if error is None:
-            self.close()
-            return
         try:
             self.close()
         except CheckpointError as failure:
+            if error is None:
+                raise
             # The error on its way out came first; it is the one to report.
             logger.error("%s", failure)
 
     def discard_after(self, step: int) -> list[int]:
         """Remove every checkpoint beyond ``step``; return their steps.
 
-        A run that goes on from an older checkpoint calls this, so that the newest one is always
-        of the history that is being written.
+        So the newest one is always of the history that a run, gone on from an older one, writes.
         """
         self.wait()
         beyond = [number for number in self.steps() if number > step]
@@ -207,24 +181,22 @@ class CheckpointStore:
         self._link_latest()
         return beyond
 
-    def _commit(self, commit: Commit) -> None:
-        target = self.path(commit.step)
-        parts = commit.parts
+    def _commit(self, manifest: Manifest, tree: EncodedTree, parts: Parts | None) -> None:
+        step, target = manifest.step, self.path(manifest.step)
         temporary = self._hidden(_WRITING, target) if parts is None else parts.directory
         try:
             if parts is None:
                 self._make(temporary)
-            write_files(temporary, commit)
+            write_files(temporary, manifest, tree, parts)
             self._put_in_place(temporary, target)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            self._failed(commit.step, error)
+            if not isinstance(error, OSError):
+                raise
+            self._failed(step, error)
             return
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        self.last_committed_step = commit.step
-        self._prune(commit.step)
+        self.last_committed_step = step
+        self._prune(step)
         self._link_latest()
 
     def _hidden(self, prefix: str, path: Path) -> Path:
@@ -235,17 +207,14 @@ class CheckpointStore:
         directory.mkdir()
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
+        replaced = self.directory / f"{_REPLACED}{target.name}"
         if target.exists():
             # Two renames; _recover undoes the first one if we die between them.
-            replaced = self.directory / f"{_REPLACED}{target.name}"
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
-            temporary.rename(target)
-            sync_directory(self.directory)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            temporary.rename(target)
-            sync_directory(self.directory)
+        temporary.rename(target)
+        sync_directory(self.directory)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def _failed(self, step: int, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -263,11 +232,10 @@ class CheckpointStore:
         keep_last, keep_best = self._config.keep_last, self._config.keep_best
         if keep_last is None:
             return
-        good = {step: manifest for step, manifest in self._manifests() if step <= newest}
-        keep = set(sorted(good)[-keep_last:]) | {newest}
-        ranked = sorted((m.metric, step) for step, m in good.items() if m.metric is not None)
+        good = {step: manifest for step, manifest in self.manifests().items() if step <= newest}
+        keep = {newest, *sorted(good)[-keep_last:]}
         if keep_best:
-            keep |= {step for _, step in ranked[-keep_best:]}
+            keep.update(_ranked(good)[-keep_best:])
         for step in good.keys() - keep:
             self._remove(self.path(step))
 
@@ -310,37 +278,36 @@ class CheckpointStore:
 
     def manifests(self) -> dict[int, Manifest]:
         """Manifests by step, oldest first, of the checkpoints whose manifest is unharmed."""
-        return dict(self._manifests())
+        found: dict[int, Manifest] = {}
+        for step in self.steps():
+            with contextlib.suppress(CheckpointError):
+                found[step] = read_manifest(self.path(step))
+        return found
 
     def load(self, which: int | str | Path = LATEST) -> Checkpoint:
         """Read and verify a checkpoint.
 
-        Args:
-            which: A step; ``"latest"``, the newest one that is unharmed (newer ones that are not
-                are logged and listed in ``refused``); ``"best"``, the same by metric; or the path
-                of a checkpoint directory.
+        ``which`` is a step; ``"latest"``, the newest one that is unharmed (newer ones that are not
+        are logged and listed in ``refused``); ``"best"``, the same by metric; or the path of a
+        checkpoint directory.
 
         Raises:
             CheckpointError: The one asked for is missing or damaged, or none is left.
         """
         if which == LATEST:
-            return self._first_good(reversed(self.steps()), "checkpoint")
+            return self._first_good(self.steps()[::-1], "checkpoint")
         if which == "best":
-            ranked = sorted((m.metric, s) for s, m in self._manifests() if m.metric is not None)
-            return self._first_good((s for _, s in reversed(ranked)), "checkpoint with a metric")
-        if isinstance(which, int):
-            return self._load_step(which)
-        return load_checkpoint(which)
-
-    def _load_step(self, step: int) -> Checkpoint:
-        if self.path(step).is_dir():
-            return load_checkpoint(self.path(step))
-        present = self.steps()
-        nearest = min(present, key=lambda other: abs(other - step), default=None)
+            ranked = _ranked(self.manifests())
+            return self._first_good(ranked[::-1], "checkpoint with a metric")
+        if not isinstance(which, int):
+            return load_checkpoint(which)
+        if self.path(which).is_dir():
+            return load_checkpoint(self.path(which))
+        nearest = min(self.steps(), key=lambda other: abs(other - which), default=None)
         hint = "" if nearest is None else f"; the nearest one is of step {nearest}"
-        raise CheckpointError(f"{self.directory} has no checkpoint of step {step}{hint}.")
+        raise CheckpointError(f"{self.directory} has no checkpoint of step {which}{hint}.")
 
-    def _first_good(self, steps: Iterator[int], wanted: str) -> Checkpoint:
+    def _first_good(self, steps: Sequence[int], wanted: str) -> Checkpoint:
         refused: list[Refusal] = []
         for step in steps:
             try:
@@ -349,13 +316,12 @@ class CheckpointStore:
                 logger.warning("%s Trying the one before it.", error)
                 refused.append(Refusal(self.path(step), str(error)))
             else:
-                return Checkpoint(**{**vars(found), "refused": tuple(refused)})
+                return replace(found, refused=tuple(refused))
         reasons = "".join(f"\n  {refusal.reason}" for refusal in refused)
         raise CheckpointError(f"{self.directory} holds no {wanted} that can be used.{reasons}")
 
-    def _manifests(self) -> Iterator[tuple[int, Manifest]]:
-        for step in self.steps():
-            try:
-                yield step, read_manifest(self.path(step))
-            except CheckpointError:
-                continue
+
+def _ranked(manifests: Mapping[int, Manifest]) -> list[int]:
+    """Steps whose checkpoint has a metric, the best last."""
+    found = [(m.metric, step) for step, m in manifests.items() if m.metric is not None]
+    return [step for _, step in sorted(found)]

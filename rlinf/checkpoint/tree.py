@@ -1,15 +1,13 @@
-"""What a checkpoint may hold, and its two written forms: tensors, and JSON for all the rest.
+"""What a checkpoint may hold: a nested dict, list or tuple of tensors, arrays, numbers, text …
 
-A tree is a nested dict, list or tuple of tensors, arrays, numbers, text, bytes and None. Encoding
-copies every value that could still change, so an encoded tree is a snapshot. Tensors are named by
-their place in the tree, as a JSON pointer (RFC 6901): ``/policy/trunk.0.weight``.
-"""
+It is written as tensors, which are named by their place in the tree, as a JSON pointer (RFC 6901):
+``/policy/trunk.0.weight``, and as JSON for all the rest."""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +42,7 @@ def encode(tree: Any) -> EncodedTree:
     """Return a snapshot of ``tree`` that later changes of its tensors do not reach.
 
     Raises:
-        TypeError: A value of another kind, a dict key that is no text, or a tree that is nested
-            deeper than 100 levels (one that contains itself); the message names the place.
+        TypeError: A value that cannot be stored, or a tree that contains itself, and where.
     """
     encoder = _Encoder()
     structure = encoder.encode(tree, ())
@@ -55,18 +52,14 @@ def encode(tree: Any) -> EncodedTree:
 
 
 def decode(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that :func:`encode` took apart.
-
-    Raises:
-        ValueError: The structure names a tensor that is not there, or a kind we do not know.
-    """
+    """Return the tree that :func:`encode` took apart; ValueError for what it cannot have made."""
     if isinstance(structure, list):
         return [decode(item, tensors) for item in structure]
     if not isinstance(structure, dict):
         return structure
-    if TAG not in structure:
-        return {key: decode(item, tensors) for key, item in structure.items()}
-    return _decode_tagged(structure[TAG], structure.get("value"), tensors)
+    if TAG in structure:
+        return _decode_tagged(structure[TAG], structure.get("value"), tensors)
+    return {key: decode(item, tensors) for key, item in structure.items()}
 
 
 def clone_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -118,9 +111,13 @@ class _Encoder:
             return self._encode_tensor(value, path)
         if isinstance(value, np.ndarray | np.generic):
             return self._encode_array(value, path)
-        if type(value) is bytes:
-            return self._encode_bytes(value, path)
-        return self._encode_container(value, path)
+        if type(value) is not bytes:
+            return self._encode_container(value, path)
+        if len(value) <= _INLINE_BYTES:
+            return {TAG: "bytes", "value": base64.b64encode(value).decode()}
+        name = _pointer(path)
+        self.arrays[name] = np.frombuffer(bytearray(value), dtype=np.uint8)
+        return {TAG: "blob", "value": name}
 
     def _encode_container(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _MAX_DEPTH:
@@ -129,7 +126,13 @@ class _Encoder:
                 "does it contain itself?"
             )
         if isinstance(value, Mapping):
-            items = {key: self.encode(item, (*path, key)) for key, item in _items(value, path)}
+            for key in value:
+                if type(key) is not str:
+                    raise TypeError(
+                        f"state at {_pointer(path)}: the key {key!r} is a "
+                        f"{type(key).__qualname__}; keys must be text, for example {str(key)!r}"
+                    )
+            items = {key: self.encode(item, (*path, key)) for key, item in value.items()}
             return items if TAG not in items else {TAG: "dict", "value": list(items.items())}
         if type(value) in (list, tuple):
             items_ = [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
@@ -161,23 +164,6 @@ class _Encoder:
         self.arrays[name] = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
         return {TAG: "array" if isinstance(value, np.ndarray) else "scalar", "value": name}
 
-    def _encode_bytes(self, value: bytes, path: tuple[str, ...]) -> Any:
-        if len(value) <= _INLINE_BYTES:
-            return {TAG: "bytes", "value": base64.b64encode(value).decode()}
-        name = _pointer(path)
-        self.arrays[name] = np.frombuffer(bytearray(value), dtype=np.uint8)
-        return {TAG: "blob", "value": name}
-
-
-def _items(value: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if type(key) is not str:
-            raise TypeError(
-                f"state at {_pointer(path)}: the key {key!r} is a {type(key).__qualname__}; "
-                f"keys must be text, for example {str(key)!r}"
-            )
-        yield key, item
-
 
 def _encode_plain(value: bool | str | int | float | None) -> Any:
     # Other JSON readers turn wide integers into floats, and Python itself limits their digits.
@@ -195,6 +181,14 @@ def _pointer(path: tuple[str, ...]) -> str:
     return "/" + "/".join(path)
 
 
+_DECODED: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda tensor: tensor,
+    "array": lambda tensor: tensor.numpy(),
+    "scalar": lambda tensor: tensor.numpy()[()],
+    "blob": lambda tensor: tensor.numpy().tobytes(),
+}
+
+
 def _decode_tagged(kind: Any, value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match kind:
         case "int":
@@ -207,19 +201,8 @@ def _decode_tagged(kind: Any, value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tuple(decode(item, tensors) for item in value)
         case "dict":
             return {key: decode(item, tensors) for key, item in value}
-        case "tensor" | "array" | "scalar" | "blob":
-            return _decode_tensor(kind, value, tensors)
-        case _:
-            raise ValueError(f"unknown kind of value {kind!r}")
-
-
-def _decode_tensor(kind: str, name: str, tensors: Mapping[str, Tensor]) -> Any:
-    if name not in tensors:
-        raise ValueError(f"the tensor {name} is missing")
-    tensor = tensors[name]
-    if kind == "tensor":
-        return tensor
-    array = tensor.numpy()
-    if kind == "blob":
-        return array.tobytes()
-    return array if kind == "array" else array[()]
+    if kind not in _DECODED:
+        raise ValueError(f"unknown kind of value {kind!r}")
+    if value not in tensors:
+        raise ValueError(f"the tensor {value} is missing")
+    return _DECODED[kind](tensors[value])

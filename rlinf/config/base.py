@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from itertools import zip_longest
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -42,11 +43,8 @@ class StrictModel(BaseModel):
     def check(self) -> None:
         """Refuse what is legal but cannot run on this machine, within a second.
 
-        A section overrides this to look for a package, a file or an interpreter; all others pass
-        the question on to their own sections. The key of a ConfigError is relative to the section.
-
-        Raises:
-            UserError: Says what is missing and how to get it.
+        A section overrides this to look for a package, a file or an interpreter, and raises a
+        UserError that says how to get it. The key of a ConfigError is relative to the section.
         """
         for name in type(self).model_fields:
             section = getattr(self, name)
@@ -60,49 +58,21 @@ def _from_yaml(value: Any, annotation: Any) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _from_yaml(value, arguments[0])
-    if arguments and origin is not tuple and type(None) in arguments and value is None:
-        return None
-    if isinstance(value, list):
-        return _list_from_yaml(value, annotation)
-    if isinstance(value, Mapping) and origin in (dict, Mapping) and len(arguments) == 2:
-        return {key: _from_yaml(item, arguments[1]) for key, item in value.items()}
-    if isinstance(value, str):
-        return _text_from_yaml(value, annotation)
-    return value
-
-
-def _list_from_yaml(value: list[Any], annotation: Any) -> Any:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is tuple and arguments:
-        homogeneous = len(arguments) == 2 and arguments[1] is Ellipsis
-        kinds = [arguments[0]] * len(value) if homogeneous else list(arguments)
-        kinds += [Any] * (len(value) - len(kinds))
-        return tuple(_from_yaml(item, kind) for item, kind in zip(value, kinds, strict=False))
-    if annotation is tuple:
-        return tuple(value)
-    if origin is list and arguments:
-        return [_from_yaml(item, arguments[0]) for item in value]
-    if _is_union(origin):
-        for argument in arguments:
-            converted = _list_from_yaml(value, argument)
-            if not isinstance(converted, list) or get_origin(argument) is list:
+    if origin is Union or origin is UnionType:
+        fits = isinstance(value, str) and str in arguments
+        for argument in () if fits else arguments:
+            converted = _from_yaml(value, argument)
+            if type(converted) is not type(value) or get_origin(argument) is list:
                 return converted
+    elif isinstance(value, list) and (origin or annotation) in (tuple, list):
+        many = len(arguments) == 2 and arguments[1] is Ellipsis
+        kinds = arguments[:1] * len(value) if many or origin is list else arguments
+        items = zip_longest(value, kinds[: len(value)], fillvalue=Any)
+        return (origin or annotation)(_from_yaml(item, kind) for item, kind in items)
+    elif isinstance(value, Mapping) and origin in (dict, Mapping) and len(arguments) == 2:
+        value = {key: _from_yaml(item, arguments[1]) for key, item in value.items()}
+    elif isinstance(value, str) and annotation is Path:
+        value = Path(value)
+    elif isinstance(value, str) and isinstance(annotation, type) and issubclass(annotation, Enum):
+        value = next((member for member in annotation if member.value == value), value)
     return value
-
-
-def _text_from_yaml(value: str, annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return next((member for member in annotation if member.value == value), value)
-    if annotation is Path:
-        return Path(value)
-    arguments = get_args(annotation)
-    if _is_union(get_origin(annotation)) and str not in arguments:
-        for argument in arguments:
-            converted = _text_from_yaml(value, argument)
-            if converted is not value:
-                return converted
-    return value
-
-
-def _is_union(origin: Any) -> bool:
-    return origin is Union or origin is UnionType

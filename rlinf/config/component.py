@@ -1,8 +1,6 @@
 """Sections with a ``type:`` key, each validated by the config class of the component it names.
 
-This room knows no component: a recipe's class annotates the section with the registry of its
-components. The config class is imported only when its section is validated.
-"""
+That class is imported only when its section is validated."""
 
 from __future__ import annotations
 
@@ -24,23 +22,13 @@ class Component:
     Example::
 
         algorithm: Annotated[AlgorithmConfig, Component(REGISTRY)]
-
-    Args:
-        registry: The known types and their config classes.
     """
 
     registry: Registry[Any]
 
     def section(self, value: Any) -> BaseModel:
-        """Return the validated section.
-
-        Raises:
-            pydantic_core.PydanticCustomError: ``type`` is missing or unknown.
-            pydantic.ValidationError: The section is not legal for its type.
-        """
-        if isinstance(value, BaseModel):
-            return value
-        return self.class_of(value).model_validate(value)
+        """Return the validated section; raises pydantic's errors."""
+        return value if isinstance(value, BaseModel) else self.class_of(value).model_validate(value)
 
     def class_of(self, value: Any) -> type[BaseModel]:
         """Return the config class that the ``type`` of a section names."""
@@ -61,31 +49,20 @@ class Component:
         return core_schema.no_info_plain_validator_function(
             self.section,
             serialization=core_schema.plain_serializer_function_ser_schema(
-                _dump, info_arg=True, return_schema=core_schema.any_schema()
+                lambda section, info: section.model_dump(mode=info.mode),
+                info_arg=True,
+                return_schema=core_schema.any_schema(),
             ),
         )
-
-
-def _dump(section: BaseModel, info: Any) -> dict[str, Any]:
-    return section.model_dump(mode=info.mode)
 
 
 def illegal(key: str, why: str, *, hint: str = "") -> PydanticCustomError:
     """Return the error that a rule between several keys raises in a model validator.
 
-    Args:
-        key: The key to name, dotted, relative to the validated section.
-        why: Why its value is not legal.
-        hint: The nearest legal value, or what else to change.
+    ``key`` is the one to name, dotted, relative to the validated section; ``hint`` the nearest
+    legal value, or what else to change::
 
-    Example::
-
-        if samples % self.global_batch_size:
-            raise illegal(
-                "global_batch_size",
-                f"does not divide {samples} samples",
-                hint=f"nearest: {join_choices(nearest_divisors(samples, self.global_batch_size))}",
-            )
+        raise illegal("global_batch_size", "does not divide 10 samples", hint="nearest: 5")
     """
     text = f"{why}; {hint}" if hint else why
     # Braces would be read as placeholders of the message template.

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Protocol
+from typing import Any
+
+from pydantic import BaseModel
 
 from rlinf.config.yaml_source import write_yaml
 
 
-class Dumpable(Protocol):
-    """A pydantic model, as far as this file is concerned."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """Return the values; ``json`` mode gives dicts, lists and scalars alone."""
-
-
-def to_data(config: Dumpable) -> dict[str, Any]:
+def to_data(config: BaseModel) -> dict[str, Any]:
     """Return a config as dicts, lists and scalars, every default written out."""
     return config.model_dump(mode="json")
 
 
-def to_yaml(config: Dumpable) -> str:
+def to_yaml(config: BaseModel) -> str:
     """Return a config as a recipe that reads back equal."""
     return write_yaml(to_data(config))
 
 
-def config_hash(config: Dumpable) -> str:
+def config_hash(config: BaseModel) -> str:
     """Return the SHA-256 of a config's canonical JSON: equal values, equal hash, in hex."""
     text = json.dumps(to_data(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

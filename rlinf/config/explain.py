@@ -22,6 +22,7 @@ from rlinf.config.schema import (
     default_of,
     options_of,
     section_classes,
+    value_at,
     walk,
 )
 from rlinf.errors import ConfigError
@@ -29,40 +30,28 @@ from rlinf.errors import ConfigError
 
 @dataclass(frozen=True)
 class Explanation:
-    """One key of one config class.
+    """One key of one config class."""
 
-    Args:
-        key: Dotted key.
-        owner: Type of the component that has the key, empty outside of component sections.
-        kind: Its type in words.
-        default: Its default as written in a recipe; ``required`` if there is none.
-        legal: Range or choices, empty if the type says all.
-        description: The attribute's docstring.
-        children: Keys of the section with the first sentence of their descriptions.
-        settings: Ready recipes that set the key, with the value.
-        broken: Components that the section could name, but that cannot be used; a line for each.
-    """
-
-    key: str
-    owner: str
-    kind: str
-    default: str
-    legal: str
+    key: str  # dotted
+    owner: str  # type of the component that has the key, empty outside of component sections
+    kind: str  # its type in words
+    default: str  # as written in a recipe; `required` if there is none
+    legal: str  # range or choices, empty if the type says all
     description: str
     children: tuple[tuple[str, str], ...]
-    settings: tuple[tuple[str, str], ...]
+    """Keys of the section with the first sentence of their descriptions."""
+    settings: tuple[tuple[str, str], ...]  # ready recipes that set the key, with the value
     broken: tuple[str, ...]
+    """Components that the section could name, but that cannot be used; a line for each."""
 
 
 def explain(
     model_class: type[BaseModel], key: str, *, task: str | None = None
 ) -> list[Explanation]:
-    """Return what ``key`` means, once per component type that has it.
+    """Return what ``key`` of a whole config means, once per component type that has it.
 
-    Args:
-        model_class: Class of the whole config.
-        key: Dotted key; a last part alone is enough where only one key ends in it.
-        task: The task that the class belongs to: only its recipes set the key; None: all do.
+    Its last part alone is enough where only one key ends in it. Only recipes of ``task`` are said
+    to set the key; None: all are.
 
     Raises:
         ConfigError: No key is named so; the message has the nearest.
@@ -90,24 +79,18 @@ def _full_key(key: str, names: list[str]) -> str:
         return ending[0]
     if ending:
         raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
-    last = key.rpartition(".")[2]
-    close = nearest_names(key, names) or [
-        name for name in names if name.rpartition(".")[2] in nearest_names(last, _last_parts(names))
-    ]
+    last = {name: name.rpartition(".")[2] for name in names}
+    alike = nearest_names(key.rpartition(".")[2], set(last.values()))
+    close = nearest_names(key, names) or [name for name in names if last[name] in alike]
     if close:
         raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in close[:3])}?")
     top = [name for name in names if "." not in name]
     raise ConfigError(f"no key `{key}`; {did_you_mean(key, top, list_up_to=len(top))}")
 
 
-def _last_parts(names: list[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in names}
-
-
 def _explanation(
     key: str, owner: type[BaseModel], field: FieldInfo, recipes: Mapping[str, Any]
 ) -> Explanation:
-    default = default_of(field)
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
     sections = section_classes(field)
     component, options = component_of(field), options_of(field)
@@ -116,17 +99,13 @@ def _explanation(
         kind = f"section of one {component.registry.kind}"
     elif options is not None:
         kind = f"options of one {options.registry.kind}"
+    default = default_of(field)
+    text = "required" if default is ... else _default_text(default, bool(sections))
     return Explanation(
         key=key,
         owner=_component_type(owner),
         kind=kind,
-        default=(
-            str(extra["default_text"])  # where it depends on the rest of the recipe
-            if "default_text" in extra
-            else "required"
-            if default is ...
-            else _default_text(default, bool(sections))
-        ),
+        default=str(extra.get("default_text", text)),  # given where the rest of the recipe decides
         legal=f"type: {', '.join(component.registry.names())}" if component else _legal(field),
         description=field.description or "",
         children=tuple(_children(sections, tagged=bool(component or options))),
@@ -171,19 +150,15 @@ def first_sentence(text: str) -> str:
 def _settings(
     key: str, owner: type[BaseModel], recipes: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    component = _component_type(owner)
+    component, (section_key, _, name) = _component_type(owner), key.rpartition(".")
     for recipe, data in recipes.items():
-        path: list[Mapping[str, Any]] = []
-        node: Any = data
-        for part in key.split("."):
-            path.append(node if isinstance(node, Mapping) else {})
-            node = path[-1].get(part)
-        # Options stand in a section of their own beside the type that they belong to.
-        section = path[-2] if issubclass(owner, OptionsModel) else path[-1]
-        is_set = key.rpartition(".")[2] in path[-1]
-        matches = not component or section.get("type") == component
-        if is_set and matches and not isinstance(node, Mapping):
-            yield recipe, show(node)
+        section = typed = value_at(data, section_key)
+        if issubclass(owner, OptionsModel):  # in a section beside the type that they belong to
+            typed = value_at(data, section_key.rpartition(".")[0])
+        if not isinstance(section, Mapping) or isinstance(section.get(name, {}), Mapping):
+            continue
+        if not component or typed.get("type") == component:
+            yield recipe, show(section[name])
 
 
 _WORDS: dict[Any, str] = {

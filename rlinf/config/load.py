@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,12 @@ class Source:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe after its bases and overrides, not yet validated.
+    """A recipe after its bases and overrides, not yet validated."""
 
-    Args:
-        name: Name of the recipe, or the path it was read from.
-        data: Plain dicts, lists and scalars.
-        sources: Where each dotted key was written last.
-    """
-
-    name: str
-    data: dict[str, Any]
+    name: str  # or the path that it was read from
+    data: dict[str, Any]  # plain dicts, lists and scalars
     sources: Mapping[str, Source] = field(default_factory=dict)
+    """Where each dotted key was written last."""
 
     @property
     def short_name(self) -> str:
@@ -80,12 +76,7 @@ def recipe_names() -> list[str]:
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     """Return the file of a recipe given by name (``quickstart``) or by path (``my.yaml``).
 
-    Args:
-        name_or_path: A ready recipe's name, or a file; a file wins.
-        beside: Folder that a relative path starts from; the working directory if not given.
-
-    Raises:
-        ConfigError: There is neither such a file nor such a recipe.
+    A file wins. A relative path starts ``beside`` a folder, or else in the working directory.
     """
     path = Path(beside or "", Path(name_or_path).expanduser())
     if path.suffix in _SUFFIXES and path.is_file():
@@ -108,15 +99,11 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     """Read a recipe, its ``base:`` chain and the overrides of the command line.
 
     A mapping is merged into the base's mapping key by key, a list or a value replaces the base's.
-    ``without: [a.b]`` in a file and ``~a.b`` on the command line drop what the layers before said.
-
-    Args:
-        name_or_path: See :func:`find_recipe`.
-        overrides: ``a.b=value`` with the value typed as YAML, or ``~a.b``.
+    Overrides are ``a.b=value`` with the value typed as YAML; ``~a.b``, and ``without: [a.b]`` in a
+    file, drop what the layers before said.
 
     Raises:
-        ConfigError: A file is missing or not legal YAML, bases form a circle, an override is not
-            of the form ``key=value``, or ``${…}`` refers to nothing.
+        ConfigError: A file or override is not legal, bases form a circle, or ``${…}`` dangles.
     """
     path = find_recipe(name_or_path)
     layers = _Layers()
@@ -127,16 +114,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
 
 
 def with_overrides(name: str, data: Mapping[str, Any], overrides: Sequence[str]) -> LoadedRecipe:
-    """Return plain data as a recipe, after the overrides of the command line.
-
-    Args:
-        name: What error messages call the data.
-        data: A section or a whole config.
-        overrides: As in :func:`load_recipe`.
-
-    Raises:
-        ConfigError: An override is not legal.
-    """
+    """Return a section or whole config as a recipe, after the overrides of the command line."""
     layers = _Layers()
     layers.add(data, name, {})
     for override in overrides:
@@ -153,11 +131,10 @@ class _Layers:
 
     def add(self, data: Mapping[str, Any], where: str, lines: Mapping[str, int]) -> None:
         for key, value in _flatten(data):
-            if isinstance(value, Mapping):
-                if OmegaConf.is_dict(OmegaConf.select(self.config, key)):
-                    continue  # a section belongs to the layer that opened it
-            else:
+            if not isinstance(value, Mapping):
                 self._forget_below(key)
+            elif OmegaConf.is_dict(OmegaConf.select(self.config, key)):
+                continue  # a section belongs to the layer that opened it
             self.sources[key] = Source(where, lines.get(key))
         try:
             self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
@@ -204,13 +181,9 @@ class _Layers:
         return data  # type: ignore[return-value]
 
     def _refuse_key_inside_value(self, key: str) -> None:
-        parts = key.split(".")
-        for length in range(1, len(parts)):
-            section = ".".join(parts[:length])
+        for section in accumulate(key.split(".")[:-1], "{}.{}".format):
             source = self.sources.get(section)
-            if source is None:
-                continue
-            value = OmegaConf.select(self.config, section)
+            value = OmegaConf.select(self.config, section) if source else None
             if value is not None and not OmegaConf.is_dict(value):
                 raise ConfigError(
                     f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is the value "
@@ -224,31 +197,25 @@ def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
         circle = " -> ".join(_display(step) for step in (*trail[trail.index(path) :], path))
         raise ConfigError(f"the bases of {_display(trail[0])} form a circle: {circle}")
     where = _display(path)
-    data, lines = read_yaml(_text_of(path, where), where)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: cannot be read: {error}") from error
+    data, lines = read_yaml(text, where)
     base, without = data.pop("base", None), data.pop("without", [])
     if base is not None:
         if not isinstance(base, str):
             raise ConfigError(f"{where} line {lines['base']}: `base` must be one recipe or file")
-        _read_file(_find_base(base, path, where, lines["base"]), layers, (*trail, path))
+        try:
+            found = find_recipe(base, beside=path.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{where} line {lines['base']}: base: {error}") from error
+        _read_file(found, layers, (*trail, path))
     if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
         raise ConfigError(f"{where} line {lines['without']}: `without` must be a list of keys")
     for key in without:
         layers.remove(key, f"{where} line {lines['without']}")
     layers.add(data, where, lines)
-
-
-def _find_base(base: str, path: Path, where: str, line: int) -> Path:
-    try:
-        return find_recipe(base, beside=path.parent)
-    except ConfigError as error:
-        raise ConfigError(f"{where} line {line}: base: {error}") from error
-
-
-def _text_of(path: Path, where: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot be read: {error}") from error
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

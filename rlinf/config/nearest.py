@@ -32,22 +32,15 @@ def nearest_divisors(total: int, wanted: int) -> list[int]:
     >>> nearest_divisors(800, 300)
     [200, 400]
     """
-    if total < 1:
-        return []
     divisors = [number for number in range(1, total + 1) if total % number == 0]
-    below = [number for number in divisors if number <= wanted]
-    above = [number for number in divisors if number > wanted]
-    if below and below[-1] == wanted:
+    if wanted in divisors:
         return [wanted]
-    return below[-1:] + above[:1]
+    below = [number for number in divisors if number < wanted]
+    return below[-1:] + divisors[len(below) : len(below) + 1]
 
 
 def nearest_multiples(factor: int, wanted: int) -> list[int]:
-    """Return the positive multiples of ``factor`` next to ``wanted``.
-
-    >>> nearest_multiples(8, 30)
-    [24, 32]
-    """
+    """Return the positive multiples of ``factor`` next to ``wanted``: for 8 and 30, 24 and 32."""
     if factor < 1:
         return []
     below = wanted // factor * factor

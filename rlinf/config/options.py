@@ -1,8 +1,6 @@
 """Options of a component that are a plain dataclass, seen as a config section.
 
-Env adapters live in files that must import without pydantic, so their options are dataclasses of
-the standard library. Here they become models, so that ``rlinf explain`` treats them as any section.
-"""
+Env adapters must import without pydantic; here their dataclasses become models to be explained."""
 
 from __future__ import annotations
 
@@ -27,13 +25,11 @@ from rlinf.config.registry import Registry
 class ComponentOptions:
     """Annotation of a field that holds the options of the component that its section is about.
 
-    Args:
-        registry: The known components; the ``type`` beside the field names one.
-        attribute: Attribute of a component's class that holds the dataclass of its options.
+    The ``type`` beside the field names one of the registry.
     """
 
     registry: Registry[Any]
-    attribute: str = "Options"
+    attribute: str = "Options"  # of a component's class: the dataclass of its options
 
     def model_of(self, name: str, component: type[Any]) -> type[OptionsModel]:
         """Return the options of a component as a section."""
@@ -70,21 +66,15 @@ def field_descriptions(options: type[Any]) -> dict[str, str]:
     except (OSError, TypeError):  # a class without a file
         source = ""
     found = dict(_args_section(options.__doc__ or ""))
-    return {**found, **dict(_attribute_docstrings(source))}
-
-
-def _attribute_docstrings(source: str) -> Iterator[tuple[str, str]]:
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    body = classes[0].body if classes else []
-    for field, text in itertools.pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        ):
-            yield field.target.id, inspect.cleandoc(text.value.value)
+    for node in ast.parse(source).body[:1]:
+        for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _args_section(docstring: str) -> Iterator[tuple[str, str]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from rlinf.config.nearest import did_you_mean, join_choices
-from rlinf.config.schema import child_keys, section_class, subkeys_named
+from rlinf.config.schema import child_keys, section_class, subkeys_named, value_at
 
 _BOUNDS = {
     "greater_than": (">", "gt"),
@@ -21,21 +22,17 @@ _BOUNDS = {
 }
 
 _TYPES = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a section (key: value)",
-    "mapping_type": "a section (key: value)",
-    "model_type": "a section (key: value)",
-    "model_attributes_type": "a section (key: value)",
-    "dataclass_type": "a section (key: value)",
-    "path_type": "a path",
-    "is_instance_of": "a path",
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type"),
+        "a section (key: value)",
+    ),
+    **dict.fromkeys(("path_type", "is_instance_of"), "a path"),
     "none_required": "null",
 }
 
@@ -52,14 +49,9 @@ def reason(
     details: ErrorDetails,
     data: Mapping[str, Any],
 ) -> str:
-    """Return what is wrong with ``key`` and what would be right.
+    """Return what is wrong with ``key``, which holds ``value``, and what would be right.
 
-    Args:
-        model_class: Class of the whole config.
-        key: Dotted key of the problem.
-        value: What the key holds.
-        details: The problem as pydantic reports it.
-        data: The whole config as plain data.
+    ``model_class`` and ``data`` are of the whole config; ``details`` is pydantic's report.
     """
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
@@ -93,18 +85,11 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     if elsewhere and "did you mean" not in hint:
         hint = f"did you mean `{elsewhere[0]}`? {hint}"
     section = f"section `{parent}`" if parent else "the config"
-    component = _type_of(parent, data)
-    if component:
+    owner_data = value_at(data, parent)
+    component = owner_data.get("type") if isinstance(owner_data, Mapping) else None
+    if isinstance(component, str):
         section += f" of type {component}"
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
-
-
-def _type_of(section: str, data: Mapping[str, Any]) -> str:
-    node: Any = data
-    for part in section.split(".") if section else []:
-        node = node.get(part) if isinstance(node, Mapping) else None
-    name = node.get("type") if isinstance(node, Mapping) else None
-    return name if isinstance(name, str) else ""
 
 
 def _not_a_choice(value: Any, expected: str) -> str:
@@ -120,32 +105,32 @@ def _not_a_choice(value: Any, expected: str) -> str:
 
 def _out_of_bounds(kind: str, value: Any, context: Mapping[str, Any]) -> str:
     word, name = _BOUNDS[kind]
-    bound = context[name]
-    text = f"must be {word} {bound}"
-    if kind in ("greater_than_equal", "less_than_equal"):
-        return f"{text}; nearest: {bound}"
-    if isinstance(value, int) and isinstance(bound, int) and kind != "multiple_of":
-        return f"{text}; nearest: {bound + 1 if kind == 'greater_than' else bound - 1}"
-    return text
+    bound, nearest = context[name], None
+    if word in (">=", "<="):
+        nearest = bound
+    elif word in (">", "<") and isinstance(value, int) and isinstance(bound, int):
+        nearest = bound + 1 if word == ">" else bound - 1
+    return f"must be {word} {bound}" + ("" if nearest is None else f"; nearest: {nearest}")
 
 
 def _type_hint(kind: str, value: Any) -> str:
     """Return how the value differs from the type, and how to write it if that can be told."""
     hint = ""
-    if isinstance(value, str):
-        hint = _text_hint(kind, value)
-    elif value is None:
-        hint = "; it is empty"
-    elif isinstance(value, Mapping):
-        hint = f", not a section with the keys {', '.join(map(str, value))}"
-    elif isinstance(value, float) and kind.startswith("int") and math.isfinite(value):
-        hint = f"; nearest: {round(value)}"
-    elif kind in ("list_type", "tuple_type"):
-        hint = f", for example [{show(value)}]"
-    elif kind == "string_type" and isinstance(value, int | float):
-        hint = f'; in quotes: "{show(value)}"'
-    elif isinstance(value, bool):
-        hint = f", not {show(value)}"
+    match kind, value:
+        case _, str():
+            hint = _text_hint(kind, value)
+        case _, None:
+            hint = "; it is empty"
+        case _, Mapping():
+            hint = f", not a section with the keys {', '.join(map(str, value))}"
+        case "int_type" | "int_from_float", float() if math.isfinite(value):
+            hint = f"; nearest: {round(value)}"
+        case "list_type" | "tuple_type", _:
+            hint = f", for example [{show(value)}]"
+        case "string_type", int() | float():
+            hint = f'; in quotes: "{show(value)}"'
+        case _, bool():
+            hint = f", not {show(value)}"
     return hint
 
 
@@ -154,16 +139,10 @@ def _text_hint(kind: str, value: str) -> str:
         return "; for no value write null"
     if kind == "bool_type" and value in _YAML_WORDS:
         return f", not text; write {_YAML_WORDS[value]}"
-    if kind in ("int_type", "float_type") and _is_number(value):
-        return f", not text; without quotes: {value}"
     if kind in ("list_type", "tuple_type"):
         return f", for example [{value}]"
+    if kind in ("int_type", "float_type"):
+        with suppress(ValueError):
+            float(value)
+            return f", not text; without quotes: {value}"
     return ", not text"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

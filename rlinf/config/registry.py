@@ -1,8 +1,6 @@
 """Where exchangeable components are found: a literal table, and entry points of other packages.
 
-Env processes use this too, perhaps under another interpreter, so it imports the standard library
-alone.
-"""
+Env processes use this too, under other interpreters: it imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -26,30 +24,19 @@ def load_attribute(reference: str) -> Any:
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """The components of one kind; a class is imported when it is asked for by name.
+    """The components of one kind; a class is imported when it is asked for by name."""
 
-    Args:
-        kind: What the components are, in messages: ``model``.
-        group: Group of the entry points by which packages outside add components.
-        table: The project's own, by name, as ``module:Class``. Their names cannot be taken.
-        base: Class that every component is a subclass of.
-    """
-
-    kind: str
-    group: str
-    table: Mapping[str, str]
-    base: type[T]
+    kind: str  # what the components are, in messages: `model`
+    group: str  # of the entry points by which packages outside add components
+    table: Mapping[str, str]  # the project's own as `module:Class`; their names cannot be taken
+    base: type[T]  # of which every component is a subclass
 
     def names(self) -> list[str]:
         """Return the known names, sorted; nothing is imported."""
         return sorted({*self.table, *(point.name for point in entry_points(group=self.group))})
 
     def load(self, name: str) -> type[T]:
-        """Import and return the class behind a name.
-
-        Raises:
-            ConfigError: The name is unknown, or what stands behind it cannot be used.
-        """
+        """Import the class behind a name; ConfigError if it is unknown or cannot be used."""
         if name in self.table:
             return self._class(name, self.table[name], "of this project")
         for point in entry_points(group=self.group, name=name):

@@ -44,17 +44,14 @@ def section_classes(field: FieldInfo) -> list[type[BaseModel]]:
 
     A component that cannot be imported is left out; :func:`broken_components` has it.
     """
-    component, options = component_of(field), options_of(field)
-    if component is not None:
-        usable = component.registry.usable()
-        return [found for _, found in usable if not isinstance(found, ConfigError)]
-    if options is not None:
-        return [
-            options.model_of(name, found)
-            for name, found in options.registry.usable()
-            if not isinstance(found, ConfigError)
-        ]
-    return list(_models_in(field.annotation))
+    marker = component_of(field) or options_of(field)
+    if marker is None:
+        return list(_models_in(field.annotation))
+    return [
+        marker.model_of(name, found) if isinstance(marker, ComponentOptions) else found
+        for name, found in marker.registry.usable()
+        if not isinstance(found, ConfigError)
+    ]
 
 
 def broken_components(field: FieldInfo) -> list[str]:
@@ -105,6 +102,13 @@ def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
         return component.class_of(node)
     except PydanticCustomError:
         return None
+
+
+def value_at(data: Any, key: str) -> Any:
+    """Return what plain data holds under a dotted key, the data itself for none; else None."""
+    for part in key.split(".") if key else []:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
 
 
 def child_keys(model_class: type[BaseModel]) -> list[str]:

@@ -20,12 +20,9 @@ _ABSENT = object()
 def validate(
     model_class: type[Model], data: Mapping[str, Any], source: LoadedRecipe | str
 ) -> Model:
-    """Return the validated config.
+    """Return the validated config of plain data.
 
-    Args:
-        model_class: Class of the whole config.
-        data: Plain data, as :func:`~rlinf.config.load.load_recipe` returns it.
-        source: The recipe, for the origin of each value; or a name for all of them.
+    ``source`` is the recipe, for the origin of each value; or a name for all of them.
 
     Raises:
         ConfigError: Lists every problem with file, key, value, reason and nearest legal value.
@@ -38,11 +35,7 @@ def validate(
 
 
 def check(config: StrictModel, recipe: LoadedRecipe) -> None:
-    """Refuse what is legal but cannot run on this machine; see :meth:`StrictModel.check`.
-
-    Raises:
-        UserError: Says what is missing; a value to be changed is named with its origin.
-    """
+    """Refuse what cannot run here, see :meth:`StrictModel.check`, and name a value's origin."""
     try:
         config.check()
     except ConfigError as error:

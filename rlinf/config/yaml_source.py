@@ -22,30 +22,22 @@ class _RecipeLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
 
 
-def _resolve(tag: str, pattern: str, first: str) -> None:
-    _RecipeLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first)
-    )
-
-
-_resolve("null", r"^(?:~|null|Null|NULL|)$", "~nN")
-_RecipeLoader.yaml_implicit_resolvers[""] = [("tag:yaml.org,2002:null", re.compile("^$"))]
-_resolve("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF")
-_resolve("int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789")
-_resolve(
-    "float",
+_FLOAT = (
     r"^[-+]?(?:(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$"
-    r"|^\.(?:nan|NaN|NAN)$",
-    "-+.0123456789",
+    r"|^\.(?:nan|NaN|NAN)$"
 )
-_resolve("merge", r"^<<$", "<")
-
-
-def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(node.value.replace("_", ""))
-
-
-_RecipeLoader.add_constructor("tag:yaml.org,2002:int", _decimal)
+for _kind, _pattern, _first in (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9][0-9_]*$", list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", r"^<<$", ["<"]),
+):
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    _RecipeLoader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+_RecipeLoader.add_constructor(
+    "tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", ""))
+)
 
 
 class _RecipeDumper(yaml.SafeDumper):
@@ -55,15 +47,7 @@ class _RecipeDumper(yaml.SafeDumper):
 
 
 def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the mapping that ``text`` holds, and the line of every dotted key.
-
-    Args:
-        text: A YAML document whose top is a mapping.
-        where: Name of the document in error messages.
-
-    Raises:
-        ConfigError: The text is not YAML, its top is no mapping, or a key is given twice.
-    """
+    """Return the mapping that ``text`` holds, no key twice, and the line of every dotted key."""
     loader = _RecipeLoader(text)
     try:
         node = loader.get_single_node()
@@ -81,11 +65,7 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …
-
-    Raises:
-        ConfigError: The text is not a YAML value.
-    """
+    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …"""
     loader = _RecipeLoader(text)
     try:
         return loader.get_single_data()

@@ -20,12 +20,11 @@ from rlinf.engines.conformance_subject import (
     Subject,
     open_subject,
     prompt,
+    require_small,
 )
 from rlinf.engines.sessions import Sessions
 from rlinf.errors import ConfigError, RLinfError
 
-TOLERANCE = 1e-5
-"""Largest difference of a float32 log-prob from that of a full forward pass."""
 _UPDATES = 5
 _PAUSE = 0.05  # seconds between two looks at what should not change, or should
 _PATIENCE = 60.0  # seconds after which it is said not to change
@@ -37,10 +36,6 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
 
     Works for every engine, also one of another package; builds it once for each of them. The
     reference is a full forward pass of transformers, without any cache.
-
-    Raises:
-        ConfigError: The engine cannot be built as configured.
-        MissingPackageError: Its package is not installed.
     """
     config.check()
     results = []
@@ -52,10 +47,6 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
                     results.append(outcome(shown, check, subject, _FAILURES))
                     subject.engine.abort()
     return results
-
-
-def _require_equal_scores(error: float, where: str) -> None:
-    require(error <= TOLERANCE, f"log-probs differ by {error:.1e} from a full forward {where}")
 
 
 def _nothing_to_do(subject: Subject) -> str:
@@ -74,8 +65,7 @@ def _updates(subject: Subject) -> str:
             subject.update()
         requests = subject.requests(7, temperature=0.8)
         finished = subject.engine.generate(requests)
-        errors.append(subject.error(requests, finished))
-        _require_equal_scores(errors[-1], f"after {number} updates")
+        errors.append(subject.require_scores(requests, finished, f"after {number} updates"))
         versions = {int(v) for item in finished for v in item.completion.versions}
         expected = {subject.engine.version}
         require(versions == expected, f"tokens carry the versions {versions}, not {expected}")
@@ -84,11 +74,11 @@ def _updates(subject: Subject) -> str:
 
 def _prefixes(subject: Subject) -> str:
     # Longer than the blocks in which engines keep prefixes.
-    text, errors = prompt(300, 1), []
+    text = prompt(300, 1)
     for number in range(3):
         request = subject.request(text, seed=number, max_new_tokens=4)
-        errors.append(subject.error([request], subject.engine.generate([request])))
-        _require_equal_scores(errors[-1], f"of a prompt that was known before update {number}")
+        where = f"of a prompt that was known before update {number}"
+        subject.require_scores([request], subject.engine.generate([request]), where)
         subject.update()
     return "a prompt that was computed under old weights is computed again"
 
@@ -101,23 +91,17 @@ def _update_midway(subject: Subject) -> str:
     subject.begin(requests)
     former = copy.deepcopy(subject.model)
     subject.update()
-    finished = subject.run_out()
-    by_id = {item.request_id: item.completion for item in finished}
-    worst = 0.0
+    by_id = {item.request_id: item.completion for item in subject.run_out()}
     for request in requests:
         found = by_id[request.request_id]
         require(len(found) == subject.long, f"{len(found)} of {subject.long} tokens")
         require((np.diff(found.versions) >= 0).all(), f"versions {found.versions.tolist()}")
         kinds = set(found.versions.tolist())
         require(kinds == {before, before + 1}, f"an interrupted sequence has versions {kinds}")
-        new = found.versions > before
-        expected = np.where(
-            new,
-            subject.scores(request, found.tokens),
-            subject.scores(request, found.tokens, former),
-        )
-        worst = max(worst, float(np.abs(expected - found.log_probs).max()))
-    _require_equal_scores(worst, "under the weights of each token's version")
+        now, then = (subject.scores(request, found.tokens, m) for m in (subject.model, former))
+        expected = np.where(found.versions > before, now, then)
+        error = float(np.abs(expected - found.log_probs).max())
+        require_small(error, "under the weights of each token's version")
     return "running sequences go on, each token scored under the weights of its version"
 
 
@@ -137,17 +121,16 @@ def _abort(subject: Subject) -> str:
     require(carried == wanted, f"{carried} of 4 interrupted sequences have caches, not {wanted}")
     reasons = {item.completion.stop_reason for item in aborted}
     require(reasons == {"abort"}, f"stop reasons {reasons}")
-    parts = {item.request_id: item.completion for item in aborted}
-    caches = {item.request_id: item.cache for item in aborted}
-    lengths = [len(part) for part in parts.values()]
-    require(min(lengths) > 0, "a sequence had nothing after the first steps")
+    begun = {item.request_id: item for item in aborted}
+    shortest = min(len(item.completion) for item in aborted)
+    require(shortest > 0, "a sequence had nothing after the first steps")
     again = [
-        subject.request(r.prompt_tokens, seed=r.seed, partial=parts[r.request_id],
-                        cache=caches[r.request_id], max_new_tokens=subject.long)
+        subject.request(r.prompt_tokens, seed=r.seed, partial=begun[r.request_id].completion,
+                        cache=begun[r.request_id].cache, max_new_tokens=subject.long)
         for r in requests
     ]  # fmt: skip
     finished = engine.generate(again)
-    _require_equal_scores(subject.error(again, finished), "of what was continued")
+    subject.require_scores(again, finished, "of what was continued")
     same = 0
     for request, item, tokens in zip(again, finished, uninterrupted, strict=True):
         part, found = request.partial, item.completion
@@ -237,9 +220,7 @@ def _stop_texts(subject: Subject) -> str:
     requests = subject.requests(9, max_new_tokens=6, stop=texts)
     reasons = []
     for item in subject.engine.generate(requests):
-        letters = [
-            LETTERS[token] if token < len(LETTERS) else "" for token in item.completion.tokens
-        ]
+        letters = [(*LETTERS, "")[token] for token in item.completion.tokens]
         early = [letter for letter in letters[:-1] if letter in texts]
         require(not early, f"a sequence went on after the stop text {early}")
         reason = "stop" if letters[-1] in texts else "length"
@@ -267,11 +248,11 @@ def _turns(subject: Subject) -> str:
             if number < 2:
                 session.extend(prompt(3, 40 + place))
     for session, tokens in zip(opened, said, strict=True):
-        found = session.completion
+        found, mask = session.completion, session.completion.mask
         require(np.array_equal(found.sampled_tokens, tokens), "the turns are not what was sampled")
         scores = subject.scores(subject.request(session.prompt_tokens), found.tokens)
-        error = float(np.abs(scores - found.log_probs)[found.mask].max())
-        _require_equal_scores(error, "of turns behind given tokens")
+        error = float(np.abs(scores - found.log_probs)[mask].max())
+        require_small(error, "of turns behind given tokens")
         session.close()
     return "three turns with given tokens between them, of 8 sessions at once"
 
@@ -293,14 +274,14 @@ def _limits(subject: Subject) -> str:
         return f"longest lengths are kept; shortest are refused: {error}"
     shortest = min(len(item.completion) for item in finished)
     require(shortest >= 5, f"a sequence of {shortest} tokens, expected at least 5")
-    _require_equal_scores(subject.error(requests, finished), "of sequences with a shortest length")
+    subject.require_scores(requests, finished, "of sequences with a shortest length")
     return "shortest and longest lengths are kept"
 
 
 def _greedy(subject: Subject) -> str:
     requests = subject.requests(4, greedy=True, max_new_tokens=8)
     finished = subject.engine.generate(requests)
-    _require_equal_scores(subject.error(requests, finished), "of greedy sequences")
+    subject.require_scores(requests, finished, "of greedy sequences")
     for request, item in zip(requests, finished, strict=True):
         text = np.concatenate([request.prompt_tokens, item.completion.tokens])
         with torch.no_grad():
@@ -313,7 +294,7 @@ def _greedy(subject: Subject) -> str:
 def _queue(subject: Subject) -> str:
     requests = subject.requests(20, max_new_tokens=5)
     finished = subject.engine.generate(requests)
-    _require_equal_scores(subject.error(requests, finished), "of requests that had to wait")
+    subject.require_scores(requests, finished, "of requests that had to wait")
     try:
         subject.engine.submit(subject.request(prompt(CONTEXT - 100, 3), max_new_tokens=200))
     except ConfigError as error:
@@ -334,8 +315,8 @@ def _memory(subject: Subject) -> str:
     engine.restore_memory()
     subject.update()
     requests = subject.requests(4)
-    error = subject.error(requests, engine.generate(requests))
-    _require_equal_scores(error, "after memory was released and restored")
+    where = "after memory was released and restored"
+    subject.require_scores(requests, engine.generate(requests), where)
     return "released, restored and in use again"
 
 
@@ -348,8 +329,8 @@ def _wrong_weights(subject: Subject) -> str:
             continue
         raise NotMetError(f"weights with a {title} name were taken")
     requests = subject.requests(4)
-    error = subject.error(requests, subject.engine.generate(requests))
-    _require_equal_scores(error, "after wrong weights were refused")
+    where = "after wrong weights were refused"
+    subject.require_scores(requests, subject.engine.generate(requests), where)
     return "incomplete and unknown weights are refused, the old ones stay"
 
 

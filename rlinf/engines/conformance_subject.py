@@ -34,6 +34,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., !?:"
 END = len(LETTERS)
 VOCABULARY = END + 1
 CONTEXT = 1024
+TOLERANCE = 1e-5
+"""Largest difference of a float32 log-prob from that of a full forward pass."""
 _LORA = Lora(rank=8, alpha=16.0)
 
 
@@ -130,15 +132,24 @@ class Subject:
         return found
 
     def error(
-        self, requests: Sequence[GenerationRequest], finished: Sequence[FinishedCompletion]
+        self, asked: Sequence[GenerationRequest], ended: Sequence[FinishedCompletion]
     ) -> float:
         """Largest difference between what the engine reports and what the model says."""
-        by_id = {item.request_id: item.completion for item in finished}
-        return max(
-            float(np.abs(self.scores(request, found.tokens) - found.log_probs).max())
-            for request in requests
-            for found in [by_id[request.request_id]]
-        )
+        by_id = {item.request_id: item.completion for item in ended}
+        found = [(request, by_id[request.request_id]) for request in asked]
+        return max(float(np.abs(self.scores(r, c.tokens) - c.log_probs).max()) for r, c in found)
+
+    def require_scores(
+        self, asked: Sequence[GenerationRequest], ended: Sequence[FinishedCompletion], where: str
+    ) -> float:
+        """:meth:`error`, which must be within the tolerance."""
+        return require_small(self.error(asked, ended), where)
+
+
+def require_small(error: float, where: str) -> float:
+    """The largest difference of some log-probs, which must be within the tolerance."""
+    require(error <= TOLERANCE, f"log-probs differ by {error:.1e} from a full forward {where}")
+    return error
 
 
 def prompt(length: int, seed: int) -> np.ndarray:

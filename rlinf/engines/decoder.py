@@ -23,9 +23,6 @@ class RaggedCache:
 
     Buffers [slots, K, capacity, D] per layer, which grow as needed: a sequence has a slot, a token
     the column of its position. Lengths and masks are known to the engine and never asked for.
-
-    Args:
-        device: Of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,12 +133,7 @@ class RaggedCache:
 
 
 class Decoder:
-    """Forward passes over the caches of the running sequences.
-
-    Args:
-        model: A causal language model of transformers, with the ragged attention.
-        config: Section of the engine.
-    """
+    """Forward passes over the caches of the running sequences, with the ragged attention."""
 
     def __init__(self, model: Any, config: HFEngineConfig) -> None:
         self._model, self._config = model, config
@@ -151,8 +143,7 @@ class Decoder:
     def order(self, lengths: np.ndarray) -> np.ndarray | None:
         """Slots by falling length where putting them so pays, which is then done; else None.
 
-        Args:
-            lengths: [n] cached tokens of the running sequences.
+        ``lengths`` [n] are the cached tokens of the running sequences.
         """
         if not len(lengths) or self._wasted <= _SORT_COST * int(lengths.sum()):
             return None
@@ -164,8 +155,7 @@ class Decoder:
     def decode(self, active: np.ndarray) -> list[Tensor]:
         """Logits of the next tokens, each [.., V], together in order.
 
-        Args:
-            active: [n] numbers of sequences, a view; each has one token more in its cache then.
+        ``active`` [n], a view of the numbers of sequences, then counts one cached token more.
         """
         if not len(active):
             return []

@@ -52,12 +52,7 @@ class Prefilled:
 
 
 class Prompts:
-    """Computed prompts of the requests that wait.
-
-    Args:
-        model: A causal language model of transformers.
-        config: Section of the engine.
-    """
+    """Computed prompts of the requests that wait."""
 
     def __init__(self, model: Any, config: HFEngineConfig) -> None:
         self._model, self._config = model, config

@@ -31,41 +31,30 @@ class Lora:
 class ModelSource:
     """Where an engine gets its model from.
 
-    Args:
-        path: Directory in the format of transformers: ``config.json``, safetensors, tokenizer.
-        module: The transformers model itself.
-        shared: Whether somebody else goes on using ``module``: ``hf`` then shares its parameters by
-            reference where they lie, so that a trainer in the same process has nothing to send.
-            Otherwise the module is the engine's own, which moves it to its device.
-        tokenizer: Tokenizer of the model, for stop strings; None: loaded from ``path``.
-        lora: Adapter that the engine serves; its tensors come by :meth:`Engine.update_weights`.
-            None: there is none, or it is part of ``module``, or weights arrive merged.
-        dtype: Number format that ``dtype: auto`` of an engine stands for; None: that of the module
-            or directory.
+    Where somebody else goes on using ``module`` (``shared``), ``hf`` shares its parameters by
+    reference where they lie, so that a trainer in the same process has nothing to send. Otherwise
+    the module is the engine's own, which moves it to its device.
     """
 
-    path: Path | None = None
-    module: Any = None
+    path: Path | None = None  # transformers directory: config.json, safetensors, tokenizer
+    module: Any = None  # the transformers model itself
     shared: bool = True
-    tokenizer: Any = None
-    lora: Lora | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
+    tokenizer: Any = None  # for stop strings; None: loaded from `path`
+    lora: Lora | None = None  # that it serves; None: none, part of `module`, or arrives merged
+    dtype: Literal["float32", "bfloat16"] | None = None  # what `auto` of an engine stands for
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCache:
     """What an engine computed of an interrupted sequence, to go on with elsewhere.
 
-    Args:
-        version: Of the weights in use when it was interrupted; of no use under others.
-        shapes: Of the keys (K, T, D) and values (K, T, V) of each layer in turn: K heads, T tokens
-            of prompt and completion that were computed, mostly all but the last.
-        numbers: All of them one after the other, on the host: one tensor travels faster than many.
+    These are the keys (K, T, D) and values (K, T, V) of each layer in turn: K heads, T tokens of
+    prompt and completion that were computed, mostly all but the last.
     """
 
-    version: int
+    version: int  # of the weights in use when it was interrupted; of no use under others
     shapes: tuple[tuple[int, ...], ...]
-    numbers: Tensor
+    numbers: Tensor  # all, one after the other, on the host: one tensor travels faster than many
 
     @property
     def tokens(self) -> int:
@@ -82,26 +71,18 @@ class KeptCache:
 class GenerationRequest:
     """One completion to be generated.
 
-    Args:
-        request_id: Chosen by the caller; no two unfinished requests have the same.
-        prompt_tokens: [P] int64, unpadded, P >= 1.
-        seed: Of the sampling, not negative; requests of a group share all but this.
-        sampling: How the tokens are drawn.
-        partial: The beginning of the completion, from an abort, to be continued; its length counts
-            for ``max_new_tokens``.
-        cache: What an engine gave with ``partial``; passed over by one that has no use for it.
-        turn_ends: Tokens that end the completion besides those of ``sampling``.
-        keep_cache: Whether the caches of a completion that a stop token or text ended are wanted.
+    With ``partial``, its beginning, from an abort, it is continued, and that length counts for
+    ``max_new_tokens``; ``cache``, which came along, is passed over by who has no use for it.
     """
 
-    request_id: int
-    prompt_tokens: np.ndarray
-    seed: int
+    request_id: int  # chosen by the caller; no two unfinished requests have the same
+    prompt_tokens: np.ndarray  # [P] int64, unpadded, P >= 1
+    seed: int  # not negative; requests of a group share all but this
     sampling: SamplingConfig
     partial: Completion | None = None
     cache: KeptCache | None = None
-    turn_ends: tuple[int, ...] = ()
-    keep_cache: bool = False
+    turn_ends: tuple[int, ...] = ()  # tokens that end it besides those of `sampling`
+    keep_cache: bool = False  # whether its caches are wanted where a stop token or text ended it
 
 
 @dataclass(frozen=True, kw_only=True)

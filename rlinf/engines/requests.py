@@ -18,9 +18,7 @@ StateT = TypeVar("StateT")
 class Unfinished(dict[int, StateT]):
     """Requests that were taken and not returned yet, by number, with what is noted of each.
 
-    Args:
-        context: Longest prompt plus completion of the model; None: unbounded.
-        vocabulary: V, rows of its embedding.
+    ``context`` is the longest prompt plus completion (None: unbounded), ``vocabulary`` is V.
     """
 
     def __init__(self, *, context: int | None, vocabulary: int) -> None:

@@ -20,11 +20,8 @@ _BITS = 40  # of the uniform number: fewer than a float64 has, so that u · tota
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Counter-based uniform numbers [n] float64 in [0, 1).
 
-    The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014, figure 15).
-
-    Args:
-        seeds: [n] uint64.
-        positions: [n] int64, index of the token within its completion.
+    They are those of ``seeds`` [n] uint64 and ``positions`` [n] of tokens in their completions,
+    mixed as in SplitMix64 (Steele, Lea and Flood 2014, figure 15).
     """
     stream = _mix(seeds + _GOLDEN)
     bits = _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)

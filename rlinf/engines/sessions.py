@@ -71,11 +71,7 @@ class Session:
         )
 
     def extend(self, tokens: Sequence[int] | np.ndarray) -> None:
-        """Put given tokens behind the text; before the first sampled one they are the prompt.
-
-        Raises:
-            RuntimeError: A turn is being generated.
-        """
+        """Put given tokens behind the text; before the first sampled one they are the prompt."""
         self._require_rest()
         given = np.asarray(tokens, np.int64)
         if not len(self.completion):
@@ -112,11 +108,7 @@ class Session:
         self._sessions.begin_turn(self, sampling, turn_ends)
 
     def wait(self) -> Turn:
-        """Step the engine until the turn has ended; other sessions go on meanwhile.
-
-        Raises:
-            RuntimeError: No turn is being generated, and none was.
-        """
+        """Step the engine until the turn has ended; other sessions go on meanwhile."""
         while self.running:
             self._sessions.step()
         if not len(self.completion):

@@ -302,13 +302,9 @@ def borrow(
 
 
 def shares(giving: Sequence[int], loads: Sequence[int]) -> list[int]:
-    """Which worker takes each group, as an index into ``loads``.
+    """Which worker takes each group, as an index into ``loads``, by the sequences that run.
 
     Workers are filled one after the other up to the mean of what will run; the last takes the rest.
-
-    Args:
-        giving: Running sequences of each group.
-        loads: What runs on each worker that can take some.
     """
     mean = (sum(giving) + sum(loads)) / len(loads)
     filled, found, target = list(loads), [], 0

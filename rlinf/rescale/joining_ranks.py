@@ -122,14 +122,9 @@ class JoiningRanks:
                 self._store.delete_key(key)
 
     def next_instruction(self, while_waiting: Callable[[], None]) -> Instruction:
-        """The next instruction of rank 0.
+        """The next instruction of rank 0; an RLinfError where something else was written.
 
-        Args:
-            while_waiting: Called between two looks, which it lets some time pass; may raise to stop
-                waiting.
-
-        Raises:
-            RLinfError: It is none: something else writes into the store.
+        ``while_waiting`` is called between two looks, lets some time pass, may raise to stop it.
         """
         key = f"instruction/{self._read}"
         while not self._store.check([key]):

@@ -25,10 +25,8 @@ _DOUBTED = 0.9
 class RunningLine:
     """Least squares through pairs (x, y), y being about ``fixed + slope · x``, neither below 0.
 
-    Kept are sums, so that a line costs little to ask for while others wait.
-
-    Args:
-        memory: Factor on the weight of all former pairs with each new one.
+    Kept are sums, so that a line costs little to ask for while others wait; all former pairs weigh
+    ``memory`` times as much with each new one.
     """
 
     def __init__(self, memory: float = 1.0) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -68,19 +68,19 @@ class RescaledTraining:
         self._ranks = JoiningRanks(
             rank, world_size, store=store, device=device, timeout_s=timeout_s
         )
-        self._trainer: MovableTrainer
+        self._movable: MovableTrainer
         self._times = TrainerTimes()
 
     def attach(self, trainer: Any) -> None:
         """See :meth:`TrainingHook.attach`; a TypeError where a trainer's ranks cannot change."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"the ranks of a {type(trainer).__name__} cannot change in a run")
-        self._trainer = MovableTrainer(trainer, keep=self._ranks.rank == 0)
+        self._trainer, self._movable = trainer, MovableTrainer(trainer, keep=self._ranks.rank == 0)
 
     @property
     def has_part(self) -> bool:
         """See :attr:`TrainingHook.has_part`."""
-        return self._trainer.has_part
+        return self._movable.has_part
 
     def train(
         self,
@@ -91,63 +91,47 @@ class RescaledTraining:
         shared: TrainerDevices,
     ) -> dict[str, Any] | None:
         """See :meth:`TrainingHook.train`; ``choices`` among the metrics is what was decided."""
-        phase = Phase(self._ranks, self._trainer, shared, batches, step, prepare, self._times)
+        self._groups, self._prepare, self._step, self._shared = batches, prepare, step, shared
+        self._count, self._choices = len(batches), list[DeviceChoice]()
         if self._ranks.rank > 0:
-            phase.follow()
+            self._follow()
             return None
-        metrics = phase.lead()
-        metrics["choices"] = [asdict(choice) for choice in phase.choices]
+        self._waited, self._most = 0.0, 1
+        # Whether it was not waited yet for devices that the rollout, which has ended, gives up.
+        self._patient = True
+        metrics = self._lead()
+        metrics["choices"] = [asdict(choice) for choice in self._choices]
         return metrics
 
     def close(self) -> None:
         """See :meth:`TrainingHook.close`."""
         self._ranks.close()
 
-
-@dataclass
-class Phase:
-    """One training phase on one rank."""
-
-    ranks: JoiningRanks
-    movable: MovableTrainer  # this rank's part of the trainer
-    shared: TrainerDevices
-    groups: GlobalBatches  # as they become known
-    step: int
-    prepare: Callable[[list[PromptGroup]], Any]  # a batch with everything that the loss needs
-    times: TrainerTimes  # of phases so far
-    choices: list[DeviceChoice] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.count, self.trainer = len(self.groups), self.movable.trainer
-        self._waited, self._most = 0.0, 1
-        # Whether it was not waited yet for devices that the rollout, which has ended, gives up.
-        self._patient = True
-
     # -- rank 0 ---------------------------------------------------------------------------------
 
-    def lead(self) -> dict[str, Any]:
+    def _lead(self) -> dict[str, Any]:
         """Train, as rank 0; returns the metrics of the phase and what was decided."""
-        self.groups.batch(0)  # before it the device is of no use
-        with self.shared.leases[0]:
-            if self.shared.offload:
-                self.trainer.onload()
+        self._groups.batch(0)  # before it the device is of no use
+        with self._shared.leases[0]:
+            if self._shared.offload:
+                self._trainer.onload()
             self._settle()
-            first, early = self.ranks.size, self.groups.known() < self.count
+            first, early = self._ranks.size, self._groups.known() < self._count
             begin = time.perf_counter()
-            metrics: dict[str, Any] = self.trainer.train(self._batches(), self.step)
+            metrics: dict[str, Any] = self._trainer.train(self._batches(), self._step)
             metrics["time/update"] = time.perf_counter() - begin - self._waited
-            if early and first < self.ranks.size:
+            if early and first < self._ranks.size:
                 # The next step is likely to begin so too, when the other ranks' devices are busy.
-                self._move(first, self.count)
-            self._say("end", self.count)
-            if self.shared.offload:
-                self.trainer.offload()
-        self.times.end_phase()
-        whole = self.times.seconds_left(0, self.count)
-        last = self.times.seconds_left(self.count - 1, self.count)
-        speeds = self.times.speeds(self.shared.sizes)
+                self._move(first, self._count)
+            self._say("end", self._count)
+            if self._shared.offload:
+                self._trainer.offload()
+        self._times.end_phase()
+        whole = self._times.seconds_left(0, self._count)
+        last = self._times.seconds_left(self._count - 1, self._count)
+        speeds = self._times.speeds(self._shared.sizes)
         if whole is not None and last is not None:
-            self.shared.leader.post(TrainingSeconds(whole, last, speeds))
+            self._shared.leader.post(TrainingSeconds(whole, last, speeds))
         metrics["actor/ranks_most"] = float(self._most)
         return metrics
 
@@ -157,16 +141,16 @@ class Phase:
         Where the rollout has ended, all devices are about to be free. Where it goes on, waiting is
         given up after as long as a move takes.
         """
-        wanted, begin = self.ranks.size, time.perf_counter()
-        patience: float = self.times.move_seconds or _PATIENCE
-        while (offered := self.ranks.offered(self.step)) < wanted:
-            ended = self.groups.known() == self.count
+        wanted, begin = self._ranks.size, time.perf_counter()
+        patience: float = self._times.move_seconds or _PATIENCE
+        while (offered := self._ranks.offered(self._step)) < wanted:
+            ended = self._groups.known() == self._count
             if not ended and time.perf_counter() - begin > patience:
-                size = largest_size(self.shared.sizes, offered)
+                size = largest_size(self._shared.sizes, offered)
                 if self._move(size, 0):
                     reason = f"the rollout goes on; {offered} of {wanted} devices are free"
-                    cost = self.times.move_seconds or 0.0
-                    self.choices.append(
+                    cost = self._times.move_seconds or 0.0
+                    self._choices.append(
                         DeviceChoice(action="resize", count=size, reason=reason, cost_seconds=cost)
                     )
                     return
@@ -174,86 +158,86 @@ class Phase:
             time.sleep(_POLL)
 
     def _batches(self) -> Iterator[Any]:
-        for number in range(self.count):
+        for number in range(self._count):
             begin = time.perf_counter()
-            groups = self.groups.batch(number)
+            groups = self._groups.batch(number)
             self._waited += time.perf_counter() - begin
             self._decide(number)
-            if self.ranks.size > 1:
+            if self._ranks.size > 1:
                 self._say("go", number)
-            self._most = max(self._most, self.ranks.size)
+            self._most = max(self._most, self._ranks.size)
             begin = time.perf_counter()
-            yield self.prepare(groups)
+            yield self._prepare(groups)
             seconds = time.perf_counter() - begin
             tokens = sum(len(g.prompt_tokens) + len(c) for g in groups for c in g.completions)
-            self.times.note_batch(number, tokens, seconds, self.ranks.size)
+            self._times.note_batch(number, tokens, seconds, self._ranks.size)
 
     def _decide(self, done: int) -> None:
-        choice = self._choice(done, self.ranks.offered(self.step))
-        if choice.action == "stay" and self._patient and self.groups.known() == self.count:
+        choice = self._choice(done, self._ranks.offered(self._step))
+        if choice.action == "stay" and self._patient and self._groups.known() == self._count:
             self._patient = False
-            hoped = self._choice(done, self.ranks.world_size)
-            untimed = hoped.action == "resize" and self.times.move_seconds is None
+            hoped = self._choice(done, self._ranks.world_size)
+            untimed = hoped.action == "resize" and self._times.move_seconds is None
             if untimed or hoped.gain_seconds > _SOON:
                 end = time.perf_counter() + _SOON
-                while (offered := self.ranks.offered(self.step)) < self.ranks.world_size:
+                while (offered := self._ranks.offered(self._step)) < self._ranks.world_size:
                     if time.perf_counter() >= end:
                         break
                     time.sleep(_POLL)
                 choice = self._choice(done, offered)
         if choice.action == "resize":
-            self.choices.append(choice)
+            self._choices.append(choice)
             self._move(choice.count, done)  # where it fails, fewer ranks go on
 
     def _choice(self, done: int, offered: int) -> DeviceChoice:
         return resize(
             TrainerState(
-                size=self.ranks.size,
+                size=self._ranks.size,
                 offered=offered,
-                sizes=self.shared.sizes,
-                batches=self.count - done,
-                seconds_left=self.times.seconds_left(done, self.count),
-                move_seconds=self.times.move_seconds,
-                speeds=self.times.speeds(self.shared.sizes),
+                sizes=self._shared.sizes,
+                batches=self._count - done,
+                seconds_left=self._times.seconds_left(done, self._count),
+                move_seconds=self._times.move_seconds,
+                speeds=self._times.speeds(self._shared.sizes),
             )
         )
 
     def _move(self, size: int, done: int) -> bool:
         """Change the number of ranks; whether that succeeded."""
-        before = self.ranks.size
-        self.ranks.send(Instruction("move", size, before, done))
+        before = self._ranks.size
+        self._ranks.send(Instruction("move", size, before, done))
         try:
-            report = self.ranks.move(self.movable, before, size)
+            report = self._ranks.move(self._movable, before, size)
         except MoveFailed as error:
             reason = f"the move to {size} ranks failed and was undone: {error}"
-            self.choices.append(DeviceChoice(action="stay", count=before, reason=reason))
+            self._choices.append(DeviceChoice(action="stay", count=before, reason=reason))
             return False
-        self.times.note_move(report.seconds)
+        self._times.note_move(report.seconds)
         return True
 
     def _say(self, kind: Kind, done: int) -> None:
-        self.ranks.send(Instruction(kind, self.ranks.size, self.ranks.size, done))
+        self._ranks.send(Instruction(kind, self._ranks.size, self._ranks.size, done))
 
     # -- other ranks ----------------------------------------------------------------------------
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         """Train when rank 0 asks for it, as any other rank, until the phase is over."""
         self._offered = False
         self._got = threading.Event()
         self._error: BaseException | None = None
-        lease = self.shared.leases[self.ranks.rank]
+        lease = self._shared.leases[self._ranks.rank]
         threading.Thread(target=self._get_device, args=(lease,), daemon=True).start()
         self._over = False
-        if self.shared.offload and self.movable.has_part:
-            self.trainer.onload()
+        if self._shared.offload and self._movable.has_part:
+            self._trainer.onload()
         while not self._over:
             said = self._next()
             if said.kind == "go":
-                self.trainer.train(self._given(said), self.step)
+                self._trainer.train(self._given(said), self._step)
             else:
                 self._carry_out(said)
-        if self.shared.offload and self.movable.has_part:
-            self.trainer.offload()
+        if self._shared.offload and self._movable.has_part:
+            self._trainer.offload()
         # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
         lease.cancel()
 
@@ -266,34 +250,34 @@ class Phase:
 
     def _next(self) -> Instruction:
         self._since = time.perf_counter()
-        said = self.ranks.next_instruction(self._meanwhile)
+        said = self._ranks.next_instruction(self._meanwhile)
         self._over = said.kind == "end"
         return said
 
     def _meanwhile(self) -> None:
         """Wait a little; offer the device once it is there; notice that the step was aborted."""
-        self.groups.receive()
+        self._groups.receive()
         if self._offered:
             waited = _WAITED * (time.perf_counter() - self._since)
-            trains = self.ranks.rank < self.ranks.size
+            trains = self._ranks.rank < self._ranks.size
             time.sleep(min(max(waited, _POLL), _POLL_OFFERED) if trains else _POLL_OFFERED)
         elif self._got.wait(_POLL_BUSY):
             if self._error is not None:
                 raise self._error
             self._offered = True
-            self.ranks.offer(self.step)
+            self._ranks.offer(self._step)
 
     def _carry_out(self, said: Instruction) -> None:
         if said.kind == "move":
             with suppress(MoveFailed):  # rank 0 says so
-                self.ranks.move(self.movable, said.before, said.size)
+                self._ranks.move(self._movable, said.before, said.size)
 
     def _given(self, said: Instruction) -> Iterator[Any]:
         """Batches that this rank takes part in, from the first one to leaving."""
-        while self.movable.has_part and not self._over:
+        while self._movable.has_part and not self._over:
             if said.kind == "go":
-                yield self.prepare(self.groups.batch(said.done))
+                yield self._prepare(self._groups.batch(said.done))
             else:
                 self._carry_out(said)
-            if self.movable.has_part and not self._over:
+            if self._movable.has_part and not self._over:
                 said = self._next()

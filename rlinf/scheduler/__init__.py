@@ -10,121 +10,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlinf.scheduler.accelerators import CollectiveGroupOptions
-    from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-    from rlinf.scheduler.channel.channel import Channel, WeightedItem
-    from rlinf.scheduler.channel.channel_worker import ChannelWorker
-    from rlinf.scheduler.cluster import Cluster
-    from rlinf.scheduler.cluster_config import ClusterConfig
-    from rlinf.scheduler.compat.batches import (
-        get_batch_size,
-        infer_batch_size,
-        merge_batches,
-        split_batch,
-    )
+    from rlinf.scheduler.accelerators import AcceleratorType as AcceleratorType
+    from rlinf.scheduler.accelerators import AcceleratorUtil as AcceleratorUtil
+    from rlinf.scheduler.accelerators import CollectiveGroupOptions as CollectiveGroupOptions
+    from rlinf.scheduler.address import WorkerAddress as WorkerAddress
+    from rlinf.scheduler.address import WorkerInfo as WorkerInfo
+    from rlinf.scheduler.channel.channel import Channel as Channel
+    from rlinf.scheduler.channel.channel import WeightedItem as WeightedItem
+    from rlinf.scheduler.channel.channel_worker import ChannelWorker as ChannelWorker
+    from rlinf.scheduler.cluster import Cluster as Cluster
+    from rlinf.scheduler.cluster_config import ClusterConfig as ClusterConfig
+    from rlinf.scheduler.compat.batches import get_batch_size as get_batch_size
+    from rlinf.scheduler.compat.batches import infer_batch_size as infer_batch_size
+    from rlinf.scheduler.compat.batches import merge_batches as merge_batches
+    from rlinf.scheduler.compat.batches import split_batch as split_batch
+    from rlinf.scheduler.compat.routing import CommMapper as CommMapper
+    from rlinf.scheduler.compat.routing import build_recv_plan as build_recv_plan
+    from rlinf.scheduler.compat.routing import build_route_channel_key as build_route_channel_key
+    from rlinf.scheduler.compat.routing import build_send_key as build_send_key
+    from rlinf.scheduler.compat.routing import build_send_plan as build_send_plan
     from rlinf.scheduler.compat.routing import (
-        CommMapper,
-        build_recv_plan,
-        build_route_channel_key,
-        build_send_key,
-        build_send_plan,
-        decoupled_build_recv_plan,
-        get_group_world_size,
-        split_channel_message,
+        decoupled_build_recv_plan as decoupled_build_recv_plan,
     )
-    from rlinf.scheduler.component_placement import ComponentPlacement
-    from rlinf.scheduler.hardware import (
-        AcceleratorType,
-        AcceleratorUtil,
-        FrankaHWInfo,
-        HardwareInfo,
-    )
-    from rlinf.scheduler.placement import (
-        FlexiblePlacementStrategy,
-        NodePlacementStrategy,
-        PackedPlacementStrategy,
-        PlacementStrategy,
-    )
-    from rlinf.scheduler.services.tracer import Tracer
-    from rlinf.scheduler.worker import Worker
-    from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
+    from rlinf.scheduler.compat.routing import get_group_world_size as get_group_world_size
+    from rlinf.scheduler.compat.routing import split_channel_message as split_channel_message
+    from rlinf.scheduler.component_placement import ComponentPlacement as ComponentPlacement
+    from rlinf.scheduler.hardware import FrankaHWInfo as FrankaHWInfo
+    from rlinf.scheduler.hardware import HardwareInfo as HardwareInfo
+    from rlinf.scheduler.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from rlinf.scheduler.placement import NodePlacementStrategy as NodePlacementStrategy
+    from rlinf.scheduler.placement import PackedPlacementStrategy as PackedPlacementStrategy
+    from rlinf.scheduler.placement import PlacementStrategy as PlacementStrategy
+    from rlinf.scheduler.services.tracer import Tracer as Tracer
+    from rlinf.scheduler.worker import Worker as Worker
+    from rlinf.scheduler.worker_group import WorkerGroup as WorkerGroup
+    from rlinf.scheduler.worker_group import WorkerGroupFuncResult as WorkerGroupFuncResult
 
 _HOMES = {
-    "AcceleratorType": "hardware",
-    "AcceleratorUtil": "hardware",
-    "Channel": "channel",
-    "ChannelWorker": "channel.channel_worker",
-    "Cluster": "cluster",
-    "ClusterConfig": "cluster_config",
-    "CollectiveGroupOptions": "accelerators",
-    "CommMapper": "compat.routing",
-    "ComponentPlacement": "component_placement",
-    "FlexiblePlacementStrategy": "placement",
-    "FrankaHWInfo": "hardware",
-    "HardwareInfo": "hardware",
-    "NodePlacementStrategy": "placement",
-    "PackedPlacementStrategy": "placement",
-    "PlacementStrategy": "placement",
-    "Tracer": "services.tracer",
-    "WeightedItem": "channel.channel",
-    "Worker": "worker",
-    "WorkerAddress": "address",
-    "WorkerGroup": "worker_group",
-    "WorkerGroupFuncResult": "worker_group",
-    "WorkerInfo": "address",
-    "build_recv_plan": "compat.routing",
-    "build_route_channel_key": "compat.routing",
-    "build_send_key": "compat.routing",
-    "build_send_plan": "compat.routing",
-    "decoupled_build_recv_plan": "compat.routing",
-    "get_batch_size": "compat.batches",
-    "get_group_world_size": "compat.routing",
-    "infer_batch_size": "compat.batches",
-    "merge_batches": "compat.batches",
-    "split_batch": "compat.batches",
-    "split_channel_message": "compat.routing",
+    "accelerators": "AcceleratorType AcceleratorUtil CollectiveGroupOptions",
+    "address": "WorkerAddress WorkerInfo",
+    "channel.channel": "Channel WeightedItem",
+    "channel.channel_worker": "ChannelWorker",
+    "cluster": "Cluster",
+    "cluster_config": "ClusterConfig",
+    "compat.batches": "get_batch_size infer_batch_size merge_batches split_batch",
+    "compat.routing": (
+        "CommMapper build_recv_plan build_route_channel_key build_send_key build_send_plan "
+        "decoupled_build_recv_plan get_group_world_size split_channel_message"
+    ),
+    "component_placement": "ComponentPlacement",
+    "hardware": "FrankaHWInfo HardwareInfo",
+    "placement": (
+        "FlexiblePlacementStrategy NodePlacementStrategy PackedPlacementStrategy PlacementStrategy"
+    ),
+    "services.tracer": "Tracer",
+    "worker": "Worker",
+    "worker_group": "WorkerGroup WorkerGroupFuncResult",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "AcceleratorType",
-    "AcceleratorUtil",
-    "Channel",
-    "ChannelWorker",
-    "Cluster",
-    "ClusterConfig",
-    "CollectiveGroupOptions",
-    "CommMapper",
-    "ComponentPlacement",
-    "FlexiblePlacementStrategy",
-    "FrankaHWInfo",
-    "HardwareInfo",
-    "NodePlacementStrategy",
-    "PackedPlacementStrategy",
-    "PlacementStrategy",
-    "Tracer",
-    "WeightedItem",
-    "Worker",
-    "WorkerAddress",
-    "WorkerGroup",
-    "WorkerGroupFuncResult",
-    "WorkerInfo",
-    "build_recv_plan",
-    "build_route_channel_key",
-    "build_send_key",
-    "build_send_plan",
-    "decoupled_build_recv_plan",
-    "get_batch_size",
-    "get_group_world_size",
-    "infer_batch_size",
-    "merge_batches",
-    "split_batch",
-    "split_channel_message",
-]
+__all__ = list(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value

@@ -15,15 +15,13 @@ from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
-from rlinf.scheduler.services.driver import DriverServices
 from rlinf.scheduler.services.leases import LeaseTicket
+from rlinf.scheduler.services.registry import DriverServices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
-    from rlinf.scheduler.runtime.launch import Launch
-    from rlinf.scheduler.services.registry import GroupRecord
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
@@ -36,10 +34,8 @@ class Cluster(NodeTable, ClusterMembers):
     The first call decides; later calls return the same object and ignore their arguments, until
     `shutdown`. Inside a worker ``Cluster()`` is the cluster that the worker belongs to.
 
-    Args:
-        num_nodes: Machines to use on the ``ray`` runtime; 0 takes all that are connected.
-        cluster_cfg: The ``cluster`` section of a configuration.
-        distributed_log_dir: Directory for one log file per worker.
+    Of ``num_nodes`` on the ``ray`` runtime, 0 takes all that are connected; ``cluster_cfg`` is the
+    ``cluster`` section of a configuration; each worker logs to a file in ``distributed_log_dir``.
 
     Raises:
         ValueError: ``num_nodes`` contradicts ``cluster_cfg``.
@@ -64,25 +60,17 @@ class Cluster(NodeTable, ClusterMembers):
     ) -> None:
         if self._ready:
             return
+        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
+        self.distributed_log_dir = distributed_log_dir
+        self._services: DriverServices | None = None
         try:
-            self._start(num_nodes, cluster_cfg, distributed_log_dir)
+            if num_nodes is None and cluster_cfg is None:
+                self._attach()
+            else:
+                self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
             type(self)._instance = None
             raise
-
-    def _start(
-        self,
-        num_nodes: int | None,
-        cluster_cfg: DictConfig | Mapping[str, Any] | ClusterConfig | None,
-        log_directory: str | None,
-    ) -> None:
-        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
-        self.distributed_log_dir = log_directory
-        self._services: DriverServices | None = None
-        if num_nodes is None and cluster_cfg is None:
-            self._attach()
-        else:
-            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
@@ -169,13 +157,6 @@ class Cluster(NodeTable, ClusterMembers):
         wanted = tuple(devices)
         return LeaseTicket(require_process().ask_driver("lease.reserve", name, wanted), wanted)
 
-    def register_group(self, record: GroupRecord, launches: list[Launch]) -> None:
-        """Announce a group whose workers are about to start."""
-        process = require_process()
-        infos = [launch.info for launch in launches]
-        process.ask_driver("registry.add_group", record, infos)
-        process.ask_driver("cluster.remember", launches)
-
     def close_group(self, name: str, handles: list[WorkerHandle]) -> None:
         """End the workers of a group and free its name."""
         process = current_process()
@@ -233,11 +214,7 @@ def _read_config(
 
 
 def deadline_seconds(config: ClusterConfig) -> float:
-    """How long a wait may take: by the config, or else by ``RLINF_TIMEOUT``, or else its default.
-
-    Raises:
-        SchedulerUsageError: The variable holds no number of minutes.
-    """
+    """Seconds that a wait may take: by the config, else by ``RLINF_TIMEOUT``, else the default."""
     text = os.environ.get("RLINF_TIMEOUT")
     if text is None or "timeout_minutes" in config.model_fields_set:
         return config.timeout_minutes * 60

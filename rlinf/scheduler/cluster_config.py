@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.scheduler.cluster_sections import (
-    HardwareConfig,
+    FrankaConfig,
     NetEmulationConfig,
     NodeHardwareConfig,
     ProfilingConfig,
     TracerConfig,
     cluster_config_error,
+    must_be,
 )
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError, PlacementError
@@ -29,10 +30,8 @@ class NodeGroupEnvConfig(StrictModel):
 
     node_ranks: list[int]
     """Nodes that it applies to, such as ``0-1`` or ``all``."""
-
     env_vars: list[dict[str, str]] | None = None
     """Environment variables, one ``name: value`` per list entry."""
-
     python_interpreter_path: str | None = None
     """Interpreter that runs the workers; None uses that of the driver."""
 
@@ -42,17 +41,10 @@ class NodeGroupEnvConfig(StrictModel):
         value = _plain(value)
         if value is None:
             return None
-        if not isinstance(value, list):
-            raise ClusterConfigError(
-                f"env_vars must be a list of dicts, got {type(value).__name__}: {value!r}. Is a "
-                "'-' missing before each variable?"
-            )
+        must_be(list, value, "env_vars must be a list of dicts", "Is a '-' missing before each?")
         for entry in value:
-            if not isinstance(entry, dict):
-                raise ClusterConfigError(
-                    f"Each node env_var must be a dict, got {type(entry).__name__}: {entry!r}. "
-                    "Expected for example '- NAME: value'."
-                )
+            hint = "Expected for example '- NAME: value'."
+            must_be(dict, entry, "Each node env_var must be a dict", hint)
             if len(entry) != 1:
                 raise ClusterConfigError(
                     f"Each node env_var dict must contain exactly one key-value pair, got {entry}. "
@@ -66,19 +58,14 @@ class NodeGroupConfig(StrictModel):
 
     label: str
     """Name of the group in placements; case-sensitive; ``cluster`` and ``node`` are taken."""
-
     node_ranks: list[int]
     """Nodes in the group, such as ``0-1`` or ``all``."""
-
     env_configs: list[NodeGroupEnvConfig] | None = None
     """Environments of its nodes; a node has at most one."""
-
     hardware: NodeHardwareConfig | None = None
     """Declared hardware, such as robots; None counts what is found on the nodes."""
-
     ignore_hardware: bool = False
     """Whether each node counts as one resource, whatever is found on it."""
-
     device_kind: str | None = Field(default=None, pattern=r"^[A-Za-z][\w-]*$")
     """Kind of the devices of its nodes, such as ``H100``, where nodes differ: measurements are
     noted, and placements are planned, by kind. None: as those of the machine that reads this."""
@@ -99,24 +86,15 @@ class NodeGroupConfig(StrictModel):
             )
         return label
 
-    @field_validator("env_configs", mode="before")
+    @field_validator("env_configs", "hardware", mode="before")
     @classmethod
-    def _is_a_list(cls, value: Any) -> Any:
-        if value is not None and not isinstance(value, list):
-            raise ClusterConfigError(
-                f"env_configs must be a list of dicts, got {type(value).__name__}: {value!r}. Is a "
-                "'-' missing before node_ranks?"
-            )
-        return value
-
-    @field_validator("hardware", mode="before")
-    @classmethod
-    def _is_a_mapping(cls, value: Any) -> Any:
-        if value is not None and not isinstance(value, Mapping | NodeHardwareConfig):
-            raise ClusterConfigError(
-                "Each hardware yaml config must be a dictionary, got "
-                f"{type(value).__name__}: {value!r}. Expected {{type: ..., configs: [...]}}."
-            )
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "hardware":
+            what, hint = "Each hardware yaml config must be a dictionary", "Expected {type: ...}."
+            must_be(Mapping | NodeHardwareConfig | None, value, what, hint)
+        else:
+            hint = "Is a '-' missing before node_ranks?"
+            must_be(list | None, value, "env_configs must be a list of dicts", hint)
         return value
 
     @model_validator(mode="after")
@@ -126,7 +104,6 @@ class NodeGroupConfig(StrictModel):
                 f"Cannot specify hardware when ignore_hardware is set to True, in node group "
                 f"'{self.label}'. Remove one of the two."
             )
-        self._check_environments()
         for config in self.hardware.configs if self.hardware else []:
             if config.node_rank not in self.node_ranks:
                 raise ClusterConfigError(
@@ -135,24 +112,24 @@ class NodeGroupConfig(StrictModel):
                 )
         return self
 
-    def _check_environments(self) -> None:
-        nodes: set[int] = set()
-        names: set[str] = set()
-        for config in self.env_configs or []:
-            twice = nodes.intersection(config.node_ranks)
-            if twice:
+    @model_validator(mode="after")
+    def _environments_are_distinct(self) -> Self:
+        environments = self.env_configs or []
+        nodes = [node for config in environments for node in set(config.node_ranks)]
+        twice = sorted({node for node in nodes if nodes.count(node) > 1})
+        if twice:
+            raise ClusterConfigError(
+                f"Node ranks {twice} in env_config are duplicated in node group '{self.label}'. "
+                "A node has one environment; merge the entries."
+            )
+        names = [name for c in environments for variable in c.env_vars or [] for name in variable]
+        for name in names:
+            if names.count(name) > 1:
                 raise ClusterConfigError(
-                    f"Node ranks {sorted(twice)} in env_config are duplicated in node group "
-                    f"'{self.label}'. A node has one environment; merge the entries."
+                    f"Environment variable '{name}' in env_config is duplicated in node group "
+                    f"'{self.label}'. Keep one value."
                 )
-            nodes.update(config.node_ranks)
-            for name in (name for variable in config.env_vars or [] for name in variable):
-                if name in names:
-                    raise ClusterConfigError(
-                        f"Environment variable '{name}' in env_config is duplicated in node group "
-                        f"'{self.label}'. Keep one value."
-                    )
-                names.add(name)
+        return self
 
 
 class ClusterConfig(StrictModel):
@@ -160,51 +137,37 @@ class ClusterConfig(StrictModel):
 
     num_nodes: int = 1
     """Number of machines, 1 or more."""
-
     runtime: Literal["local", "ray"] = "local"
     """``local`` runs each worker as a thread of this process; ``ray`` as processes on all nodes."""
-
     address: str | None = None
     """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``; None starts an own one."""
-
     cpu_devices_per_node: int | None = Field(default=None, ge=1)
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""
-
     accelerators_per_node: int | None = Field(default=None, ge=1)
     """Number of accelerators that each node has: placements are then checked without the cluster,
     and a cluster with other nodes is refused. None takes those of the machine that reads this."""
-
     timeout_minutes: float = Field(default=30.0, gt=0)
     """How long a receive, a channel get or a collective may wait before it is an error. The
     environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""
-
     component_placement: dict[str, Any] = Field(default_factory=dict)
     """Devices of each component: ``actor,rollout: 0-3`` or ``{node_group, placement}``."""
-
     residency: dict[str, Literal["resident", "offload"]] = Field(default_factory=dict)
     """What becomes of a component's device memory while others use the device: `actor: offload`
     gives it back between its phases, `actor,rollout: resident` keeps it. A component that is left
     out offloads where it shares an accelerator with another that can, and stays on a CPU."""
-
     node_groups: list[NodeGroupConfig] | None = None
     """Labelled groups of nodes."""
-
     profiling: ProfilingConfig | None = None
     """Profiler that wraps worker processes."""
-
     tracer: TracerConfig | None = None
     """Recorder of worker timelines."""
-
     net_emulation: NetEmulationConfig | None = None
     """Delays and bandwidths to imitate between workers."""
-
     auto_scheduler: bool = False
     """Whether devices move between components during a step (dynamic scheduling)."""
-
     use_pre_process_policy: bool = False
     """Dynamic scheduling: whether the rollout starts on the actor's devices too."""
-
     use_wait_before_last_iter_policy: bool = False
     """Dynamic scheduling: whether the actor waits for the rollout before its last iteration."""
 
@@ -215,8 +178,8 @@ class ClusterConfig(StrictModel):
         A program that builds its own cluster runs on Ray unless it says ``runtime: local``.
 
         Raises:
-            ClusterConfigError: A field is missing, unknown or of the wrong type. It is also an
-                ``AssertionError``.
+            ClusterConfigError: A field is missing, unknown or of the wrong type (also an
+                ``AssertionError``).
         """
         data = _plain(cfg_dict)
         missing = [key for key in ("num_nodes", "component_placement") if key not in data]
@@ -249,11 +212,11 @@ class ClusterConfig(StrictModel):
     @classmethod
     def _read_node_ranks(cls, data: Any) -> Any:
         data = _plain(data)
-        groups = data.get("node_groups") if isinstance(data, dict) else None
-        num_nodes = data.get("num_nodes", 1) if isinstance(data, dict) else None
-        if not isinstance(groups, list) or type(num_nodes) is not int:
-            return data
-        return {**data, "node_groups": [_with_ranks(group, num_nodes) for group in groups]}
+        match data:
+            case {"node_groups": list(groups)} if type(nodes := data.get("num_nodes", 1)) is int:
+                ranks = list(range(nodes))
+                return {**data, "node_groups": [_with_ranks(group, ranks) for group in groups]}
+        return data
 
     @model_validator(mode="after")
     def _devices_are_of_one_kind(self) -> Self:
@@ -267,7 +230,7 @@ class ClusterConfig(StrictModel):
     @model_validator(mode="after")
     def _groups_are_distinct(self) -> Self:
         labels: set[str] = set()
-        owners: dict[tuple[int, str], str] = {}
+        owners: dict[int, str] = {}
         kinds: dict[int, str] = {}
         for group in self.node_groups or []:
             if group.label in labels:
@@ -284,12 +247,12 @@ class ClusterConfig(StrictModel):
                         "of the two out."
                     )
             for config in group.hardware.configs if group.hardware else []:
-                key = (config.node_rank, group.hardware_type or "")
-                if owners.setdefault(key, group.label) != group.label:
+                owner = owners.setdefault(config.node_rank, group.label)
+                if owner != group.label:
                     raise ClusterConfigError(
-                        f"Cannot have multiple hardware configs of the same type '{key[1]}' for "
-                        f"the same node_rank {key[0]} in different node groups '{owners[key]}' and "
-                        f"'{group.label}'."
+                        f"Cannot have multiple hardware configs of the same type '{config.HW_TYPE}'"
+                        f" for the same node_rank {config.node_rank} in different node groups "
+                        f"'{owner}' and '{group.label}'."
                     )
         return self
 
@@ -297,7 +260,7 @@ class ClusterConfig(StrictModel):
         """Labels of the groups that a node is in."""
         return [group.label for group in self._groups_of(node_rank)]
 
-    def get_node_hw_configs_by_rank(self, node_rank: int) -> list[HardwareConfig]:
+    def get_node_hw_configs_by_rank(self, node_rank: int) -> list[FrankaConfig]:
         """Hardware that is declared for a node."""
         return [
             config
@@ -326,44 +289,26 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _with_ranks(group: Any, num_nodes: int) -> Any:
-    """Return a node group in which text such as ``0-1`` has become a list of node ranks."""
-    if isinstance(group, NodeGroupConfig):
-        return group
-    if not isinstance(group, Mapping):
-        raise ClusterConfigError(
-            f"Each node yaml config must be a dictionary, got {type(group).__name__}: {group!r}. "
-            "Expected {label: ..., node_ranks: ...}."
-        )
-    if "node_ranks" not in group:
-        return group
-    where = f"node group '{group.get('label')}'"
-    ranks = _node_ranks(group["node_ranks"], list(range(num_nodes)), where)
-    environments = group.get("env_configs")
-    if not isinstance(environments, list):
-        return {**group, "node_ranks": ranks}
-    read = []
-    for entry in environments:
-        if isinstance(entry, NodeGroupEnvConfig):
-            read.append(entry)
-            continue
-        if not isinstance(entry, Mapping):
-            raise ClusterConfigError(
-                "Each node env_configs yaml config must be a dictionary, got "
-                f"{type(entry).__name__}: {entry!r}. Expected {{node_ranks: ..., env_vars: ...}}."
-            )
-        if "node_ranks" in entry:
-            inside = _node_ranks(entry["node_ranks"], ranks, f"env_config of {where}")
-            entry = {**entry, "node_ranks": inside}  # noqa: PLW2901 - the entry, with ranks read
-        read.append(entry)
-    return {**group, "node_ranks": ranks, "env_configs": read}
-
-
-def _node_ranks(value: Any, available: list[int], where: str) -> list[int]:
+def _with_ranks(
+    section: Any, available: list[int], what: str = "yaml config", inside: str = ""
+) -> Any:
+    """Return a node group or environment whose text such as ``0-1`` is a list of node ranks."""
+    if isinstance(section, NodeGroupConfig | NodeGroupEnvConfig):
+        return section
+    hint = "Expected {node_ranks: ..., ...}."
+    must_be(Mapping, section, f"Each node {what} must be a dictionary", hint)
+    if "node_ranks" not in section:
+        return section
+    given, where = section["node_ranks"], inside or f"node group '{section.get('label')}'"
     try:
-        return parse_ranks(value, "node", available)
+        ranks = parse_ranks(given, "node", available)
     except PlacementError as error:
         raise ClusterConfigValueError(
-            f"Error parsing node_ranks {value!r} in {where}. {error} Nearest legal: "
+            f"Error parsing node_ranks {given!r} in {where}. {error} Nearest legal: "
             f"'{format_ranks(available)}'."
         ) from None
+    read, environments = {**section, "node_ranks": ranks}, section.get("env_configs")
+    if isinstance(environments, list):
+        kind, outside = "env_configs yaml config", f"env_config of {where}"
+        read["env_configs"] = [_with_ranks(each, ranks, kind, outside) for each in environments]
+    return read

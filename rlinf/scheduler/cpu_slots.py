@@ -1,9 +1,7 @@
 """CPU slots: the cores of a machine without an accelerator, divided into devices.
 
-A slot is a contiguous share of the cores that this process may use. A worker that is placed on a
-slot is pinned to its cores and computes with that many threads, so that placements, execution
-modes and device leases mean the same on a laptop as on a machine with GPUs.
-"""
+A worker on a slot is pinned to its cores and computes with that many threads, so that placements
+and leases mean the same on a laptop as on a machine with GPUs."""
 
 from __future__ import annotations
 
@@ -28,12 +26,9 @@ def available_cores() -> tuple[int, ...]:
 def divide_cores(cores: Sequence[int], slots: int) -> tuple[tuple[int, ...], ...]:
     """Divide ``cores`` into ``slots`` contiguous shares whose sizes differ by at most one.
 
-    More slots than cores are refused, because two workers on "different" devices would then
+    More slots than cores are a HardwareError, because workers on "different" devices would then
     compete. A test of placements on a small machine may want exactly that: with the environment
     variable ``RLINF_OVERSUBSCRIBE_CPU_SLOTS=1`` slots beyond the cores share them in turn.
-
-    Raises:
-        HardwareError: ``slots`` is below 1 or above the number of cores.
     """
     if slots < 1:
         raise HardwareError(

@@ -12,7 +12,7 @@ from rlinf.scheduler.accelerators import (
     accelerator_model,
     detect_accelerators,
 )
-from rlinf.scheduler.cluster_sections import FrankaConfig, HardwareConfig
+from rlinf.scheduler.cluster_sections import FrankaConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "AcceleratorUtil",
     "FrankaConfig",
     "FrankaHWInfo",
-    "HardwareConfig",
     "HardwareInfo",
     "HardwareResource",
     "enumerate_hardware",
@@ -67,9 +66,6 @@ class Accelerator:
 
         With ``cpu_devices`` the cores are divided into that many slots: what is asked for wins over
         GPUs that the machine may have.
-
-        Raises:
-            HardwareError: More slots than cores.
         """
         if cpu_devices is not None:
             slots = divide_cores(available_cores(), cpu_devices)
@@ -95,7 +91,7 @@ class Accelerator:
 
 
 def enumerate_hardware(
-    configs: Sequence[HardwareConfig] = (), cpu_devices: int | None = None
+    configs: Sequence[FrankaConfig] = (), cpu_devices: int | None = None
 ) -> list[HardwareResource]:
     """Everything that this machine offers; ``cpu_devices`` as for :meth:`Accelerator.enumerate`.
 
@@ -105,7 +101,5 @@ def enumerate_hardware(
     accelerators = Accelerator.enumerate(cpu_devices)
     resources = [accelerators] if accelerators is not None else []
     kind = FrankaConfig.HW_TYPE
-    arms: list[HardwareInfo] = [
-        FrankaHWInfo(kind, kind, config) for config in configs if isinstance(config, FrankaConfig)
-    ]
+    arms: list[HardwareInfo] = [FrankaHWInfo(kind, kind, config) for config in configs]
     return [*resources, HardwareResource(kind, arms)] if arms else resources

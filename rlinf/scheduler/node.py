@@ -120,11 +120,7 @@ class NodeGroupInfo:
         ]
 
     def group_ranks_to_global_ranks(self, group_ranks: Sequence[int]) -> list[int]:
-        """Cluster ranks of the nodes that have these ranks in the group.
-
-        Raises:
-            NodeRankError: The group has fewer nodes.
-        """
+        """Cluster ranks of the nodes that have these ranks in the group."""
         outside = [rank for rank in group_ranks if not 0 <= rank < len(self.nodes)]
         if outside:
             raise NodeRankError(
@@ -147,19 +143,12 @@ class NodeGroupInfo:
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
         """Configured environment variables of one of its nodes."""
-        variables: dict[str, str] = {}
-        for config in self.env_configs or []:
-            if node_rank in config.node_ranks:
-                for variable in config.env_vars or []:
-                    variables.update(variable)
-        return variables
+        environments = [c for c in self.env_configs or [] if node_rank in c.node_ranks]
+        variables = [variable for c in environments for variable in c.env_vars or []]
+        return {name: value for variable in variables for name, value in variable.items()}
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
-        """Configured interpreter of one of its nodes, None if there is none.
-
-        Raises:
-            ClusterConfigValueError: Two entries name different interpreters.
-        """
+        """Configured interpreter of one of its nodes, None if there is none; never two."""
         paths = {
             config.python_interpreter_path
             for config in self.env_configs or []
@@ -201,11 +190,7 @@ class NodeTable:
         return self.node_groups.get(NodeGroupInfo.DEFAULT_GROUP_LABEL if label is None else label)
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Node of a rank.
-
-        Raises:
-            ClusterConfigValueError: There is no such node (also a ``ValueError``).
-        """
+        """Node of a rank; a ``ValueError`` if there is none."""
         if not 0 <= node_rank < len(self.nodes):
             raise ClusterConfigValueError(
                 f"Node rank {node_rank} is out of range: the cluster has {len(self.nodes)} nodes "
@@ -225,9 +210,6 @@ def probe_node(
     """Describe the machine that this process runs on as node ``node_rank`` of a cluster.
 
     ``environment`` is that of the node before any worker; None takes that of this process.
-
-    Raises:
-        HardwareError: More CPU slots than cores.
     """
     slots = config.cpu_devices_per_node
     cores = available_cores()

@@ -55,11 +55,7 @@ class PlacementStrategy(ABC):
 def find_node_groups(
     cluster: NodeTable, labels: Sequence[str] | None, components: Sequence[str] = ()
 ) -> list[NodeGroupInfo]:
-    """Node groups of these labels, or the group of all nodes; ``components`` are for the message.
-
-    Raises:
-        PlacementError: There is no such group.
-    """
+    """Node groups of these labels, or the group of all nodes; ``components`` are for the error."""
     groups = []
     for label in labels or (None,):
         group = cluster.get_node_group(label)
@@ -77,13 +73,8 @@ def find_node_groups(
 class NodePlacementStrategy(PlacementStrategy):
     """One process per listed node, without devices of its own.
 
-    ``NodePlacementStrategy([0] * 4)`` runs four processes on node 0. A process sees all devices of
-    its node.
-    ``node_ranks`` count the nodes of the groups in the order given, and are sorted. Without labels
-    of node groups, the whole cluster is meant.
-
-    Raises:
-        PlacementError: The list is empty.
+    ``NodePlacementStrategy([0] * 4)`` runs four processes on node 0, which see all its devices.
+    Ranks count the nodes of the groups in the order given, and are sorted.
     """
 
     def __init__(
@@ -124,9 +115,6 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     ``FlexiblePlacementStrategy([[0, 1], [2], [3]])`` runs three processes, the first with two
     devices. Processes may share resources. Ranks are sorted within a process and, by their first,
     across processes; they count the resources of the groups in the order given.
-
-    Raises:
-        PlacementError: A list is empty or a rank negative.
     """
 
     def __init__(
@@ -163,9 +151,6 @@ class PackedPlacementStrategy(PlacementStrategy):
     With a stride the resources of a process are that far apart:
     ``PackedPlacementStrategy(0, 7, num_hardware_per_process=2, stride=2)`` gives
     ``[0, 2], [1, 3], [4, 6], [5, 7]``. The last rank is included.
-    Raises:
-        PlacementError: The range is empty, or its size is not divisible by
-            ``num_hardware_per_process * stride``.
     """
 
     def __init__(

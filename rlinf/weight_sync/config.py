@@ -44,11 +44,8 @@ class WeightSyncConfig(StrictModel):
     ) -> WeightReceiver[Any]:
         """The receiving side, inside a worker of the receiving group.
 
-        Args:
-            worker: The worker.
-            parties: The two groups.
-            targets: The tensors that the weights are for, such as ``module.state_dict()``: values
-                arrive in their types. None: in the types of the sender.
+        ``targets`` are the tensors that the weights are for, such as ``module.state_dict()``:
+        values arrive in their types. None: in the types of the sender.
         """
         receiver: WeightReceiver[Any] = load_attribute(self.receiver)(
             self, worker, parties, targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,20 +68,6 @@ class ByteLayout:
         """All tensors in a flat range; tied ones are one tensor."""
         at = {entry.offset: entry.view(flat) for entry in self.owners}
         return {entry.name: at[entry.offset] for entry in self.entries}
-
-    def dumps(self) -> bytes:
-        """As text, for :meth:`loads`."""
-        rows = [(e.name, e.shape, str(e.dtype), e.offset, e.tied) for e in self.entries]
-        return json.dumps(rows).encode()
-
-    @classmethod
-    def loads(cls, data: bytes) -> ByteLayout:
-        """From what :meth:`dumps` gave."""
-        entries = []
-        for name, shape, kind, offset, tied in json.loads(data):
-            dtype = getattr(torch, kind.removeprefix("torch."))
-            entries.append(Entry(name, tuple(shape), dtype, offset, tied))
-        return cls(tuple(entries))
 
 
 def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> ByteLayout:

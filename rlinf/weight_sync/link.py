@@ -78,11 +78,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Header:
-    """An update begins."""
+    """An update begins, or is given up."""
 
     tickets: Mapping[int, Ticket]
     version: int
     body: Any
+    given_up: str = ""  # why
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,6 @@ class Part:
     """More of an update."""
 
     body: Any
-
-
-@dataclass(frozen=True)
-class Abort:
-    """The sender gave an update up."""
-
-    tickets: Mapping[int, Ticket]
-    version: int
-    reason: str
 
 
 class SenderLink:
@@ -128,7 +120,8 @@ class SenderLink:
         """Tell the receivers that the update will not be completed."""
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(SchedulerError):  # a dead receiver needs no message
-            self._tell(Abort(self.tickets, version, reason))
+            why = f"the sender gave up version {version}: {reason}"
+            self._tell(Header(self.tickets, version, None, why))
 
     def confirmations(self) -> None:
         """Wait until every receiver has confirmed."""
@@ -139,7 +132,7 @@ class SenderLink:
         """Whether a receiver lives."""
         return self.worker.check_worker_alive(f"{self.parties.receiver}:{receiver}")
 
-    def _tell(self, message: Header | Part | Abort) -> None:
+    def _tell(self, message: Header | Part) -> None:
         if self.receivers:
             source = (self.parties.sender, self.rank)
             self.worker.broadcast(
@@ -148,12 +141,7 @@ class SenderLink:
 
 
 class ReceiverLink:
-    """A receiver's end.
-
-    Attributes:
-        peers: Receivers of its sender, this one included.
-        index: Its place among them.
-    """
+    """A receiver's end: ``index`` is its place among the ``peers`` that its sender serves."""
 
     def __init__(self, worker: Worker, parties: Parties) -> None:
         self._worker, self._parties = worker, parties
@@ -177,12 +165,7 @@ class ReceiverLink:
         self._worker.send(request, self._parties.sender, self._sender)
 
     def header(self) -> Header:
-        """The beginning of the update that was asked for; older messages are dropped.
-
-        Raises:
-            WeightSyncError: The sender gave the update up.
-            SchedulerError: It died, or nothing came within the deadline.
-        """
+        """The beginning of the update that was asked for; older messages are dropped."""
         while True:
             message = self._next()
             if isinstance(message, Part):
@@ -190,30 +173,25 @@ class ReceiverLink:
             # Without tickets it is for anyone.
             if message.tickets and message.tickets.get(self.rank) != self._ticket:
                 continue
-            if isinstance(message, Header):
-                return message
-            raise _given_up(message)
+            if message.given_up:
+                raise WeightSyncError(message.given_up)
+            return message
 
     def part(self) -> Any:
         """What comes next of the update; raises as :meth:`header`."""
         message = self._next()
         if isinstance(message, Part):
             return message.body
-        if isinstance(message, Abort):
-            raise _given_up(message)
-        raise WeightSyncError("another update began before this one was complete")
+        another = "another update began before this one was complete"
+        raise WeightSyncError(message.given_up or another)
 
     def confirm(self) -> None:
         """Tell the sender that this receiver is done."""
         self._worker.send(None, self._parties.sender, self._sender)
 
-    def _next(self) -> Header | Part | Abort:
+    def _next(self) -> Header | Part:
         source = (self._parties.sender, self._sender)
-        message: Header | Part | Abort = self._worker.broadcast(
+        message: Header | Part = self._worker.broadcast(
             None, groups=[source, (self._parties.receiver, self.peers)], src=source
         )
         return message
-
-
-def _given_up(abort: Abort) -> WeightSyncError:
-    return WeightSyncError(f"the sender gave up version {abort.version}: {abort.reason}")

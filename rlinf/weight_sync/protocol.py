@@ -137,9 +137,8 @@ class WeightReceiver(ABC, Generic[ConfigT]):
     def apply(self, load: Callable[[dict[str, Tensor], int], Any]) -> int:
         """Receive, load and release; returns the version.
 
-        Args:
-            load: Takes the weights and their version, and keeps no reference to them, such as
-                ``lambda weights, version: engine.update_weights(weights.items(), version)``.
+        ``load`` keeps no reference to the weights, such as
+        ``lambda weights, version: engine.update_weights(weights.items(), version)``.
         """
         update = self.receive()
         try:

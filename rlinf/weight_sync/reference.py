@@ -50,11 +50,7 @@ class ReferenceReceiver(WeightReceiver[ReferenceConfig]):
         return ReceivedWeights(weights, header.version)
 
     def release(self) -> None:
-        """Let the sender go on.
-
-        Raises:
-            TornReadError: A tensor was changed since it was received, by someone who did not wait.
-        """
+        """Let the sender go on; a TornReadError where a tensor was changed meanwhile."""
         held, self._held = self._held, None
         if held is None:
             return

@@ -32,7 +32,7 @@ from rlinf.weight_sync.layout import ByteLayout
 _HEADER_BYTES = 4096
 _PINS = 2048
 MOST_READERS = (_HEADER_BYTES - _PINS) // 2
-_PUBLISHED, _STATES, _VERSIONS, _LAYOUT_BYTES, _BUFFER_BYTES = 0, 1, 3, 5, 6
+_PUBLISHED, _STATES, _VERSIONS = 0, 1, 3
 _UNPINNED_ATTEMPTS = 2
 _PAUSE_SECONDS = 2e-4
 _LIVENESS_SECONDS = 1.0
@@ -42,34 +42,32 @@ _order = threading.Lock()
 
 def _fence() -> None:
     """Keep earlier memory accesses before later ones."""
-    with _order:
-        pass
-    with _order:
-        pass
+    for _ in range(2):
+        with _order:
+            pass
 
 
 class _Block:
     """The parts of a mapped block."""
 
-    def __init__(self, descriptor: int, *, writable: bool) -> None:
-        size = os.fstat(descriptor).st_size
+    def __init__(self, descriptor: int, layout: ByteLayout, *, writable: bool) -> None:
+        self.layout = layout
         populate = getattr(mmap, "MAP_POPULATE", 0)
         # Pins are written through a mapping of the header alone, so that a reader's mapping of the
         # weights can be read-only.
         header = mmap.mmap(descriptor, _HEADER_BYTES)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        body = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | populate, prot=protection)
+        flags = mmap.MAP_SHARED | populate
+        body = mmap.mmap(descriptor, _block_bytes(layout), flags=flags, prot=protection)
         self.numbers = np.frombuffer(header, np.int64, _PINS // 8)
         self.pins = np.frombuffer(header, np.uint8, 2 * MOST_READERS, _PINS).reshape(2, -1)
         whole = np.frombuffer(body, np.uint8)
-        end = _HEADER_BYTES + int(self.numbers[_LAYOUT_BYTES])
-        self.layout = ByteLayout.loads(whole[_HEADER_BYTES:end].tobytes())
-        first, size = _pages(end), self.layout.nbytes
+        first = _pages(_HEADER_BYTES)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors
             self.buffers = [
-                torch.from_numpy(whole[begin : begin + size])
-                for begin in (first, first + int(self.numbers[_BUFFER_BYTES]))
+                torch.from_numpy(whole[begin : begin + layout.nbytes])
+                for begin in (first, first + _pages(layout.nbytes))
             ]
 
     @property
@@ -91,9 +89,7 @@ class BlockWriter:
     """
 
     def __init__(self, layout: ByteLayout, path: Path | None, first: int = 0) -> None:
-        text = layout.dumps()
-        buffer_bytes = _pages(max(layout.nbytes, 1))
-        size = _pages(_HEADER_BYTES + len(text)) + 2 * buffer_bytes
+        self.layout, size = layout, _block_bytes(layout)
         if path is None:
             self._descriptor = open_memory("rlinf-weights")
             self.path = memory_path(self._descriptor)
@@ -105,18 +101,14 @@ class BlockWriter:
         try:
             # Reserving the pages makes a full /dev/shm an OSError here instead of a SIGBUS later.
             os.posix_fallocate(self._descriptor, 0, size)
-            os.pwrite(self._descriptor, text, _HEADER_BYTES)
-            head = np.zeros(_PINS // 8, np.int64)
-            head[[_PUBLISHED, _LAYOUT_BYTES, _BUFFER_BYTES]] = first, len(text), buffer_bytes
-            os.pwrite(self._descriptor, head.tobytes(), 0)
-            self._block = _Block(self._descriptor, writable=True)
+            self._block = _Block(self._descriptor, layout, writable=True)
         except OSError as error:
             self.close()
             raise WeightSyncError(
                 f"no shared memory for {size} bytes of weights ({error.strerror}); give the "
                 "machine or container more, or use type `bucket`"
             ) from error
-        self.layout = self._block.layout
+        self._block.numbers[_PUBLISHED] = first
 
     @property
     def published(self) -> int:
@@ -179,18 +171,19 @@ class BlockReader:
     Args:
         path: The writer's path.
         number: Of this reader, below MOST_READERS; no other reader of the block has it.
+        layout: The writer's.
 
     Raises:
         WeightSyncError: The block is gone.
     """
 
-    def __init__(self, path: Path, number: int) -> None:
+    def __init__(self, path: Path, number: int, layout: ByteLayout) -> None:
         try:
             descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
             raise WeightSyncError(f"the weights in {path} are gone with their sender") from None
         try:
-            self._block = _Block(descriptor, writable=False)
+            self._block = _Block(descriptor, layout, writable=False)
         finally:
             os.close(descriptor)
         self._number = number
@@ -207,9 +200,6 @@ class BlockReader:
 
         The first attempts take no pin, so that the writer never waits; where it is so quick that
         it writes two updates during one copy, the buffer is pinned.
-
-        Raises:
-            WeightSyncError: Nothing was published yet.
         """
         block = self._block
         if self._own is None:
@@ -270,6 +260,10 @@ class BlockReader:
         if not self._block.numbers[_STATES + update % 2]:
             raise WeightSyncError("no weights were published yet")
         return update, update % 2
+
+
+def _block_bytes(layout: ByteLayout) -> int:
+    return _pages(_HEADER_BYTES) + 2 * _pages(layout.nbytes)
 
 
 def _pages(nbytes: int) -> int:

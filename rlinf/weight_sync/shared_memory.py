@@ -56,7 +56,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         ) as tensors:
             for entry in layout.owners:
                 tensors[entry.name].copy_(weights[entry.name])
-        self._link.header(version, str(writer.path))
+        self._link.header(version, (writer.path, layout))
         return Sent(version=version, kind="shared_memory", nbytes=layout.nbytes)
 
     def _writer_for(self, layout: ByteLayout) -> BlockWriter:
@@ -73,7 +73,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         """A file that goes with the cluster; within one process no name is needed."""
         if require_process().runtime == "local" and hasattr(os, "memfd_create"):
             return None
-        prefix = ClusterFiles(self._worker._launch.token).block_prefix
+        prefix = ClusterFiles(self._worker._launch.membership.token).block_prefix
         return shared_memory_directory() / f"{prefix}weights-{secrets.token_hex(4)}"
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
     """Reads the newest update in the sender's block."""
 
     _reader: BlockReader | None = None
-    _path: str | None = None
+    _path: Path | None = None
     _update = 0
     _asked = False
 
@@ -99,8 +99,9 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
         return self._link.header()
 
     def _receive(self, header: Header) -> ReceivedWeights:
-        if self._reader is None or self._path != header.body:
-            self._reader, self._path = BlockReader(Path(header.body), self._link.index), header.body
+        path, layout = header.body
+        if self._reader is None or self._path != path:
+            self._reader, self._path = BlockReader(path, self._link.index, layout), path
         return self._read(self._reader)
 
     def latest(self) -> ReceivedWeights | None:

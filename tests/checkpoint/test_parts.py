@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.checkpoint.contents import Parts, load_checkpoint
 from rlinf.checkpoint.manifest import record_file
-from rlinf.checkpoint.reading import verify_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
-from rlinf.checkpoint.writing import Parts
 from rlinf.errors import CheckpointError
 
 NAMES = ("actor/first", "actor/second", "critic/first")
@@ -51,7 +50,7 @@ def test_parts_are_committed_with_the_rest(store: CheckpointStore) -> None:
     assert found.tree == {"step": 3}
     for name in NAMES:
         assert (found.path / name).read_text() == f"{name} of 3"
-    assert set(NAMES) < set(verify_checkpoint(found.path).files)
+    assert set(NAMES) < set(found.files)
     assert sorted(p.name for p in store.directory.iterdir()) == [
         "latest", "step_00000002", "step_00000003",
     ]  # fmt: skip
@@ -82,7 +81,7 @@ def test_a_damaged_part_is_refused_and_the_checkpoint_before_used(
     else:
         path.write_text(text[:-1] + ("" if damage == "truncated" else "x"))
     with pytest.raises(CheckpointError, match=NAMES[1]):
-        verify_checkpoint(store.path(2))
+        load_checkpoint(store.path(2))
     found = store.load()
     assert found.step == 1
     assert NAMES[1] in found.refused[0].reason

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rlinf.rescale import movable_trainer, transfer
+from rlinf.rescale import movable_trainer
 from rlinf.rescale.joining_ranks import JoiningRanks, MoveFailed, _keys_of
 from rlinf.rescale.movable_trainer import MovableTrainer
 from tests.trainers.language_models import algorithm, model, random_batch, trainer
@@ -105,7 +105,7 @@ def many_moves(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
 
     Messages are so short that some weights travel alone, and others in several together.
     """
-    transfer._TOGETHER = 300
+    movable_trainer._TOGETHER = 300
     return {case: moving(ranks, case, FOUR) for case in CASES}
 
 
@@ -148,11 +148,11 @@ def saving(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
 
 def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     """Moves that fail in each phase and direction, on each rank, and one that does not."""
-    transfer._TOGETHER = 300
+    movable_trainer._TOGETHER = 300
     one = build("tied, reference")
     movable = MovableTrainer(one, keep=ranks.rank == 0)
     found = batches(4)
-    one_run = transfer.Transfer.run
+    one_run = movable_trainer.Transfer.run
     messages = []
 
     def attempt(before: int, after: int, phase: str, rank: int) -> None:
@@ -161,7 +161,7 @@ def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
 
         name = {
             "preparing": (movable_trainer.Skeleton, "build"),
-            "moving": (transfer.Transfer, "run"),
+            "moving": (movable_trainer.Transfer, "run"),
         }
         owner, method = name[phase]
         if ranks.rank == rank and (after > before or phase == "moving"):
@@ -191,7 +191,7 @@ def failing(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
         attempt(2, 1, "moving", rank)
     one.train(found[3:4], 6)
     attempt(2, 1, "moving", -1)
-    assert transfer.Transfer.run is one_run
+    assert movable_trainer.Transfer.run is one_run
     kept = [n for n in range(8) for k in _keys_of(n, 2) if ranks._store.check([k])]
     assert set(kept) <= {7}
     if ranks.rank == 1:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from rlinf.errors import RLinfError
-from rlinf.rescale import transfer
+from rlinf.rescale import movable_trainer
 from rlinf.rescale.joining_ranks import JoiningRanks, MoveFailed, _Trial
-from rlinf.rescale.transfer import Transfer, pieces, rows_of
+from rlinf.rescale.movable_trainer import Transfer, pieces, rows_of
 from tests.rescale import joining_scenarios
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -64,7 +64,7 @@ def test_both_sides_of_a_way_find_the_same_messages(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From two to three ranks: the first gives a sixth to the second, which gives a third on."""
-    monkeypatch.setattr(transfer, "_TOGETHER", most)
+    monkeypatch.setattr(movable_trainer, "_TOGETHER", most)
     one = joining_scenarios.build("tied, reference")
     trained, references = one.modules.held["policy"], (one.parts[1], one.parts[1])
     first, second, third = (

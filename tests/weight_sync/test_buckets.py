@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlinf.weight_sync.bucket import HostPool, Packer, plan_buckets, unpack
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
+from rlinf.weight_sync.layout import agreed_dtypes, lay_out
 from rlinf.weight_sync.link import Parties, Place, Request
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool]
@@ -53,10 +53,9 @@ def test_what_is_packed_comes_out(shapes, bucket_size, alone, cast):
         assert torch.equal(found[name], expected)
 
 
-def test_a_layout_survives_its_text():
+def test_what_shares_memory_lies_in_one_place():
     table = torch.zeros(3, 4)
     layout = lay_out({"a": table, "b": torch.zeros(()), "c": table, "d": torch.zeros(0)}, {})
-    assert ByteLayout.loads(layout.dumps()) == layout
     assert [entry.tied for entry in layout.entries] == [False, False, True, False]
     assert sum(entry.numel for entry in layout.owners) == 13
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.patch_codec import (
+from rlinf.weight_sync.patch import (
     Change,
     bit_pattern,
     decode,

@@ -19,9 +19,12 @@ NUMEL = 150_000
 SECONDS = 1.0
 
 
+WEIGHTS = {"first": torch.zeros(NUMEL), "last": torch.zeros(1000, dtype=torch.int32)}
+LAYOUT = lay_out(WEIGHTS, {})
+
+
 def new_writer(path: Path | None = None) -> BlockWriter:
-    weights = {"first": torch.zeros(NUMEL), "last": torch.zeros(1000, dtype=torch.int32)}
-    return BlockWriter(lay_out(weights, {}), path)
+    return BlockWriter(LAYOUT, path)
 
 
 def write(writer: BlockWriter, version: int, seconds: float = 30.0) -> None:
@@ -33,7 +36,7 @@ def write(writer: BlockWriter, version: int, seconds: float = 30.0) -> None:
 def read_until(path: Path, number: int, how: str, seconds: float, results) -> None:
     """Count reads, versions and tears; ends with the time."""
     torch.set_num_threads(1)
-    reader = BlockReader(path, number)
+    reader = BlockReader(path, number, LAYOUT)
     reads, versions, torn = 0, set(), 0
     results.put("ready")
     end = time.monotonic() + seconds
@@ -80,7 +83,7 @@ def test_no_reader_sees_half_an_update(tmp_path, kind, how):
 def test_a_copy_during_two_updates_is_made_again(monkeypatch):
     writer = new_writer()
     write(writer, 1)
-    reader = BlockReader(writer.path, 0)
+    reader = BlockReader(writer.path, 0, writer.layout)
     interruptions = iter(range(2, 6))
 
     original = torch.Tensor.copy_
@@ -104,7 +107,7 @@ def test_a_copy_during_two_updates_is_made_again(monkeypatch):
 def test_the_writer_waits_for_who_holds_a_buffer():
     writer = new_writer()
     write(writer, 1)
-    reader = BlockReader(writer.path, 3)
+    reader = BlockReader(writer.path, 3, writer.layout)
     weights, version, _ = reader.view()
     write(writer, 2)  # the other buffer
     with pytest.raises(WeightSyncError, match=r"readers \[3\] held the weights for 0.05 s"):
@@ -121,7 +124,7 @@ def test_a_dead_reader_does_not_stop_the_writer(monkeypatch):
     monkeypatch.setattr("rlinf.weight_sync.shared_block._LIVENESS_SECONDS", 0.01)
     writer = new_writer()
     write(writer, 1)
-    reader = BlockReader(writer.path, 0)
+    reader = BlockReader(writer.path, 0, writer.layout)
     reader.view()
     write(writer, 2)
     with writer.writing(3, seconds=5.0, alive=lambda number: False):
@@ -134,7 +137,7 @@ def test_a_dead_reader_does_not_stop_the_writer(monkeypatch):
 def test_an_update_that_fails_is_not_published():
     writer = new_writer()
     write(writer, 1)
-    reader = BlockReader(writer.path, 0)
+    reader = BlockReader(writer.path, 0, writer.layout)
 
     def fail() -> None:
         with writer.writing(2, seconds=1.0) as tensors:
@@ -152,10 +155,10 @@ def test_an_update_that_fails_is_not_published():
 
 def test_nothing_to_read():
     writer = new_writer()
-    reader = BlockReader(writer.path, 0)
+    reader = BlockReader(writer.path, 0, writer.layout)
     with pytest.raises(WeightSyncError, match="no weights were published yet"):
         reader.copy()
     path = writer.path
     writer.close()
     with pytest.raises(WeightSyncError, match="gone"):
-        BlockReader(path, 0)
+        BlockReader(path, 0, LAYOUT)

@@ -72,11 +72,7 @@ class ProcessEngine(Engine):
 
     @property
     def pid(self) -> int:
-        """Id of the present process.
-
-        Raises:
-            RuntimeError: The engine was closed.
-        """
+        """Id of the present process; a RuntimeError where the engine was closed."""
         return self._living().pid
 
     @property
@@ -198,13 +194,7 @@ class ProcessEngine(Engine):
                 self._replace(lost)
 
     def _ask(self, process: SupervisedProcess, operation: Operation, *arguments: Any) -> Any:
-        """Let a process do something.
-
-        Raises:
-            ProcessLostError: It ended, did not answer in time or cannot go on.
-            UserError: The engine refused.
-            ValueError: Likewise.
-        """
+        """Let a process do something; refusals, but of a step, are raised as they are."""
         seconds = self._settings.step_deadline
         try:
             answer = process.ask(operation, seconds=seconds, arguments=pickled(arguments))
@@ -216,11 +206,7 @@ class ProcessEngine(Engine):
         return unpickled(answer["result"])
 
     def _replace(self, lost: ProcessLostError) -> None:
-        """Start a process with the present weights and all unfinished requests.
-
-        Raises:
-            RunFailure: It was replaced too often.
-        """
+        """Start a process with the present weights and all unfinished requests, if that may be."""
         while True:
             dead, self._process = self._process, None
             if dead is not None:
@@ -263,11 +249,7 @@ class ProcessEngine(Engine):
 
 
 def _memory_of(module: Any) -> int:
-    """Descriptor of memory with a module in it, pickled, which a child can map.
-
-    Raises:
-        ConfigError: It cannot be pickled.
-    """
+    """Descriptor of memory with a module in it, pickled, which a child can map."""
     descriptor = open_memory("rlinf-engine-module")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:

@@ -51,14 +51,7 @@ class BlockAddress(NamedTuple):
 
 
 class WeightBlock:
-    """Memory for one set of weights.
-
-    Args:
-        weights: Gives names, shapes and types, and the first values.
-
-    Raises:
-        RunFailure: There is not so much memory.
-    """
+    """Memory for one set of weights, which give names, shapes, types and the first values."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._infos = _infos(weights)

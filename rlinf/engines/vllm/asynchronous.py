@@ -27,11 +27,7 @@ _LOOK = 1.0  # seconds between two looks at whether what is waited for can still
 
 
 class AsyncVLLMEngine(VLLMBase):
-    """vLLM's ``AsyncLLM``; see :class:`~rlinf.engines.vllm.base.VLLMBase`.
-
-    Raises:
-        RunFailure: From every call: the engine core has ended, or cannot go on.
-    """
+    """vLLM's ``AsyncLLM``; a RunFailure from every call where its engine core cannot go on."""
 
     generates_between_steps = True
 
@@ -176,12 +172,7 @@ class AsyncVLLMEngine(VLLMBase):
     # -- the engine core -------------------------------------------------------------------------
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Let vLLM do something.
-
-        Raises:
-            RunFailure: Its engine core has ended.
-            RuntimeError: It could not do it.
-        """
+        """Let vLLM do something; a RunFailure where its core has ended, else errors as they are."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:

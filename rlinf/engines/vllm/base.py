@@ -71,11 +71,7 @@ class Growing:
 
 
 class VLLMBase(Engine):
-    """Engine on the model directory of ``source.path``; a subclass starts vLLM.
-
-    Raises:
-        ConfigError: There is no directory, or vLLM cannot compute with the model.
-    """
+    """Engine on the model directory of ``source.path``; a subclass starts vLLM."""
 
     def __init__(self, config: VLLMEngineConfig, source: ModelSource) -> None:
         if source.path is None:
@@ -126,11 +122,7 @@ class VLLMBase(Engine):
     # -- weights ---------------------------------------------------------------------------------
 
     def _checked(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Weights of the whole model by the names of its files.
-
-        Raises:
-            ValueError: A name is unknown or missing.
-        """
+        """Weights of the whole model by the names of its files; a ValueError unless all are."""
         given = file_weights(self._structure, given)
         if not given:
             raise ValueError("no weights were given, and vLLM shares none with a trainer")
@@ -164,9 +156,7 @@ class VLLMBase(Engine):
     def _written_adapter(self, given: dict[str, torch.Tensor]) -> Any:
         """Write the tensors of the adapter to its file; returns the order to load it in place.
 
-        Raises:
-            RuntimeError: It is the first one, and requests run without it.
-            ValueError: A name is unknown or missing.
+        The first ones must come before the first request, which would run without them.
         """
         from vllm.lora.request import LoRARequest
 

@@ -14,13 +14,7 @@ _SCALARS = (bool, int, float, str, bytes)
 
 
 def infer_batch_size(data: Any) -> int:
-    """Length of the batch dimension: the first one of a tensor or array, the length of a list.
-
-    In a dict the first value that has one decides; ``None`` and plain numbers have none.
-
-    Raises:
-        BatchError: Nothing in ``data`` has a batch dimension.
-    """
+    """Length of a list, of a tensor's or array's first dimension, of the first such in a dict."""
     size = _batch_size(data)
     if size is None:
         reason = "all its values are None or scalars" if isinstance(data, dict) else "has none"
@@ -41,11 +35,7 @@ def validate_batch_size(
     expected_batch_size: int | None,
     infer_batch_size_fn: Callable[[Any], int] | None = None,
 ) -> None:
-    """Check that a payload has the expected batch size; None expects nothing.
-
-    Raises:
-        BatchError: It has another.
-    """
+    """Check that a payload has the expected batch size; None expects nothing."""
     if expected_batch_size is None:
         return
     size = get_batch_size(data, infer_batch_size_fn)
@@ -62,20 +52,11 @@ def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
     Tensors, arrays and lists are cut along their first dimension, dicts value by value; ``None``,
     numbers, text and 0-dimensional tensors go whole into every shard. Tensor shards share memory
     with ``data``.
-
-    Args:
-        data: Payload with a batch of ``sum(split_sizes)``.
-        split_sizes: Batch size of each shard.
-
-    Raises:
-        BatchError: The sizes do not add up to the batch, or a value cannot be cut.
     """
     if isinstance(data, dict):
-        columns = {key: split_batch(value, split_sizes) for key, value in data.items()}
-        return [
-            {key: column[index] for key, column in columns.items()}
-            for index in range(len(split_sizes))
-        ]
+        columns = [split_batch(value, split_sizes) for value in data.values()]
+        rows = zip(*columns, strict=True) if columns else [()] * len(split_sizes)
+        return [dict(zip(data, row, strict=True)) for row in rows]
     if _is_whole(data):
         return [data for _ in split_sizes]
     size = infer_batch_size(data)
@@ -91,12 +72,7 @@ def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
 
 
 def merge_batches(batches: Sequence[Any]) -> Any:
-    """Concatenate shards in their order; the inverse of `split_batch`.
-
-    Raises:
-        BatchError: There are no shards, or they are of different kinds, keys or (for values
-            without a batch dimension) values.
-    """
+    """Concatenate shards in their order; the inverse of `split_batch`."""
     if len(batches) == 0:
         raise BatchError("Cannot merge an empty list of batches: there must be at least one shard.")
     first = batches[0]
@@ -107,9 +83,20 @@ def merge_batches(batches: Sequence[Any]) -> Any:
         mixed = "None and non-None" if "NoneType" in kinds else ", ".join(kinds)
         raise BatchError(f"Cannot merge a mix of {mixed} payloads: all shards must be of one kind.")
     if isinstance(first, dict):
-        return _merge_dicts(batches)
+        for batch in batches[1:]:
+            if set(batch) != set(first):
+                raise BatchError(
+                    f"Cannot merge dicts of different keys: {sorted(map(str, first))} and "
+                    f"{sorted(map(str, batch))}."
+                )
+        return {key: merge_batches([batch[key] for batch in batches]) for key in first}
     if _is_whole(first):
-        return _merge_whole(batches)
+        if all(bool(batch == first) for batch in batches[1:]):
+            return first
+        raise BatchError(
+            f"Cannot merge different values without a batch dimension: {list(batches)}. Give every "
+            "shard the same value, or a tensor or list with one entry per sample."
+        )
     if isinstance(first, torch.Tensor):
         return torch.cat(list(batches))
     if isinstance(first, np.ndarray):
@@ -119,26 +106,6 @@ def merge_batches(batches: Sequence[Any]) -> Any:
     raise BatchError(
         f"Unsupported payload type for batch merge: {type(first).__name__}. Expected tensors, "
         "arrays, lists, dicts or None; for other payloads give merge_fn."
-    )
-
-
-def _merge_dicts(batches: Sequence[dict[Any, Any]]) -> dict[Any, Any]:
-    keys = list(batches[0])
-    for batch in batches[1:]:
-        if set(batch) != set(keys):
-            raise BatchError(
-                f"Cannot merge dicts of different keys: {sorted(map(str, keys))} and "
-                f"{sorted(map(str, batch))}."
-            )
-    return {key: merge_batches([batch[key] for batch in batches]) for key in keys}
-
-
-def _merge_whole(batches: Sequence[Any]) -> Any:
-    if all(bool(batch == batches[0]) for batch in batches[1:]):
-        return batches[0]
-    raise BatchError(
-        f"Cannot merge different values without a batch dimension: {list(batches)}. Give every "
-        "shard the same value, or a tensor or list with one entry per sample."
     )
 
 

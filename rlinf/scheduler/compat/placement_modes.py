@@ -132,11 +132,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         self._place()
 
     def has_dedicated_inference_for_role(self, role: str) -> bool:
-        """Whether ``actor`` or ``critic`` has an inference component of its own.
-
-        Raises:
-            PlacementError: Another role.
-        """
+        """Whether ``actor`` or ``critic`` has an inference component of its own."""
         if role == "actor":
             return self.has_dedicated_actor_inference
         if role == "critic":

@@ -79,15 +79,8 @@ def build_send_plan(  # noqa: PLR0917 - the published signature
     A batch of 12 from 2 senders to 3 receivers: rank 0 sends 4 samples to 0 and 2 to 1, rank 1
     sends 2 samples to 1 and 4 to 2.
 
-    Args:
-        src_group_name: Sending group.
-        dst_group_name: Receiving group.
-        src_rank: The sender.
-        src_world_size: Number of senders.
-        dst_world_size: Number of receivers.
-        tag: Kind of message.
-        route_key: Stream of messages of that kind.
-        batch_size: Samples of all senders together; None leaves the sizes of shards open.
+    ``src`` sends and ``dst`` receives; ``tag`` is the kind of message and ``route_key`` the stream
+    of such messages. ``batch_size`` counts the samples of all senders; None leaves sizes open.
 
     Raises:
         RoutingError: The batch is not divisible by both world sizes, or there is no such rank.
@@ -154,9 +147,6 @@ def decoupled_build_send_plan(
     ``train``. ``tag_batch_router`` are the labels of the shards that this call answers, in the
     order in which they were taken; each answer goes to the rank in its label. ``send_queue_size``
     are the shards at once, see `CommMapper.decoupled_get_batch_size`.
-
-    Raises:
-        RoutingError: The batch cannot be cut into whole shards, or the labels do not match them.
     """
     sizes = CommMapper.decoupled_get_batch_size(
         batch_size, src_world_size, dst_world_size, send_queue_size
@@ -225,11 +215,7 @@ def decoupled_build_recv_plan(
 
 
 def get_group_world_size(manager_proxy: WorkerDirectory, group_name: str) -> int:
-    """Number of workers in a group.
-
-    Raises:
-        SchedulerValueError: No group of that name is registered.
-    """
+    """Number of workers in a group."""
     info = manager_proxy.get_worker_info(WorkerAddress(group_name, 0))
     if info is None:
         raise SchedulerValueError(
@@ -274,11 +260,7 @@ def build_channel_message(send_rank: int, batch_idx: int, mode: str, tag: str) -
 
 
 def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
-    """Read a shard's label: sending rank, index of the shard, mode and tag.
-
-    Raises:
-        SchedulerValueError: The text is no such label.
-    """
+    """Read a shard's label: sending rank, index of the shard, mode and tag."""
     parts = channel_message.split("_", 3)
     if len(parts) < 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         raise SchedulerValueError(
@@ -295,11 +277,7 @@ class CommMapper:
     def get_dst_ranks(
         batch_size: int, src_world_size: int, dst_world_size: int, src_rank: int
     ) -> list[tuple[int, int]]:
-        """Receivers of one sender: ``(destination rank, number of samples)`` in batch order.
-
-        Raises:
-            RoutingError: The batch is not divisible by both world sizes, or there is no such rank.
-        """
+        """Receivers of one sender: ``(destination rank, number of samples)`` in batch order."""
         _check_divisible(batch_size, src_world_size, dst_world_size)
         return _overlaps(batch_size, "src_rank", src_rank, src_world_size, dst_world_size)
 
@@ -325,10 +303,6 @@ class CommMapper:
         A shard has ``batch_size / max(src_world_size, dst_world_size)`` samples. A rank of the
         larger group handles one, a rank of the smaller group as many as there are peers per rank,
         or ``queue_size`` at once. ``src_world_size`` is the caller's own group.
-
-        Raises:
-            RoutingError: The batch is not divisible by the larger group, or the queue is larger
-                than the share.
         """
         larger = max(src_world_size, dst_world_size)
         if batch_size < 1 or batch_size % larger:

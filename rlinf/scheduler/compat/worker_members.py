@@ -39,17 +39,13 @@ class WorkerMembers:
         return self._worker_address.get_parent_rank()
 
     def acquire_free_port(self, max_port_num: int | None = None) -> int:
-        """A free port of this node, up to the highest, that no other worker of it was given.
-
-        Raises:
-            SchedulerError: No free port was found.
-        """
+        """A free port of this node, up to the highest, that no other worker of it was given."""
         process = require_process()
         for _ in range(_PORT_ATTEMPTS):
             port = free_port()
             if max_port_num is not None and port > max_port_num:
                 port = free_port(max_port_num)
-            if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
+            if process.ask_driver("registry.take_port", process.node_rank, port, self._worker_name):
                 return port
         raise SchedulerError(f"no free port on node {process.node_rank}")
 

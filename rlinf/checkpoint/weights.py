@@ -1,0 +1,75 @@
+"""Weights alone: whether they belong to a model, and a file of them for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from rlinf.checkpoint.files import write_atomic
+from rlinf.checkpoint.tree import clone_to_cpu
+from rlinf.errors import CheckpointError
+
+Shapes = Mapping[str, "Tensor | Sequence[int]"]
+
+
+def check_compatible(
+    expected: Shapes, found: Shapes, *, source: str = "the checkpoint", shown: int = 4
+) -> None:
+    """Compare the tensors that a model expects with those that a checkpoint (``source``) holds.
+
+    Of each kind of difference so many names are ``shown``; the rest is counted.
+
+    Raises:
+        CheckpointError: A tensor is missing, left over or of another shape.
+    """
+    want = {name: _shape(value) for name, value in expected.items()}
+    have = {name: _shape(value) for name, value in found.items()}
+    different = [
+        f"{name}: {_text(have[name])} there, {_text(want[name])} in the model"
+        for name in want
+        if name in have and want[name] != have[name]
+    ]
+    missing = [f"{name} {_text(want[name])}" for name in want if name not in have]
+    unknown = [f"{name} {_text(have[name])}" for name in have if name not in want]
+    lines = []
+    for title, entries in (
+        ("of another shape", different), ("missing", missing), ("unknown to the model", unknown),
+    ):  # fmt: skip
+        if entries:
+            lines += [f"  {title}:", *(f"    {entry}" for entry in entries[:shown])]
+        if len(entries) > shown:
+            lines.append(f"    and {len(entries) - shown} more")
+    if lines:
+        raise CheckpointError(
+            "\n".join([f"{source[0].upper()}{source[1:]} is of another model:", *lines])
+        )
+
+
+def _shape(value: Tensor | Sequence[int]) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else tuple(value)
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def export_weights(
+    path: Path | str, weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """Write ``weights`` to one safetensors file, replacing it in one step.
+
+    Tied weights are written once per name, so that the file needs no knowledge of the model.
+    The file's directory is made; its header carries ``metadata``.
+
+    Returns:
+        The path that was written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    copies = clone_to_cpu(list(weights.values()))
+    tensors = dict(zip(weights, copies, strict=True))
+    write_atomic(path, safetensors.torch.save(tensors, metadata=dict(metadata or {})))
+    return path

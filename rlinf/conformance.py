@@ -16,13 +16,7 @@ SubjectT = TypeVar("SubjectT")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one check.
-
-    Args:
-        name: What was checked.
-        passed: Whether the subject does it.
-        detail: What was seen; on failure, what was expected.
-    """
+    """Outcome of one check: what was seen or, on failure, expected."""
 
     name: str
     passed: bool
@@ -34,11 +28,7 @@ class NotMetError(Exception):
 
 
 def require(condition: object, message: str) -> None:
-    """Fail the present check with this message unless the condition holds.
-
-    Raises:
-        NotMetError: It does not.
-    """
+    """Fail the present check with this message unless the condition holds."""
     if not condition:
         raise NotMetError(message)
 
@@ -49,14 +39,10 @@ def outcome(
     subject: SubjectT,
     failures: tuple[type[Exception], ...] = (),
 ) -> CheckResult:
-    """Run one check.
+    """Run one check, which returns what it saw, or raises what was expected instead.
 
-    Args:
-        name: What it checks.
-        check: Returns what it saw, or raises what was expected instead.
-        subject: What is checked.
-        failures: Exceptions of the subject, beside a failure of the run, that fail the check
-            instead of ending the suite.
+    An exception of the subject ends the suite, unless it is a failure of the run or in
+    ``failures``: then it fails the check.
     """
     expected: tuple[type[Exception], ...] = (NotMetError, RunFailure, *failures)
     try:

@@ -22,12 +22,10 @@ class UserError(RLinfError):
 
 
 class ConfigError(UserError):
-    """A configuration value, key or combination that is not legal.
+    """A configuration value, key or combination that is not legal: why, and the nearest legal one.
 
-    Args:
-        reason: Why, and the nearest legal value.
-        key: The key with that value, relative to the section of who raises this; empty where the
-            reason names the culprits. :func:`in_section` puts the section before it.
+    ``key`` is relative to the section of who raises this, which :func:`in_section` puts before it;
+    empty where the reason names the culprits.
     """
 
     def __init__(self, reason: str, *, key: str = "") -> None:
@@ -59,12 +57,9 @@ def install_command(extra: str) -> str:
 
 
 class MissingPackageError(UserError):
-    """An adapter was asked for, but the package behind it is not installed.
+    """The package (by import name) behind what the user asked for, in words, is not installed.
 
-    Args:
-        package: Import name of the missing package.
-        extra: Extra of this project that installs it.
-        needed_for: What the user asked for, in words.
+    ``extra`` is that of this project which installs it.
     """
 
     def __init__(self, package: str, extra: str, needed_for: str) -> None:
@@ -72,9 +67,7 @@ class MissingPackageError(UserError):
             f"{needed_for} needs the package '{package}', which is not installed. "
             f"Install it with: {install_command(extra)}"
         )
-        self.package = package
-        self.extra = extra
-        self.needed_for = needed_for
+        self.package, self.extra, self.needed_for = package, extra, needed_for
 
     def __reduce__(self) -> tuple[type[MissingPackageError], tuple[str, str, str]]:
         return type(self), (self.package, self.extra, self.needed_for)

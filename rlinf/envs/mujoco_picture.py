@@ -20,10 +20,7 @@ class Painter:
     """Draws the data of one model; opens its graphics context at the first picture.
 
     Shadows, reflections, sky and multisampling are off: on a software renderer that is fourteen
-    times faster. All envs of a process share the context.
-
-    Args:
-        model: The compiled model; its offscreen buffer is made as large as the largest picture.
+    times faster. All envs of a process share the context, which is as large as the largest picture.
     """
 
     def __init__(self, model: Any) -> None:
@@ -31,8 +28,6 @@ class Painter:
         self._size = 0
         self._window: Any = None
         self._context: Any = None
-        self._scene: Any = None
-        self._option: Any = None
 
     def paint(self, data: Any, camera: str, size: int) -> np.ndarray:
         """Return the view of ``camera``, uint8 [size, size, 3]."""
@@ -49,14 +44,11 @@ class Painter:
         mujoco.mjr_render(rectangle, scene, self._context)
         mujoco.mjr_readPixels(picture, None, rectangle, self._context)
         upright = picture[::-1]  # OpenGL counts rows from below
-        if self._hangs_upside_down(data, view.fixedcamid):
+        # A camera that stands still may have its upper edge below, as MetaWorld's do.
+        stands_still = model.cam_bodyid[view.fixedcamid] == 0
+        if stands_still and data.cam_xmat[view.fixedcamid].reshape(3, 3)[2, 1] < -0.1:
             upright = upright[::-1, ::-1]
         return np.ascontiguousarray(upright)
-
-    def _hangs_upside_down(self, data: Any, camera: int) -> bool:
-        """Return whether a camera that stands still has its upper edge below (MetaWorld's do)."""
-        stands_still = self._model.cam_bodyid[camera] == 0
-        return bool(stands_still and data.cam_xmat[camera].reshape(3, 3)[2, 1] < -0.1)
 
     def close(self) -> None:
         """Give the graphics context back."""

@@ -34,28 +34,21 @@ prediction; ``rescale``: workers were moved inside a step."""
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision.
-
-    Args:
-        step: Training steps that were done when it was taken.
-        what: Kind of decision.
-        reason: Why, in a sentence with its numbers.
-        cost_seconds: Time that carrying it out took from training.
-        gain_predicted: Seconds per step that it was expected to save.
-        gain_measured: Seconds per step that it saved; negative: it cost them.
-        numbers: Further numbers by name, such as ``step_seconds_predicted``.
-        plan: The plan in force from here on, as plain data; None where it did not change.
-        time: Seconds since 1970.
-    """
+    """One decision, taken after ``step`` training steps at ``time`` (seconds since 1970)."""
 
     step: int
     what: What
     reason: str
+    """A sentence with its numbers."""
     cost_seconds: float | None = None
+    """Time that carrying it out took from training."""
     gain_predicted: float | None = None
+    """Seconds per step that it was expected to save."""
     gain_measured: float | None = None
+    """Seconds per step that it saved; negative: it cost them."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
+    """The plan in force from here on, as plain data; None where it did not change."""
     time: float = field(default_factory=time.time)
 
 

@@ -23,12 +23,7 @@ class MetricsLog:
     """Writes the metrics of every step to every logger of a run.
 
     A logger that raises is dropped with one warning; the run and the other loggers go on. A
-    context manager that closes them.
-
-    Args:
-        run_dir: The run's directory.
-        config: Which loggers, and what hosted ones are told.
-        run_config: The resolved configuration, shown by loggers that show one.
+    context manager that closes them. ``run_config`` is for loggers that show it.
 
     Raises:
         MissingPackageError: The package of a logger is not installed.
@@ -51,10 +46,9 @@ class MetricsLog:
             mode=config.mode,
             config=run_config or {},
         )
-        classes = {name: REGISTRY.load(name) for name in config.backends if name != "jsonl"}
         self._file = JsonlLogger(context)
         self._loggers: dict[str, MetricLogger] = {
-            name: found(context) for name, found in classes.items()
+            name: REGISTRY.load(name)(context) for name in config.backends if name != "jsonl"
         }
 
     @property
@@ -63,19 +57,14 @@ class MetricsLog:
         return list(self._loggers)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step.
-
-        Args:
-            step: Training steps that are done.
-            metrics: Numbers by name, ``group/name``; NaN and infinities are allowed.
-        """
+        """Record the metrics, ``group/name``, after ``step`` training steps; NaN is allowed."""
         now = time.time()
         numbers = {name: float(value) for name, value in metrics.items()}
         self._file.log(step, numbers, now)
         self._each(lambda target: target.log(step, numbers, now))
 
     def cursor(self) -> dict[str, int]:
-        """Return the place behind the last line, for a checkpoint: bytes and lines."""
+        """The place behind the last line, for a checkpoint: bytes and lines."""
         return self._file.cursor()
 
     def truncate(self, cursor: Mapping[str, int] | None) -> None:

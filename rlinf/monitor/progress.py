@@ -59,7 +59,7 @@ class Progress:
         self._figures: dict[str, float] = {}
         self._live: Live | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> Progress:
         """Show the display; the time of the run counts from here."""
         self._begin = self._updated = self._clock()
         if self._console.is_terminal and self._live is None:
@@ -67,6 +67,7 @@ class Progress:
                 get_renderable=self._display, console=self._console, refresh_per_second=2
             )
             self._live.start(refresh=True)
+        return self
 
     def update(self, step: int, metrics: Metrics) -> None:
         """Show that ``step`` training steps are done, with the metrics of the last one."""
@@ -79,6 +80,9 @@ class Progress:
         if due or step >= self._total or any(name.startswith("eval/") for name in metrics):
             self._last_line = self._updated
             self._console.print(Text(self.line()), soft_wrap=True)
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Leave the last state of the display on the screen."""
@@ -131,13 +135,6 @@ class Progress:
             padding=(0, 2),
         )
         return Group(bar, figures, Text(self._times(), style="dim"))
-
-    def __enter__(self) -> Progress:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
 
 
 def _clock_text(seconds: float) -> str:

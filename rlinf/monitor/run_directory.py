@@ -53,12 +53,7 @@ class RunDirectory:
     def create(
         cls, output_dir: Path | str, recipe: str, *, path: Path | str | None = None
     ) -> RunDirectory:
-        """Make the directory of a new run, ``output_dir/recipe/<present time>``.
-
-        Args:
-            output_dir: Directory of all runs.
-            recipe: Name of the recipe.
-            path: The directory itself, instead of one that is named for the user.
+        """Make the directory of a new run: ``path``, or ``output_dir/recipe/<present time>``.
 
         Raises:
             UserError: It cannot be written, or holds something.
@@ -160,7 +155,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 
 def _lock(path: Path) -> int:
-    """Return the descriptor that holds the lock; the kernel frees it when the process dies."""
+    """The descriptor that holds the lock; the kernel frees it when the process dies."""
     descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _take(descriptor)
@@ -204,19 +199,17 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager
-def logging_to(
-    path: Path, *, level: int = logging.INFO, screen_level: int = logging.WARNING
-) -> Iterator[None]:
-    """Append the project's log lines, and Python's warnings, to a file; show the grave ones."""
+def logging_to(path: Path) -> Iterator[None]:
+    """Append the project's log lines, and Python's warnings, to a file; show warnings."""
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter(_FORMAT))
-    file.setLevel(level)
-    handlers = (file, _ScreenHandler(screen_level))
+    file.setLevel(logging.INFO)
+    handlers = (file, _ScreenHandler(logging.WARNING))
     loggers = [logging.getLogger("rlinf"), logging.getLogger("py.warnings")]
     levels = [logger.level for logger in loggers]
     logging.captureWarnings(True)
     for logger in loggers:
-        logger.setLevel(min(level, screen_level))
+        logger.setLevel(logging.INFO)
         for handler in handlers:
             logger.addHandler(handler)
     try:

@@ -18,7 +18,6 @@ def write_video(path: Path | str, frames: Sequence[np.ndarray], fps: float = 30)
         fps: Frames per second.
 
     Raises:
-        ValueError: There is no frame, or one of another shape or type.
         OSError: The encoder failed or the disk is full.
     """
     import imageio_ffmpeg

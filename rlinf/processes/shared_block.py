@@ -25,12 +25,7 @@ Fields = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
 
 class MemoryShortageError(RLinfError):
-    """The machine has less shared memory than was asked for.
-
-    Args:
-        wanted: Bytes asked for.
-        available: Bytes that there are.
-    """
+    """The machine has less shared memory than was asked for [bytes]."""
 
     def __init__(self, wanted: int, available: int) -> None:
         super().__init__(f"{wanted} bytes of shared memory are wanted, {available} are available")
@@ -53,11 +48,7 @@ def memory_path(descriptor: int) -> Path:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give memory its size.
-
-    Raises:
-        MemoryShortageError: The machine does not have that much.
-    """
+    """Give memory its size, or raise a MemoryShortageError."""
     available = _available_bytes(descriptor)
     if available is not None and size > available:
         raise MemoryShortageError(size, available)
@@ -93,10 +84,7 @@ def _padded(shape: tuple[int, ...], dtype: np.dtype) -> int:
 class SharedBlock:
     """The arrays of a block, by name, over one mapping.
 
-    Args:
-        descriptor: The memory.
-        fields: What lies in it.
-        writable: False: to write to an array ends the process.
+    Where that is not ``writable``, to write to an array ends the process.
     """
 
     def __init__(self, descriptor: int, fields: Fields, *, writable: bool = True) -> None:
@@ -106,9 +94,7 @@ class SharedBlock:
         self.arrays: dict[str, np.ndarray] = {}
         offset = 0
         for name, (shape, dtype) in fields.items():
-            count = int(np.prod(shape, dtype=np.int64))
-            flat = np.frombuffer(self._memory, dtype, count, offset)
-            self.arrays[name] = flat.reshape(shape)
+            self.arrays[name] = np.ndarray(shape, dtype, self._memory, offset)
             offset += _padded(shape, dtype)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -116,9 +102,5 @@ class SharedBlock:
 
     def group(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays named ``prefix/key``, by key."""
-        start = f"{prefix}/"
-        return {
-            name.removeprefix(start): array
-            for name, array in self.arrays.items()
-            if name.startswith(start)
-        }
+        named = ((name.partition("/"), array) for name, array in self.arrays.items())
+        return {key: array for (group, _, key), array in named if group == prefix and key}

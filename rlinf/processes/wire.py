@@ -23,7 +23,6 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
 
     Raises:
         OSError: The other side is gone, or took nothing for the time limit of the socket.
-        TypeError: The message holds something that is no plain value.
     """
     connection.sendall(encode_tree(message))
 
@@ -41,22 +40,14 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def encode_tree(tree: dict[str, Any]) -> bytes:
-    """A tree of dicts and lists of arrays, numbers, text and None as bytes.
-
-    Raises:
-        TypeError: An array of Python objects, or another value, cannot be part of it.
-    """
+    """A tree of dicts and lists of arrays, numbers, text and None as bytes; else a TypeError."""
     buffers: list[bytes] = []
     header = json.dumps(_without_arrays(tree, buffers)).encode()
     return b"".join([_LENGTHS.pack(len(header), sum(map(len, buffers))), header, *buffers])
 
 
 def decode_tree(data: bytes) -> dict[str, Any]:
-    """What :func:`encode_tree` wrote; the arrays are writable copies.
-
-    Raises:
-        ValueError: It is not such.
-    """
+    """What :func:`encode_tree` wrote, or a ValueError; the arrays are writable copies."""
     try:
         header, _ = _LENGTHS.unpack_from(data)
         begin = _LENGTHS.size + header

@@ -62,7 +62,6 @@ class MetaWorldEnv(SimulatorEnv):
         from rlinf.envs.metaworld.task import MetaWorldTask
 
         super().__init__(options)
-        self._options = options
         self._task = MetaWorldTask(options.task, partially_observable=options.partially_observable)
         self._states = np.zeros(STATE_SIZE)
         self.task_description = options.task.removesuffix("-v3").replace("-", " ")
@@ -131,15 +130,17 @@ class MetaWorldEnv(SimulatorEnv):
     def observe(self) -> Observation:
         """Return states and picture of the present state."""
         observation: Observation = {}
-        if self._options.states:
+        if self.options.states:
             observation["states"] = self._states.astype(np.float32)
-        if self._options.images:
-            observation["main_images"] = self._picture(self._options.image_size)
+        if self.options.images:
+            observation["main_images"] = self._task.picture(
+                self.options.camera, self.options.image_size
+            )
         return observation
 
     def render(self) -> Any:
         """Return a picture, uint8 [render_size, render_size, 3]."""
-        return self._picture(self._options.render_size)
+        return self._task.picture(self.options.camera, self.options.render_size)
 
     def get_state(self) -> dict[str, Any]:
         """Return physics, placements and the attributes that rewards depend on."""
@@ -153,9 +154,6 @@ class MetaWorldEnv(SimulatorEnv):
     def close(self) -> None:
         """Release the simulation."""
         self._task.close()
-
-    def _picture(self, size: int) -> np.ndarray:
-        return self._task.picture(self._options.camera, size)
 
 
 @cache

@@ -29,9 +29,6 @@ class QuickRotation:
 
     scipy spends a quarter of a step on proving that; a matrix from MuJoCo is one. The arithmetic is
     scipy's: F. Landis Markley, "Unit Quaternion from Rotation Matrix", 2008.
-
-    Args:
-        matrix: Rotation matrix [3, 3].
     """
 
     def __init__(self, matrix: np.ndarray) -> None:
@@ -88,15 +85,7 @@ def tolerance(
     sigmoid: Any = "gaussian",
     value_at_margin: Any = _VALUE_AT_MARGIN,
 ) -> Any:
-    """Return what MetaWorld's ``tolerance`` returns; quick for a number and a long tail.
-
-    Args:
-        x: What is rewarded.
-        bounds: Lowest and highest value with reward 1.
-        margin: Distance from the bounds at which the reward is ``value_at_margin``.
-        sigmoid: How the reward falls outside of the bounds.
-        value_at_margin: In (0, 1).
-    """
+    """Return what MetaWorld's ``tolerance`` returns; quick for a number and a long tail."""
     lower, upper = bounds
     if (
         sigmoid == "long_tail"
@@ -119,12 +108,7 @@ def tolerance(
 
 
 def hamacher_product(a: Any, b: Any) -> Any:
-    """Return what MetaWorld's ``hamacher_product`` returns; quick for doubles.
-
-    Args:
-        a: In [0, 1].
-        b: In [0, 1].
-    """
+    """Return what MetaWorld's ``hamacher_product`` returns; quick for doubles in [0, 1]."""
     if type(a) in _FLOATS and type(b) in _FLOATS:
         x, y = float(a), float(b)
         if 0.0 <= x <= 1.0 and 0.0 <= y <= 1.0:

@@ -28,9 +28,6 @@ class EnvHost:
     Args:
         make: Builds one env.
         envs: The first env of each row.
-        spec: Their spec.
-        block: Where actions come from and results go.
-        rules: What ends an episode, and which one comes next.
         first_env: Global number of row 0.
         progress: This process's cells of the block: present row, count of steps.
     """

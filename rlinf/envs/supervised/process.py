@@ -20,13 +20,7 @@ from rlinf.processes.supervised import CLOSE, serve
 
 
 def main(lifeline: int, commands: int, memory: int) -> None:
-    """Serve one vector env until it says ``close`` or goes away.
-
-    Args:
-        lifeline: See :func:`~rlinf.processes.supervised.serve`, like ``commands``.
-        commands: Descriptor of the socket to the vector env.
-        memory: Descriptor of the shared memory.
-    """
+    """Serve one vector env until it says ``close`` or goes away; all are file descriptors."""
     # Never take the core of the process that sends a command before it has sent the others: the
     # first that is woken would run there for some milliseconds, while its siblings still wait.
     with contextlib.suppress(OSError, AttributeError):

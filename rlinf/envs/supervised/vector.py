@@ -173,12 +173,7 @@ class SupervisedVectorEnv(VectorEnv):
         self._command(stage, "step", chunk)
 
     def receive(self, stage: int = 0) -> VectorStep:
-        """Wait for the chunk in flight in ``stage`` and return what followed.
-
-        Raises:
-            RunFailure: More than ``max_fault_rate`` of the recent episodes were faulty, or a
-                process cannot be replaced.
-        """
+        """See :meth:`VectorEnv.receive`."""
         if stage not in self._in_flight:
             raise ValueError(f"nothing is in flight in stage {stage}: call send first")
         self._pool.wait(stage)
@@ -216,7 +211,7 @@ class SupervisedVectorEnv(VectorEnv):
         self._note_faults()
 
     def close(self) -> None:
-        """End the env processes and give their memory back."""
+        """See :meth:`VectorEnv.close`."""
         self._pool.close()
 
     def _slice(self, stage: int) -> slice:

@@ -124,11 +124,6 @@ def gantt_panel(title: str, trace: Trace, colors: Mapping[str, str]) -> dict[str
 
     A bar is ``[begin, duration, kind, name, color]``: whole microseconds since the begin of the
     panel, and places in the panel's ``kinds``, ``names`` and ``colors``.
-
-    Args:
-        title: What the panel shows.
-        trace: At least one span.
-        colors: Of each component.
     """
     steps = trace.steps.values()
     origin = min((begin for begin, _ in steps), default=min(s.begin for s in trace.spans))

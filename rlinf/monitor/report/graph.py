@@ -59,10 +59,7 @@ def draw_graph(
 ) -> str:
     """The graph as an SVG element; colours of text and lines come from the page.
 
-    Args:
-        graph: What is drawn.
-        colors: Of each component.
-        captions: A line under each component, such as where it runs.
+    ``colors`` and ``captions`` (a line such as where it runs) are those of each component.
     """
     columns = _columns(graph)
     places = {
@@ -74,7 +71,9 @@ def draw_graph(
     width = _x(len(columns)) - _COLUMN + 2 * _MARGIN
     height = _HEAD + 2 * _MARGIN + rows * (BOX_HEIGHT + _GAP) - _GAP + _MARGIN
     parts = [_loop(node, places) for node in graph.nodes if len(node.stages) > 1]
-    parts += _arrows(graph, places)
+    home = graph.homes
+    parts += [_inner(a, places) for a in graph.arrows if home[a.producer] == home[a.consumer]]
+    parts += _outer([a for a in graph.arrows if home[a.producer] != home[a.consumer]], places)
     parts += [
         _box(stage, places[stage.label], colors, captions or {})
         for node in graph.nodes
@@ -135,13 +134,6 @@ def _box(
         f'<text class="small" x="{x + 16}" y="{y + 37}">{escape(stage.method)}</text>'
         f'<text class="small" x="{x + 16}" y="{y + 53}">{escape(caption)}</text></g>'
     )
-
-
-def _arrows(graph: Graph, places: Mapping[str, tuple[int, int]]) -> list[str]:
-    home = graph.homes
-    inner = [a for a in graph.arrows if home[a.producer] == home[a.consumer]]
-    outer = [a for a in graph.arrows if home[a.producer] != home[a.consumer]]
-    return [_inner(arrow, places) for arrow in inner] + _outer(outer, places)
 
 
 def _inner(arrow: Arrow, places: Mapping[str, tuple[int, int]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,37 +30,28 @@ _COLORS = (
 
 @dataclass(frozen=True)
 class RunReport:
-    """What the page shows.
-
-    Args:
-        name: Of the run.
-        task: Kind of run.
-        graph: The flow of a training step.
-        plan: Plan of every component, as plain data: devices (`0-3`), processes, residency, …
-        mode: What the placement amounts to.
-        plan_file: The plan, as YAML that `cluster.plan` reads.
-        config: The resolved configuration, as YAML.
-        measured: The part of the timeline to show; None where the run has none.
-        predicted: A simulated timeline; None where there is none.
-        predicted_seconds: Time of a step by the simulation.
-        curve: Metrics; None where there are none yet.
-        decisions: What was decided, oldest first.
-        timeline_hint: How to get a timeline, said where there is none.
-    """
+    """What the page shows of a run; None where it does not have that."""
 
     name: str
     task: str
     graph: Graph
     plan: Mapping[str, Mapping[str, Any]]
+    """Of every component, as plain data: devices (`0-3`), processes, residency, …"""
     mode: str
+    """What the placement amounts to."""
     plan_file: str
+    """The plan, as YAML that `cluster.plan` reads."""
     config: str
+    """As YAML."""
     measured: Trace | None = None
     predicted: Trace | None = None
     predicted_seconds: float | None = None
+    """Time of a step by the simulation."""
     curve: Curve | None = None
-    decisions: Sequence[Decision] = field(default_factory=tuple)
+    decisions: Sequence[Decision] = ()
+    """Oldest first."""
     timeline_hint: str = ""
+    """How to get a timeline, said where there is none."""
 
 
 def write_report(report: RunReport, path: Path) -> Path:

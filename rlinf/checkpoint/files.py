@@ -43,10 +43,9 @@ def sync_directory(path: Path) -> None:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Let the symbolic link point to ``target``, a name relative to the link's directory.
+    """Let the link point to ``target``, a name relative to it, in one step: it never dangles.
 
-    The link is replaced in one step, so that it never dangles while it changes. On a file system
-    without symbolic links nothing happens: a link is a convenience, nothing reads it back.
+    On a file system without symbolic links nothing happens: nothing reads the link back.
     """
     temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):

@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.checkpoint.contents import Checkpoint, Parts, Refusal, load_checkpoint, write_files
 from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory
 from rlinf.checkpoint.manifest import Manifest, read_manifest
-from rlinf.checkpoint.reading import Checkpoint, Refusal, load_checkpoint
 from rlinf.checkpoint.tree import EncodedTree, encode
-from rlinf.checkpoint.writing import Parts, write_files
 from rlinf.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -88,9 +87,6 @@ class CheckpointStore:
 
         It is to be handed to :meth:`save` as part of ``parts``, or to :meth:`give_up`. The save in
         flight has ended before. None: there is no room for it, and the run goes on.
-
-        Raises:
-            CheckpointError: The save before failed, or the run is not to go on without room.
         """
         self._refuse_reader()
         self.wait()
@@ -103,11 +99,7 @@ class CheckpointStore:
         return directory
 
     def give_up(self, directory: Path, step: int, error: BaseException) -> None:
-        """Remove what :meth:`begin` gave, where workers could not write.
-
-        Raises:
-            CheckpointError: ``error`` is an OSError, but no lack of space that is only warned of.
-        """
+        """Remove what :meth:`begin` gave, where workers could not write; as if a save failed so."""
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
             self._failed(step, error)

@@ -22,6 +22,7 @@ from rlinf.config.schema import (
     default_of,
     options_of,
     section_classes,
+    value_at,
     walk,
 )
 from rlinf.errors import ConfigError
@@ -149,19 +150,15 @@ def first_sentence(text: str) -> str:
 def _settings(
     key: str, owner: type[BaseModel], recipes: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    component = _component_type(owner)
+    component, (section_key, _, name) = _component_type(owner), key.rpartition(".")
     for recipe, data in recipes.items():
-        path: list[Mapping[str, Any]] = []
-        node: Any = data
-        for part in key.split("."):
-            path.append(node if isinstance(node, Mapping) else {})
-            node = path[-1].get(part)
-        # Options stand in a section of their own beside the type that they belong to.
-        section = path[-2] if issubclass(owner, OptionsModel) else path[-1]
-        is_set = key.rpartition(".")[2] in path[-1]
-        matches = not component or section.get("type") == component
-        if is_set and matches and not isinstance(node, Mapping):
-            yield recipe, show(node)
+        section = typed = value_at(data, section_key)
+        if issubclass(owner, OptionsModel):  # in a section beside the type that they belong to
+            typed = value_at(data, section_key.rpartition(".")[0])
+        if not isinstance(section, Mapping) or isinstance(section.get(name, {}), Mapping):
+            continue
+        if not component or typed.get("type") == component:
+            yield recipe, show(section[name])
 
 
 _WORDS: dict[Any, str] = {

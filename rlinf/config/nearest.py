@@ -40,11 +40,7 @@ def nearest_divisors(total: int, wanted: int) -> list[int]:
 
 
 def nearest_multiples(factor: int, wanted: int) -> list[int]:
-    """Return the positive multiples of ``factor`` next to ``wanted``.
-
-    >>> nearest_multiples(8, 30)
-    [24, 32]
-    """
+    """Return the positive multiples of ``factor`` next to ``wanted``: for 8 and 30, 24 and 32."""
     if factor < 1:
         return []
     below = wanted // factor * factor

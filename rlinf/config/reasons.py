@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from rlinf.config.nearest import did_you_mean, join_choices
-from rlinf.config.schema import child_keys, section_class, subkeys_named
+from rlinf.config.schema import child_keys, section_class, subkeys_named, value_at
 
 _BOUNDS = {
     "greater_than": (">", "gt"),
@@ -85,18 +85,11 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     if elsewhere and "did you mean" not in hint:
         hint = f"did you mean `{elsewhere[0]}`? {hint}"
     section = f"section `{parent}`" if parent else "the config"
-    component = _type_of(parent, data)
-    if component:
+    owner_data = value_at(data, parent)
+    component = owner_data.get("type") if isinstance(owner_data, Mapping) else None
+    if isinstance(component, str):
         section += f" of type {component}"
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
-
-
-def _type_of(section: str, data: Mapping[str, Any]) -> str:
-    node: Any = data
-    for part in section.split(".") if section else []:
-        node = node.get(part) if isinstance(node, Mapping) else None
-    name = node.get("type") if isinstance(node, Mapping) else None
-    return name if isinstance(name, str) else ""
 
 
 def _not_a_choice(value: Any, expected: str) -> str:

@@ -104,6 +104,13 @@ def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
         return None
 
 
+def value_at(data: Any, key: str) -> Any:
+    """Return what plain data holds under a dotted key, the data itself for none; else None."""
+    for part in key.split(".") if key else []:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
 def child_keys(model_class: type[BaseModel]) -> list[str]:
     """Return the keys of a section, as they are written in a recipe."""
     return [field.alias or name for name, field in model_class.model_fields.items()]

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf.checkpoint.compatibility import check_compatible
+from rlinf.checkpoint.weights import check_compatible
 from rlinf.errors import CheckpointError, ConfigError
 
 RAW_ACTIONS = "raw_actions"

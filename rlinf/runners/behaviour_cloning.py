@@ -13,7 +13,7 @@ from rlinf.runners.sft import SupervisedTask
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext
@@ -66,7 +66,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
 
     def leave(self, run: Run) -> None:
         """The policy, as runs begin with it, and how often it succeeds."""
-        from rlinf.checkpoint.export import export_weights
+        from rlinf.checkpoint.weights import export_weights
 
         weights = acting_weights(run.groups.state())
         export_weights(self.directory / POLICY_FILE, weights)

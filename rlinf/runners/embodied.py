@@ -20,7 +20,7 @@ from rlinf.runners.task import Counts, Evaluated, Purpose, Task
 from rlinf.workers.config.acting import LearningConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.flow.running_step import Arguments, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
@@ -129,7 +129,7 @@ class Acting(Task[LearningT]):
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
-        from rlinf.checkpoint.export import export_weights
+        from rlinf.checkpoint.weights import export_weights
 
         run.evaluate("held_out")
         export_weights(self.directory / POLICY_FILE, acting_weights(run.groups.state()))

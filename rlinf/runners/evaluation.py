@@ -19,7 +19,7 @@ from rlinf.monitor.run_directory import CONFIG_FILE
 from rlinf.runners.task import Evaluated, Purpose, Task
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.runners.groups import Groups
 
 SpecT = TypeVar("SpecT", bound=HashedSpec)
@@ -181,7 +181,7 @@ def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkp
     Raises:
         CheckpointError: There is no good checkpoint.
     """
-    from rlinf.checkpoint.reading import load_checkpoint
+    from rlinf.checkpoint.contents import load_checkpoint
     from rlinf.checkpoint.store import CheckpointStore
 
     if (source / CONFIG_FILE).is_file():

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf.checkpoint.contents import Parts
 from rlinf.checkpoint.store import CheckpointStore
-from rlinf.checkpoint.writing import Parts
 from rlinf.config.dump import config_hash, to_data
 from rlinf.errors import CheckpointError
 from rlinf.flow.executor import RunningStep, StepReport

@@ -18,7 +18,7 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.reading import Checkpoint
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.flow.running_step import Arguments, Reports, StepReport
     from rlinf.flow.stage_worker import StageWorker
     from rlinf.monitor.run_directory import RunDirectory

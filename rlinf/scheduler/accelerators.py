@@ -153,10 +153,7 @@ def process_device(
 
 
 def installed_accelerators() -> tuple[AcceleratorType, int]:
-    """Kind and number of this machine's devices, as far as a driver lists them; imports no torch.
-
-    For checks before a run; the other vendors' devices are found when it starts.
-    """
+    """Kind and number of this machine's devices, as far as a driver lists them without torch."""
     for kind, vendor in VENDORS.items():
         if vendor.driver_files is not None:
             root, _, pattern = vendor.driver_files.rpartition("/")
@@ -183,13 +180,9 @@ def set_current_device(device: str) -> None:
 
 
 def accelerator_model(accelerator_type: AcceleratorType) -> str:
-    """Model name of the node's first device.
-
-    For NVIDIA the driver's files are read: asking torch would occupy device memory in a process
-    that only wants to know.
-    """
+    """Model name of the node's first device."""
     files = VENDORS[accelerator_type].driver_files
-    if files is not None:
+    if files is not None:  # asking torch would occupy device memory
         for information in sorted(Path("/").glob(f"{files.lstrip('/')}/information")):
             for line in information.read_text(errors="replace").splitlines():
                 key, _, value = line.partition(":")

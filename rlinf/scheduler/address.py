@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import total_ordering
 
 from rlinf.scheduler.errors import AddressError
 from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
 
 
-@total_ordering
+@dataclass(init=False, order=True)
 class WorkerAddress:
     """Path to a worker: its group and the ranks that lead to it, written ``group:0:1``.
 
@@ -20,6 +19,9 @@ class WorkerAddress:
     Raises:
         AddressError: The group name contains ``:``, which separates ranks, or a rank is negative.
     """
+
+    root_group_name: str
+    rank_path: list[int]
 
     def __init__(self, root_group_name: str, ranks: int | Sequence[int] = ()) -> None:
         if ":" in root_group_name:
@@ -60,11 +62,7 @@ class WorkerAddress:
 
     @classmethod
     def from_name(cls, worker_name: str) -> WorkerAddress:
-        """Read ``group:0:1``.
-
-        Raises:
-            AddressError: What follows the group name is not a path of ranks.
-        """
+        """Read ``group:0:1``; AddressError where no path of ranks follows the group name."""
         group, *ranks = worker_name.split(":")
         if not all(rank.isdecimal() for rank in ranks):
             raise AddressError(
@@ -78,17 +76,8 @@ class WorkerAddress:
         """Address of child ``rank`` of the worker that is called ``parent_name``."""
         return cls.from_name(parent_name).get_child_address(rank)
 
-    def _key(self) -> tuple[str, tuple[int, ...]]:
-        return self.root_group_name, tuple(self.rank_path)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WorkerAddress) and self._key() == other._key()
-
-    def __lt__(self, other: WorkerAddress) -> bool:
-        return self._key() < other._key()
-
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.get_name())
 
     def __repr__(self) -> str:
         return f"WorkerAddress('{self.get_name()}')"
@@ -96,33 +85,19 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known about a running worker without asking its process.
-
-    Args:
-        address: Address of the worker.
-        rank: Rank in its group.
-        group_world_size: Number of workers in its group.
-        cluster_node_rank: Node on which it runs.
-        accelerator_type: Kind of the node's devices.
-        accelerator_model: Model of the node's devices, empty without any.
-        accelerator_rank: Its first device on the node, -1 without one.
-        node_ip: Address under which other nodes reach its node.
-        node_port: Port that the worker holds on its node, 0 when it holds none.
-        available_accelerators: Devices it may use, numbered over the whole cluster.
-        hardware_infos: Other hardware that is assigned to it, such as robots.
-    """
+    """What is known about a running worker without asking its process."""
 
     address: WorkerAddress
     rank: int
     group_world_size: int
     cluster_node_rank: int
-    accelerator_type: AcceleratorType
-    accelerator_model: str
-    accelerator_rank: int
-    node_ip: str
-    node_port: int
-    available_accelerators: list[int]
-    hardware_infos: list[HardwareInfo]
+    accelerator_type: AcceleratorType  # of its node's devices
+    accelerator_model: str  # of its node's devices, empty without any
+    accelerator_rank: int  # its first device on the node, -1 without one
+    node_ip: str  # where other nodes reach its node
+    node_port: int  # that it holds on its node, 0 when it holds none
+    available_accelerators: list[int]  # devices it may use, numbered over the whole cluster
+    hardware_infos: list[HardwareInfo]  # other hardware that is assigned to it, such as robots
 
     def __hash__(self) -> int:
         return hash(self.address)

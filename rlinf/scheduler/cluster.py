@@ -15,15 +15,13 @@ from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
-from rlinf.scheduler.services.driver import DriverServices
 from rlinf.scheduler.services.leases import LeaseTicket
+from rlinf.scheduler.services.registry import DriverServices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
-    from rlinf.scheduler.runtime.launch import Launch
-    from rlinf.scheduler.services.registry import GroupRecord
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
@@ -62,25 +60,17 @@ class Cluster(NodeTable, ClusterMembers):
     ) -> None:
         if self._ready:
             return
+        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
+        self.distributed_log_dir = distributed_log_dir
+        self._services: DriverServices | None = None
         try:
-            self._start(num_nodes, cluster_cfg, distributed_log_dir)
+            if num_nodes is None and cluster_cfg is None:
+                self._attach()
+            else:
+                self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
             type(self)._instance = None
             raise
-
-    def _start(
-        self,
-        num_nodes: int | None,
-        cluster_cfg: DictConfig | Mapping[str, Any] | ClusterConfig | None,
-        log_directory: str | None,
-    ) -> None:
-        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
-        self.distributed_log_dir = log_directory
-        self._services: DriverServices | None = None
-        if num_nodes is None and cluster_cfg is None:
-            self._attach()
-        else:
-            self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
@@ -166,13 +156,6 @@ class Cluster(NodeTable, ClusterMembers):
         name = holder if isinstance(holder, str) else holder.get_name()
         wanted = tuple(devices)
         return LeaseTicket(require_process().ask_driver("lease.reserve", name, wanted), wanted)
-
-    def register_group(self, record: GroupRecord, launches: list[Launch]) -> None:
-        """Announce a group whose workers are about to start."""
-        process = require_process()
-        infos = [launch.info for launch in launches]
-        process.ask_driver("registry.add_group", record, infos)
-        process.ask_driver("cluster.remember", launches)
 
     def close_group(self, name: str, handles: list[WorkerHandle]) -> None:
         """End the workers of a group and free its name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.scheduler.cluster_sections import (
@@ -86,21 +86,15 @@ class NodeGroupConfig(StrictModel):
             )
         return label
 
-    @field_validator("env_configs", mode="before")
+    @field_validator("env_configs", "hardware", mode="before")
     @classmethod
-    def _is_a_list(cls, value: Any) -> Any:
-        if value is not None:
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "hardware":
+            what, hint = "Each hardware yaml config must be a dictionary", "Expected {type: ...}."
+            must_be(Mapping | NodeHardwareConfig | None, value, what, hint)
+        else:
             hint = "Is a '-' missing before node_ranks?"
-            must_be(list, value, "env_configs must be a list of dicts", hint)
-        return value
-
-    @field_validator("hardware", mode="before")
-    @classmethod
-    def _is_a_mapping(cls, value: Any) -> Any:
-        if value is not None:
-            what = "Each hardware yaml config must be a dictionary"
-            hint = "Expected {type: ..., configs: [...]}."
-            must_be(Mapping | NodeHardwareConfig, value, what, hint)
+            must_be(list | None, value, "env_configs must be a list of dicts", hint)
         return value
 
     @model_validator(mode="after")

@@ -22,7 +22,12 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.runtime.launch import Launch, merge_path_variables, worker_environment
+from rlinf.scheduler.runtime.launch import (
+    Launch,
+    Membership,
+    merge_path_variables,
+    worker_environment,
+)
 from rlinf.scheduler.services.registry import GroupRecord
 
 if TYPE_CHECKING:
@@ -81,7 +86,7 @@ def start_group(
         incarnation,
         tuple(placement.cluster_node_rank for placement in placements),
     )
-    cluster.register_group(record, launches)
+    require_process().ask_driver("registry.add_group", record, launches)
     start = cluster.runtime.start
     handles = [start(launch, worker_class, arguments, max_concurrency) for launch in launches]
     return StartedGroup(record, handles)
@@ -130,7 +135,7 @@ def _master(cluster: Cluster, first: WorkerInfo) -> tuple[str, int]:
         # something else happens to use it.
         here = node_rank == process.node_rank
         port = free_port() if here else random.SystemRandom().randrange(20000, 32000)
-        if process.ask_driver("port.take", node_rank, port, first.address.get_name()):
+        if process.ask_driver("registry.take_port", node_rank, port, first.address.get_name()):
             return cluster.get_node_ip(node_rank), port
     raise SchedulerError(f"no free port for group master on node {node_rank}")
 
@@ -161,32 +166,29 @@ def _launch(  # noqa: PLR0917 - private
     variables = group.get_node_env_vars(node.node_rank) if group else {}
     # None keeps the interpreter that Ray has started already.
     interpreter = group.get_node_python_interpreter_path(node.node_rank) if group else None
-    python, name = interpreter or sys.executable, info.address.get_name()
-    command = profiled_command(python, name, cluster.config.profiling)
+    python = interpreter or sys.executable
+    command = profiled_command(python, info.address.get_name(), cluster.config.profiling)
     runtime, process = cluster.runtime, require_process()
-    group_name = info.address.root_group_name
     environment = worker_environment(
-        group_name=group_name,
-        worker_name=name,
-        world_size=info.group_world_size,
-        placement=placement,
-        accelerator_model=node.accelerator_model,
+        placement,
+        info,
         master=master,
         namespace=runtime.namespace,
         one_machine=not runtime.network_ips,
     )
     return Launch(
-        group_name=group_name,
         incarnation=incarnation,
-        world_size=info.group_world_size,
         placement=placement,
         info=info,
-        driver=process.driver,
-        token=runtime.token,
-        deadline_seconds=process.deadline_seconds,
+        membership=Membership(
+            token=runtime.token,
+            driver=process.driver,
+            node_rank=node.node_rank,
+            network_ip=runtime.network_ips.get(node.node_rank),
+            deadline_seconds=process.deadline_seconds,
+        ),
         cores=slot_cores(node, _own_devices(cluster, placement)),
         environment={**merge_path_variables(variables), **environment},
-        network_ip=runtime.network_ips.get(node.node_rank),
         log_directory=log_directory,
         interpreter=interpreter if command == python else command,
         traced=cluster.traced,

@@ -101,11 +101,7 @@ class Messaging:
         async_op: bool = False,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork | None:
-        """Receive into a tensor of the sent shape and dtype.
-
-        Raises:
-            SchedulerValueError: What was sent has another shape or dtype.
-        """
+        """Receive into a tensor of the sent shape and dtype; SchedulerValueError for another."""
         work: AsyncWork = self._receive(_name(src_group_name, src_rank), "tensor", True)
 
         def fill() -> None:

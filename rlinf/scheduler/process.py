@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ _REPORT_SECONDS = 10.0
 _MOST_DEFERRED = 64
 
 
+@dataclass(eq=False, kw_only=True)
 class Process:
     """The services that every process of a cluster has, and the blocking calls.
 
@@ -39,25 +41,17 @@ class Process:
         deadline_seconds: How long a wait may take.
     """
 
-    def __init__(
-        self,
-        *,
-        runtime: Literal["local", "ray"],
-        endpoint: Endpoint,
-        codec: Codec | None,
-        driver: str,
-        node_rank: int,
-        deadline_seconds: float,
-    ) -> None:
-        self.runtime = runtime
-        self.endpoint = endpoint
-        self.codec = codec
-        self.driver = driver
-        self.node_rank = node_rank
-        self.deadline_seconds = deadline_seconds
-        self.mailbox = MailboxService(endpoint)
-        self.waits = WaitTable(endpoint)
-        self.channels = ChannelService(endpoint)
+    runtime: Literal["local", "ray"]
+    endpoint: Endpoint
+    codec: Codec | None
+    driver: str
+    node_rank: int
+    deadline_seconds: float
+
+    def __post_init__(self) -> None:
+        self.mailbox = MailboxService(self.endpoint)
+        self.waits = WaitTable(self.endpoint)
+        self.channels = ChannelService(self.endpoint)
         self._deferred: deque[Future[Any]] = deque()
         self._deferred_host: str | None = None
         self._deferred_lock = threading.Lock()
@@ -70,15 +64,10 @@ class Process:
         reader_node: int | None = None,
         pair: PairTransfer | None = None,
     ) -> Payload:
-        """Make a value ready to travel, see `Codec.encode`.
+        """Make a value ready to travel, as `Codec.encode` does.
 
-        Args:
-            value: What to send.
-            receivers: How many processes will decode it.
-            reader_node: Node of those who read the frames as they are; shared memory never leaves
-                its node. None where an endpoint carries the payload: it re-encodes for a peer on
-                another node.
-            pair: How accelerator tensors go, where the receiver is known.
+        Shared memory never leaves its node: ``reader_node`` is that of those who read the frames as
+        they are. An endpoint that carries them re-encodes for a peer elsewhere, so it is None.
         """
         if self.codec is None:
             return Payload(reference=value)
@@ -97,11 +86,7 @@ class Process:
         return self.wait(future, what or f"the driver's answer to {kind}").value
 
     def wait(self, future: Future[Any], what: str) -> Any:
-        """Block until a future is done.
-
-        Raises:
-            WaitTimeout: The deadline passed; the message lists who waits for whom.
-        """
+        """Block until a future is done; after the deadline WaitTimeout tells who waits for whom."""
         if future.done():
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
@@ -136,11 +121,7 @@ class Process:
             self.wait(earlier, "a channel to take an item")
 
     def settle_puts(self, host: str | None = None) -> None:
-        """Wait for the answers of deferred puts, before sending to another than their host.
-
-        Raises:
-            SchedulerError: A channel did not take what was put.
-        """
+        """Wait for the answers of deferred puts, before sending to another than their host."""
         if not self._deferred or host == self._deferred_host:
             return
         with self._deferred_lock:
@@ -272,11 +253,7 @@ def current_process() -> Process | None:
 
 
 def require_process() -> Process:
-    """The process's part in a cluster.
-
-    Raises:
-        SchedulerUsageError: There is no cluster yet.
-    """
+    """The process's part in a cluster; SchedulerUsageError without one."""
     if _process is None:
         raise SchedulerUsageError(
             "there is no cluster in this process: create one with Cluster(...) before launching "

@@ -21,11 +21,7 @@ from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.process import current_worker, require_process, take_launching
 from rlinf.scheduler.runtime.attach import adopt, child_launch
-from rlinf.scheduler.runtime.launch import (
-    Launch,
-    register_extensions,
-    register_extensions_once,
-)
+from rlinf.scheduler.runtime.launch import Launch, register_extensions
 from rlinf.scheduler.services.tracer import Tracer, within
 from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
@@ -57,11 +53,7 @@ class WorkerTimers:
                     self._durations[tag] = self._durations.get(tag, 0.0) + seconds
 
     def pop_execution_time(self, tag: str) -> float:
-        """Seconds of a tag since it was last popped.
-
-        Raises:
-            SchedulerValueError: Nothing was timed under that tag.
-        """
+        """Seconds of a tag since it was last popped; SchedulerValueError for an unknown tag."""
         with self._durations_lock:
             if tag not in self._durations:
                 raise SchedulerValueError(
@@ -119,10 +111,8 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
     Subclass it, call ``super().__init__()``, and launch it with
     ``W.create_group(...).launch(cluster, ...)``. Every public method is then a method of the group.
 
-    A process that a worker starts itself becomes a worker by giving all three arguments.
-
     Args:
-        parent_address: Worker that started this process.
+        parent_address: In a process that a worker started itself: that worker.
         world_size: Number of such children.
         rank: Rank of this child.
 
@@ -154,16 +144,16 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         self._worker_info = launch.info
         self._worker_address = launch.info.address
         self._worker_name = launch.name
-        self._group_name = launch.group_name
+        self._group_name = launch.info.address.root_group_name
         self._rank = launch.info.rank
-        self._world_size = launch.world_size
+        self._world_size = launch.info.group_world_size
         self._cluster_node_rank = placement.cluster_node_rank
         self._local_accelerator_rank = placement.local_accelerator_rank
         self._node_local_rank = placement.local_rank
         self._node_local_world_size = placement.local_world_size
         self.global_accelerator_ids = list(launch.info.available_accelerators)
         adopt(self, launch)
-        register_extensions_once()
+        register_extensions(again=False)
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
@@ -172,13 +162,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
 
     @staticmethod
     def _load_user_extensions() -> None:
-        """Import the module that ``RLINF_EXT_MODULE`` names and call its ``register()``.
-
-        Every worker does so by itself, once in a process, before the rest of its ``__init__``.
-
-        Raises:
-            SchedulerError: There is no such module, or it has no ``register``.
-        """
+        """Import the module that ``RLINF_EXT_MODULE`` names and call its ``register()``."""
         register_extensions()
 
     @property
@@ -206,10 +190,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         """Kind of this worker's devices."""
         return self._worker_info.accelerator_type
 
-    @property
-    def accelerator_type(self) -> AcceleratorType:
-        """Kind of this worker's devices."""
-        return self._worker_info.accelerator_type
+    accelerator_type = hardware_type
 
     @property
     def torch_platform(self) -> ModuleType | None:

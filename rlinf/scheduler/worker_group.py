@@ -134,11 +134,7 @@ class WorkerGroup:
 
     @classmethod
     def from_group_name(cls, worker_cls: type, name: str) -> WorkerGroup:
-        """A group that is running, by name, from any process.
-
-        Raises:
-            SchedulerValueError: There is no such group.
-        """
+        """A group that is running, by name, from any process; SchedulerValueError without."""
         record: GroupRecord | None = require_process().ask_driver("registry.group", name)
         if record is None:
             raise SchedulerValueError(f"there is no running worker group '{name}'")
@@ -152,11 +148,7 @@ class WorkerGroup:
         return group
 
     def execute_on(self, *ranks: int) -> WorkerGroup:
-        """Run only the next method call, and only on these ranks.
-
-        Raises:
-            InvalidRankError: The group has no such rank (also an ``AssertionError``).
-        """
+        """Run only the next method call only on these ranks; AssertionError for an unknown one."""
         self._selected = None
         if not ranks or any(not 0 <= rank < len(self._handles) for rank in ranks):
             raise InvalidRankError(
@@ -285,9 +277,7 @@ class WorkerGroupFuncResult:
     ) -> dict[str, float] | tuple[dict[str, float], list[dict[str, float]]]:
         """Seconds of every tag that the workers timed, and of the call itself; clears the timers.
 
-        Args:
-            reduction: How to combine the ranks.
-            return_per_rank: Also return the table of every rank.
+        ``return_per_rank`` also gives the table of every rank.
         """
         own = self._own_seconds()
         timed = self._pop("pop_execution_times")

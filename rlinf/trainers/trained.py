@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlinf.checkpoint.compatibility import check_compatible
+from rlinf.checkpoint.weights import check_compatible
 from rlinf.models.language import saved_buffers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.optimizer import AdamW, learning_rates

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.checkpoint.compatibility import check_compatible
+from rlinf.checkpoint.weights import check_compatible
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlinf.checkpoint.config import CheckpointConfig
+from rlinf.checkpoint.contents import Parts, load_checkpoint
 from rlinf.checkpoint.manifest import record_file
-from rlinf.checkpoint.reading import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
-from rlinf.checkpoint.writing import Parts
 from rlinf.errors import CheckpointError
 
 NAMES = ("actor/first", "actor/second", "critic/first")

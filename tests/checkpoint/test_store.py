@@ -12,9 +12,9 @@ import threading
 import pytest
 import torch
 
-from rlinf.checkpoint import writing as writing_module
+from rlinf.checkpoint import contents as contents_module
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.reading import load_checkpoint
+from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
@@ -50,7 +50,7 @@ def test_everything_comes_back(tmp_path):
 
 
 def test_large_state_is_split_over_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing_module, "_SHARD_BYTES", 1000)
+    monkeypatch.setattr(contents_module, "_SHARD_BYTES", 1000)
     tree = {f"layer{i}": torch.rand(100) for i in range(7)} | {"big": torch.rand(1000)}
     store = CheckpointStore(tmp_path)
     store.save(1, tree, blocking=True)
@@ -189,7 +189,7 @@ def test_what_a_killed_writer_left_is_ignored_and_removed(tmp_path):
 def full_disk(monkeypatch, code=errno.ENOSPC, after=1):
     """Let the disk be full after some files."""
     calls = []
-    real = writing_module.write_durable
+    real = contents_module.write_durable
 
     def write(path, data):
         calls.append(path)
@@ -198,7 +198,7 @@ def full_disk(monkeypatch, code=errno.ENOSPC, after=1):
             raise OSError(code, os.strerror(code))
         real(path, data)
 
-    monkeypatch.setattr(writing_module, "write_durable", write)
+    monkeypatch.setattr(contents_module, "write_durable", write)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
@@ -293,13 +293,13 @@ def test_a_full_file_system_is_met_for_real(tmp_path):
 
 
 def test_saving_returns_before_the_write_and_the_next_save_waits(tmp_path, monkeypatch):
-    go_on, real = threading.Event(), writing_module.write_durable
+    go_on, real = threading.Event(), contents_module.write_durable
 
     def slow(path, data):
         go_on.wait(30)
         real(path, data)
 
-    monkeypatch.setattr(writing_module, "write_durable", slow)
+    monkeypatch.setattr(contents_module, "write_durable", slow)
     store = open_store(tmp_path)
     weights = torch.zeros(3)
     store.save(1, {"weights": weights})

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch.distributions import Normal
 
-from rlinf.checkpoint.export import export_weights
+from rlinf.checkpoint.weights import export_weights
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, CNNConfig, MLPConfig, ModelConfig

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
-from rlinf.checkpoint.reading import load_checkpoint
+from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.reasoning import Reasoning

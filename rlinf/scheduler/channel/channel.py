@@ -103,11 +103,7 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str, current_worker: Worker | None = None) -> Channel:
-        """Connect to a channel that exists.
-
-        Raises:
-            SchedulerValueError: There is no channel of that name.
-        """
+        """Connect to a channel that exists; SchedulerValueError if there is none."""
         record = require_process().ask_driver("registry.channel", name)
         if record is None:
             raise SchedulerValueError(
@@ -182,42 +178,27 @@ class Channel:
         endpoint.tell(host, "channel.put", self.name, key, weight, None, payloads=[payload])
 
     def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
-        """Add an item.
-
-        Raises:
-            asyncio.QueueFull: The key's queue is full.
-        """
+        """Add an item; ``asyncio.QueueFull`` if the key's queue is full."""
         future = self._request("put_nowait", key, weight, payloads=[self._encode(item, key)])
         require_process().wait(future, f"channel '{self.name}'")
 
     def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:
-        """Take the oldest item; waits while there is none.
-
-        Raises:
-            WaitTimeout: No item came within the deadline.
-        """
+        """Take the oldest item; waits while there is none, WaitTimeout after the deadline."""
         return self._take(key, None, async_op)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
-        """Take the oldest item.
-
-        Raises:
-            asyncio.QueueEmpty: There is none.
-        """
+        """Take the oldest item; ``asyncio.QueueEmpty`` if there is none."""
         future = self._request("get_nowait", key)
         return self._first(require_process().wait(future, f"channel '{self.name}'"))
 
     def get_batch(
         self, target_weight: int = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
     ) -> Any:
-        """Take items, oldest first, as long as their weights sum to at most the target.
+        """Take a list of items, oldest first, as long as their weights sum to at most the target.
 
         Waits for more items until the target is reached or the next item would exceed it; a first
         item heavier than the target gives ``[]``. Items of weight 0 alone never reach a target, so
         with only such items it returns as soon as it has some and the queue is empty.
-
-        Returns:
-            The items as a list.
         """
         return self._take(key, target_weight, async_op)
 
@@ -339,9 +320,14 @@ def _hosts(
     process: Process, distributed: bool, node_rank: int, host: WorkerAddress | str | None
 ) -> dict[int, str]:
     """Endpoints that host a new channel, by node."""
-    if host is not None:
-        name = host if isinstance(host, str) else host.get_name()
-        address = process.ask_driver("registry.lookup", name, what=f"worker {name} to start")
-        return {0: address}
-    hosts: dict[int, str] = process.ask_driver("cluster.channel_hosts", distributed, node_rank)
-    return hosts
+    workers: dict[int, str | None]
+    if host is None:
+        workers = process.ask_driver("cluster.channel_hosts", distributed, node_rank)
+    else:
+        workers = {0: host if isinstance(host, str) else host.get_name()}
+    return {
+        node: process.ask_driver("registry.lookup", name, what=f"worker {name} to start")
+        if name
+        else process.driver
+        for node, name in workers.items()
+    }

@@ -14,10 +14,7 @@ _SCALARS = (bool, int, float, str, bytes)
 
 
 def infer_batch_size(data: Any) -> int:
-    """Length of the batch dimension: the first one of a tensor or array, the length of a list.
-
-    In a dict the first value that has one decides; ``None`` and plain numbers have none.
-    """
+    """Length of a list, of a tensor's or array's first dimension, of the first such in a dict."""
     size = _batch_size(data)
     if size is None:
         reason = "all its values are None or scalars" if isinstance(data, dict) else "has none"

@@ -45,7 +45,7 @@ class WorkerMembers:
             port = free_port()
             if max_port_num is not None and port > max_port_num:
                 port = free_port(max_port_num)
-            if process.ask_driver("port.take", process.node_rank, port, self._worker_name):
+            if process.ask_driver("registry.take_port", process.node_rank, port, self._worker_name):
                 return port
         raise SchedulerError(f"no free port on node {process.node_rank}")
 

@@ -17,9 +17,8 @@ from rlinf.scheduler.process import (
     require_process,
     set_current_worker,
     set_process,
-    take_launching,
 )
-from rlinf.scheduler.runtime.launch import Launch
+from rlinf.scheduler.runtime.launch import Launch, Membership
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.blocks import BlockPool
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
@@ -30,56 +29,38 @@ from rlinf.scheduler.transport.sockets import SocketEndpoint
 ATTACH_VARIABLE = "RLINF_ATTACH"
 
 
-def enter_cluster(
-    *,
-    token: str,
-    driver: str | None,
-    node_rank: int,
-    network_ip: str | None,
-    deadline_seconds: float,
-) -> Process:
-    """Give this process an endpoint and make the cluster its own; a driver is None to itself."""
-    files = ClusterFiles(token)
-    if driver and driver.partition("|")[0] != str(node_rank):
+def enter_cluster(own: Membership) -> Process:
+    """Give this process an endpoint and make the cluster its own."""
+    files = ClusterFiles(own.token)
+    if own.driver and own.driver.partition("|")[0] != str(own.node_rank):
         files.hold()
     codec = Codec(BlockPool(files))
-    endpoint = SocketEndpoint(files, codec, node_rank, network_ip)
+    endpoint = SocketEndpoint(files, codec, own.node_rank, own.network_ip)
     process = Process(
         runtime="ray",
         endpoint=endpoint,
         codec=codec,
-        driver=driver or endpoint.address,
-        node_rank=node_rank,
-        deadline_seconds=deadline_seconds,
+        driver=own.driver or endpoint.address,
+        node_rank=own.node_rank,
+        deadline_seconds=own.deadline_seconds,
     )
     endpoint.register("cluster.leave", files.remove)
     set_process(process)
-    listen_at(network_ip)
-    if driver:  # what a child process needs, should this one start children that become workers
-        entry = {
-            "token": token,
-            "driver": driver,
-            "node_rank": node_rank,
-            "network_ip": network_ip,
-            "deadline_seconds": deadline_seconds,
-        }
-        os.environ[ATTACH_VARIABLE] = json.dumps(entry)
+    listen_at(own.network_ip)
+    if own.driver:  # what a child process needs, should this one start some that become workers
+        os.environ[ATTACH_VARIABLE] = json.dumps(dataclasses.asdict(own))
     return process
 
 
 def enter_from_environment() -> Process:
-    """Enter the cluster of the process that started this one.
-
-    Raises:
-        SchedulerUsageError: That process is in no cluster.
-    """
+    """Enter the cluster of the process that started this one."""
     text = os.environ.get(ATTACH_VARIABLE)
     if text is None:
         raise SchedulerUsageError(
             "this process was not started by a worker, so it cannot become one: launch a worker "
             "group instead"
         )
-    return enter_cluster(**json.loads(text))
+    return enter_cluster(Membership(**json.loads(text)))
 
 
 def child_launch(parent: WorkerAddress, world_size: int, rank: int) -> Launch:
@@ -90,9 +71,9 @@ def child_launch(parent: WorkerAddress, world_size: int, rank: int) -> Launch:
         raise SchedulerUsageError(f"parent worker '{parent.get_name()}' is not running")
     address = parent.get_child_address(rank)
     info = dataclasses.replace(info, address=address, rank=rank, group_world_size=world_size)
-    launch: Launch = process.ask_driver("cluster.launch_of", parent.get_name())
+    launch: Launch = process.ask_driver("registry.launch", parent.get_name())
     placement = dataclasses.replace(launch.placement, rank=rank)
-    return dataclasses.replace(launch, world_size=world_size, info=info, placement=placement)
+    return dataclasses.replace(launch, info=info, placement=placement)
 
 
 def adopt(worker: Any, launch: Launch) -> None:
@@ -106,7 +87,7 @@ def adopt(worker: Any, launch: Launch) -> None:
     if launch.traced and alone:
         Tracer.enable(lambda events: endpoint.tell(process.driver, "trace.record", events))
     if launch.log_directory is not None:
-        directory = Path(launch.log_directory) / "worker_logs" / launch.group_name
+        directory = Path(launch.log_directory) / "worker_logs" / launch.info.address.root_group_name
         directory.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(directory / f"rank_{launch.info.rank}.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -120,12 +101,3 @@ def adopt(worker: Any, launch: Launch) -> None:
 def _first_argument(record: logging.LogRecord) -> str | None:
     arguments = record.args
     return str(arguments[0]) if isinstance(arguments, tuple) and arguments else None
-
-
-class ChannelHost:
-    """The process that answers for the channels of a node other than the driver's."""
-
-    def __init__(self) -> None:
-        launch: Launch = take_launching()
-        self.worker_address = launch.info.address
-        adopt(self, launch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.scheduler.node import NodeInfo
 from rlinf.scheduler.process import Process
 from rlinf.scheduler.runtime.execution import Outcome
-from rlinf.scheduler.runtime.launch import Launch
+from rlinf.scheduler.runtime.launch import Arguments, Launch
 from rlinf.scheduler.transport.payload import Payload
 
 if TYPE_CHECKING:
@@ -62,25 +62,17 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(
-        self,
-        launch: Launch,
-        worker_class: type,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        max_concurrency: int | None,
+        self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
     ) -> WorkerHandle:
         """Start one worker without waiting for it."""
 
     @abstractmethod
     def find(self, worker_name: str, incarnation: str) -> WorkerHandle:
-        """A running worker by name and incarnation of its group.
+        """A running worker by name and incarnation of its group; SchedulerValueError without."""
 
-        Raises:
-            SchedulerValueError: There is none.
-        """
-
-    def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
-        """Endpoints that host channels on these nodes, by node; may be a future of that."""
-        return dict.fromkeys(nodes, self.process.driver)
+    def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> dict[int, str | None]:
+        """Workers that host channels on these nodes; None where the driver does."""
+        return dict.fromkeys(nodes)
 
     def watch_deaths(self, registry: RegistryService) -> None:
         """Tell the registry when a worker's process ends."""

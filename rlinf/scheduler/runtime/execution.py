@@ -40,11 +40,7 @@ def run_method(
 ) -> Outcome:
     """Run a method; whatever it raises is part of the outcome.
 
-    Args:
-        worker: Whose method.
-        method: Its name.
-        arguments: Encoded positional and keyword arguments.
-        caller_node: Node of the process that reads the outcome; None on the local runtime.
+    The node of the process that reads the outcome is None on the local runtime.
     """
     process = require_process()
     begin = time.perf_counter()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
@@ -22,47 +23,37 @@ PATH_VARIABLES = (
 )  # fmt: skip
 EXTENSION_VARIABLE = "RLINF_EXT_MODULE"
 
-_lock = threading.Lock()
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_lock = threading.RLock()
 _registered: set[str] = set()
 
 
 @dataclass(frozen=True)
+class Membership:
+    """What a process needs to know to enter a cluster."""
+
+    token: str  # name and secret of the cluster
+    driver: str | None  # its endpoint; None in the driver itself
+    node_rank: int
+    network_ip: str | None  # where other nodes reach it; None in a cluster of one node
+    deadline_seconds: float  # of a wait for anything
+
+
+@dataclass(frozen=True)
 class Launch:
-    """Everything that a new worker needs to know.
+    """Everything that a new worker needs to know."""
 
-    Args:
-        group_name: Name of its group.
-        incarnation: Tells its group from an earlier one of the same name.
-        world_size: Workers in the group.
-        placement: Where it runs and with which devices.
-        info: What others are told about it.
-        driver: Endpoint address of the driver.
-        token: Name and secret of the cluster.
-        deadline_seconds: How long it may wait for anything.
-        cores: Cores that it is pinned to, empty for no pinning.
-        environment: Variables of its process.
-        network_ip: Where other nodes reach it; None in a cluster of one node.
-        log_directory: Directory of per-worker log files; None writes none.
-        interpreter: Interpreter of its process, None for the driver's.
-        traced: Whether it records trace events.
-        import_paths: The driver's module search path.
-    """
-
-    group_name: str
-    incarnation: str
-    world_size: int
+    incarnation: str  # tells its group from an earlier one of the same name
     placement: Placement
     info: WorkerInfo
-    driver: str
-    token: str
-    deadline_seconds: float
-    cores: tuple[int, ...] = ()
+    membership: Membership
+    cores: tuple[int, ...] = ()  # that it is pinned to; empty for no pinning
     environment: dict[str, str] = field(default_factory=dict)
-    network_ip: str | None = None
-    log_directory: str | None = None
-    interpreter: str | None = None
+    log_directory: str | None = None  # of per-worker log files; None writes none
+    interpreter: str | None = None  # None for the driver's
     traced: bool = False
-    import_paths: tuple[str, ...] = ()
+    import_paths: tuple[str, ...] = ()  # the driver's
 
     @property
     def name(self) -> str:
@@ -71,12 +62,9 @@ class Launch:
 
 
 def worker_environment(
-    *,
-    group_name: str,
-    worker_name: str,
-    world_size: int,
     placement: Placement,
-    accelerator_model: str,
+    info: WorkerInfo,
+    *,
     master: tuple[str, int],
     namespace: str,
     one_machine: bool,
@@ -84,12 +72,12 @@ def worker_environment(
     """Variables that tell a worker's process, and the libraries in it, its place in the group."""
     isolated = placement.isolate_accelerator
     environment = {
-        "GROUP_NAME": group_name,
-        "WORKER_NAME": worker_name,
+        "GROUP_NAME": info.address.root_group_name,
+        "WORKER_NAME": info.address.get_name(),
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
         "RANK": str(placement.rank),
-        "WORLD_SIZE": str(world_size),
+        "WORLD_SIZE": str(info.group_world_size),
         "NODE_RANK": str(placement.placement_node_rank),
         "CLUSTER_NODE_RANK": str(placement.cluster_node_rank),
         "LOCAL_RANK": "0" if isolated else str(placement.local_rank),
@@ -98,7 +86,7 @@ def worker_environment(
         "NODE_LOCAL_WORLD_SIZE": str(placement.local_world_size),
         "LOCAL_ACCELERATOR_RANK": str(placement.local_accelerator_rank),
         "ACCELERATOR_TYPE": str(placement.accelerator_type),
-        "ACCELERATOR_MODEL": accelerator_model,
+        "ACCELERATOR_MODEL": info.accelerator_model,
         "VISIBLE_DEVICES": ",".join(placement.visible_accelerators),
         "ISOLATE_ACCELERATOR": "1" if isolated else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
@@ -139,10 +127,8 @@ def pin_thread(cores: tuple[int, ...]) -> None:
 
 
 def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Configured variables as the process gets them.
-
-    Path-like ones are put before what the process has already, without repetition, unless
-    ``RLINF_PATH_ENV_MERGE_MODE=override``.
+    """Configured variables as the process gets them: path-like ones before what it has already,
+    without repetition, unless ``RLINF_PATH_ENV_MERGE_MODE=override``.
     """
     if os.environ.get("RLINF_PATH_ENV_MERGE_MODE", "append") == "override":
         return dict(environment)
@@ -154,34 +140,26 @@ def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def register_extensions() -> None:
+def register_extensions(*, again: bool = True) -> None:
     """Import the module that ``RLINF_EXT_MODULE`` names, if any, and call its ``register()``.
 
-    Raises:
-        SchedulerError: There is no such module, or it has no ``register``.
+    Not ``again`` where this process has: on ``local`` it has many workers.
     """
     name = os.environ.get(EXTENSION_VARIABLE)
-    if not name:
-        return
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise SchedulerError(
-            f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be imported. "
-            "Install it, or put its folder on PYTHONPATH, on every node."
-        ) from error
-    if not hasattr(module, "register"):
-        raise SchedulerError(
-            f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add one "
-            "that registers your models and environments."
-        )
-    module.register()
-
-
-def register_extensions_once() -> None:
-    """The same, but once for a module in this process: on ``local`` it has many workers."""
-    name = os.environ.get(EXTENSION_VARIABLE)
     with _lock:
-        if name and name not in _registered:
-            register_extensions()
-            _registered.add(name)
+        if not name or (name in _registered and not again):
+            return
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise SchedulerError(
+                f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be "
+                "imported. Install it, or put its folder on PYTHONPATH, on every node."
+            ) from error
+        if not hasattr(module, "register"):
+            raise SchedulerError(
+                f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add "
+                "one that registers your models and environments."
+            )
+        module.register()
+        _registered.add(name)

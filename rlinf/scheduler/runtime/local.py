@@ -28,7 +28,7 @@ from rlinf.scheduler.runtime.execution import (
     run_async_method,
     run_method,
 )
-from rlinf.scheduler.runtime.launch import Launch, pin_thread
+from rlinf.scheduler.runtime.launch import Arguments, Launch, pin_thread
 from rlinf.scheduler.transport.endpoint import Endpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 
@@ -60,11 +60,7 @@ class LocalRuntime(Runtime):
         self._workers: dict[str, LocalWorker] = {}
 
     def start(
-        self,
-        launch: Launch,
-        worker_class: type,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        max_concurrency: int | None,
+        self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
     ) -> WorkerHandle:
         """Start one worker thread."""
         worker = LocalWorker(self.process, launch, worker_class, arguments, max_concurrency)
@@ -94,7 +90,7 @@ class LocalWorker(WorkerHandle):
         process: Process,
         launch: Launch,
         worker_class: type,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        arguments: Arguments,
         max_concurrency: int | None,
     ) -> None:
         self._process = process
@@ -249,9 +245,8 @@ class _LocalActor:
 def release_compute_threads() -> None:
     """End the OpenMP threads that the calling thread keeps for its next computation.
 
-    Each thread that computes keeps as many as it computes with. Where those of all threads are more
-    than cores, OpenMP no longer lets them wait busily, and to wake them takes longer than a small
-    operation does. Nothing happens before torch is imported, or where its OpenMP cannot do it.
+    Where those of all threads are more than cores, OpenMP no longer lets them wait busily, and to
+    wake them takes longer than a small operation does.
     """
     pause = _pause() if "torch" in sys.modules else None
     if pause is not None:

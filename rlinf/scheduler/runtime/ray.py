@@ -8,14 +8,15 @@ import select
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.experimental import internal_kv
 
+from rlinf.scheduler.channel.channel_worker import ChannelWorker
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
@@ -28,15 +29,14 @@ from rlinf.scheduler.placement import NodePlacementStrategy
 from rlinf.scheduler.process import set_process
 from rlinf.scheduler.runtime.attach import (
     ATTACH_VARIABLE,
-    ChannelHost,
     enter_cluster,
     enter_from_environment,
 )
+from rlinf.scheduler.runtime.launch import Membership
 from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
 from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
 from rlinf.scheduler.transport.blocks import remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
-from rlinf.scheduler.transport.endpoint import Reply, try_fail, try_resolve
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
@@ -53,10 +53,7 @@ _LOOK_SECONDS = 2.0  # between two looks at a worker of another node
 class RayRuntime(RayClientRuntime):
     """Starts or joins Ray and runs workers as actors; the driver's runtime.
 
-    Args:
-        config: The ``cluster`` section.
-        deadline_seconds: How long a wait may take.
-        all_nodes: Use every node that is connected instead of ``config.num_nodes``.
+    ``all_nodes`` uses every node that is connected instead of ``config.num_nodes``.
     """
 
     def __init__(
@@ -82,11 +79,7 @@ class RayRuntime(RayClientRuntime):
             several = len(nodes) > 1
             network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
             process = enter_cluster(
-                token=token,
-                driver=None,
-                node_rank=own_rank,
-                network_ip=network_ips.get(own_rank),
-                deadline_seconds=deadline_seconds,
+                Membership(token, None, own_rank, network_ips.get(own_rank), deadline_seconds)
             )
             super().__init__(process, nodes, token, namespace, network_ips)
         except BaseException:
@@ -103,33 +96,18 @@ class RayRuntime(RayClientRuntime):
             namespace.encode(), json.dumps(entry).encode(), namespace=_KV_SPACE
         )
 
-    def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> Any:
-        """Endpoints that host channels on these nodes; other nodes get a process for it."""
-        hosts = {n: self.process.driver for n in nodes if n == self.process.node_rank}
-        result: Future[Reply] = Future()
-        others = [node for node in nodes if node not in hosts]
-        if not others:
-            return hosts
-
-        def add(node: int, answer: Future[Reply]) -> None:
-            error = answer.exception()
-            if error is not None:
-                try_fail(result, error)
-                return
-            hosts[node] = answer.result().value
-            if len(hosts) == len(nodes):
-                try_resolve(result, Reply(hosts))
-
-        for node in others:
+    def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> dict[int, str | None]:
+        """Workers that host channels on these nodes; None where the driver does."""
+        hosts: dict[int, str | None] = dict.fromkeys(nodes)
+        for node in hosts:
             name = f"ChannelWorker_node{node}"
+            if node == self.process.node_rank:
+                continue
             if node not in self._channel_nodes:
                 self._channel_nodes.add(node)
-                start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
-            found = self.process.endpoint.request(
-                self.process.driver, "registry.lookup", f"{name}:0"
-            )
-            found.add_done_callback(lambda answer, node=node: add(node, answer))  # type: ignore[misc]
-        return result
+                start_group(cluster, name, ChannelWorker, NodePlacementStrategy([node]), log=False)
+            hosts[node] = f"{name}:0"
+        return hosts
 
     def watch_deaths(self, registry: RegistryService) -> None:
         """Tell the registry when a worker's process ends, promptly and without messages."""
@@ -232,14 +210,9 @@ def attach_to_running() -> bool:
     if text is None:
         return False
     entry = json.loads(text)
-    node_rank = entry["nodes"][ray.get_runtime_context().get_node_id()]
-    enter_cluster(
-        token=entry["token"],
-        driver=entry["driver"],
-        node_rank=node_rank,
-        network_ip=entry["network_ips"].get(str(node_rank)),
-        deadline_seconds=entry["deadline_seconds"],
-    )
+    rank = entry.pop("nodes")[ray.get_runtime_context().get_node_id()]
+    ip = entry.pop("network_ips").get(str(rank))
+    enter_cluster(Membership(**entry, node_rank=rank, network_ip=ip))
     return True
 
 

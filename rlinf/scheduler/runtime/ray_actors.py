@@ -24,7 +24,7 @@ from rlinf.scheduler.runtime.execution import (
     run_async_method,
     run_method,
 )
-from rlinf.scheduler.runtime.launch import PATH_VARIABLES, Launch, apply_environment
+from rlinf.scheduler.runtime.launch import PATH_VARIABLES, Arguments, Launch, apply_environment
 from rlinf.scheduler.runtime.local import has_async_methods
 from rlinf.scheduler.transport.endpoint import try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
@@ -91,11 +91,7 @@ class RayClientRuntime(Runtime):
         return {}
 
     def start(
-        self,
-        launch: Launch,
-        worker_class: type,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        max_concurrency: int | None,
+        self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
     ) -> WorkerHandle:
         """Start one actor without waiting for it."""
         actor_name = f"{launch.name}@{launch.incarnation}"
@@ -176,13 +172,7 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     """Prepare the process, then build the user's worker in it."""
     apply_environment(launch.environment, launch.cores)
     sys.path.extend(path for path in launch.import_paths if path not in sys.path)
-    process = enter_cluster(
-        token=launch.token,
-        driver=launch.driver,
-        node_rank=launch.placement.cluster_node_rank,
-        network_ip=launch.network_ip,
-        deadline_seconds=launch.deadline_seconds,
-    )
+    process = enter_cluster(launch.membership)
     _set_up_logging()
     self._rlinf_start_error = None
     try:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -112,25 +112,17 @@ class WaitTable:
         return rows + [Row(worker, "idle", now - self._idle[worker]) for worker in sorted(idle)]
 
 
-class DiagnosisService:
-    """Collects the rows of every process of the cluster; lives beside the registry."""
-
-    def __init__(self, endpoint: Endpoint, endpoints: Callable[[], dict[str, list[str]]]) -> None:
-        self._endpoint = endpoint
-        self._endpoints = endpoints
-        endpoint.register("diagnosis.report", self.report)
-
-    def report(self) -> Future[Reply]:
-        """Ask everyone; who does not answer soon is listed as silent."""
-        endpoints, answers = self._endpoints(), dict[str, Future[Reply]]()
-        for address in endpoints:
-            with suppress(WorkerDiedError):
-                answers[address] = self._endpoint.request(address, "diagnosis.rows")
-        result: Future[Reply] = Future()
-        all_done(list(answers.values()), _ANSWER_SECONDS).add_done_callback(
-            lambda _: try_resolve(result, Reply(_told(endpoints, answers)))
-        )
-        return result
+def ask_everyone(endpoint: Endpoint, endpoints: dict[str, list[str]]) -> Future[Reply]:
+    """Rows of all workers, by endpoint; who does not answer soon is listed as silent."""
+    answers: dict[str, Future[Reply]] = {}
+    for address in endpoints:
+        with suppress(WorkerDiedError):
+            answers[address] = endpoint.request(address, "diagnosis.rows")
+    result: Future[Reply] = Future()
+    all_done(list(answers.values()), _ANSWER_SECONDS).add_done_callback(
+        lambda _: try_resolve(result, Reply(_told(endpoints, answers)))
+    )
+    return result
 
 
 def _told(endpoints: dict[str, list[str]], answers: dict[str, Future[Reply]]) -> list[Row]:

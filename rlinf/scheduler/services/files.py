@@ -81,11 +81,7 @@ class WrittenFiles:
         return cls(place, _service(process).offer(str(place)))
 
     def bring(self, target: Path) -> None:
-        """Put it where it is wanted, unless it is there.
-
-        Raises:
-            SchedulerError: It changed while it was copied.
-        """
+        """Put it where it is wanted, unless it is there; SchedulerError if it changed meanwhile."""
         if self.path != target:
             copy = _service(require_process()).copy_of(str(self.path), self.origin)
             shutil.move(copy, target)
@@ -120,11 +116,7 @@ class _FileService:
         return self._endpoint.address
 
     def copy_of(self, path: str, origin: str) -> Path:
-        """The copy of another node's directory on this one.
-
-        Raises:
-            SchedulerError: The directory changed while it was copied, or is not offered.
-        """
+        """The copy on this node of another's directory, if that is offered and does not change."""
         if (path, origin) not in self._copies:
             self.private.mkdir(mode=0o700, exist_ok=True)
             copy = self.private / hashlib.sha256(f"{origin} {path}".encode()).hexdigest()[:16]

@@ -122,10 +122,6 @@ class LeaseService:
         for ticket in [t for t in self._tickets.values() if t.holder == holder]:
             self.cancel(ticket.number)
 
-    def holders(self) -> dict[int, str]:
-        """Who holds which device."""
-        return {device: t.holder for t in self._granted() for device in sorted(t.devices)}
-
     def _granted(self) -> list[_Ticket]:
         return [ticket for ticket in self._tickets.values() if ticket.granted]
 
@@ -160,12 +156,7 @@ class DeviceLock:
         self._devices = tuple(devices)
 
     def acquire(self) -> None:
-        """Wait for the devices.
-
-        Raises:
-            WaitTimeout: They were not free within the deadline.
-            LeaseError: The worker holds some of them, so waiting for all could deadlock.
-        """
+        """Wait for the devices: WaitTimeout after the deadline, LeaseError if it would deadlock."""
         if not self._devices:
             return
         ask = require_process().ask_driver
@@ -177,11 +168,7 @@ class DeviceLock:
                 raise
 
     def release(self) -> None:
-        """Free the devices, or leave one level of nesting.
-
-        Raises:
-            LeaseError: The worker does not hold them.
-        """
+        """Free the devices, or leave one level of nesting; LeaseError if not held."""
         if self._devices:
             require_process().ask_driver("lease.unlock", self._holder, self._devices)
 
@@ -203,9 +190,7 @@ class LeaseTicket:
     def acquire(self) -> None:
         """Wait until the devices are granted; counts where it is called again.
 
-        Raises:
-            WaitTimeout: They were not free within the deadline.
-            LeaseError: The ticket was cancelled or released.
+        WaitTimeout after the deadline, LeaseError if the ticket was cancelled or released.
         """
         ask = require_process().ask_driver
         with Tracer.trace_span(f"lease {self.number}", cat="lease"):
@@ -216,11 +201,7 @@ class LeaseTicket:
                 raise
 
     def release(self) -> None:
-        """Undo one `acquire`; the last one frees the devices.
-
-        Raises:
-            LeaseError: It is not held.
-        """
+        """Undo one `acquire`; the last one frees the devices. LeaseError if not held."""
         require_process().ask_driver("lease.release", self.number)
 
     def cancel(self) -> None:

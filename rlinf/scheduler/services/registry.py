@@ -1,4 +1,4 @@
-"""Names of the cluster: workers, groups and channels, and who is alive. Lives in the driver."""
+"""Names of the cluster: workers, groups, channels, and who is alive. Lives in the driver."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import NameTakenError, SchedulerError, WorkerDiedError
+from rlinf.scheduler.process import Process
+from rlinf.scheduler.services.diagnosis import ask_everyone
+from rlinf.scheduler.services.leases import LeaseService
+from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.runtime.launch import Launch
 
 _SILENT_SECONDS = 5.0  # after which a process that does not answer is not waited for
 
@@ -17,6 +25,7 @@ _SILENT_SECONDS = 5.0  # after which a process that does not answer is not waite
 @dataclass
 class _WorkerRecord:
     info: WorkerInfo
+    launch: Launch | None = None
     address: str | None = None
     waiting: list[Future[Reply]] = field(default_factory=list)
 
@@ -37,19 +46,12 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class ChannelRecord:
-    """A channel that exists.
-
-    Args:
-        name: Name of the channel.
-        maxsize: Most items per key, 0 for any number.
-        hosts: Endpoint that hosts it, by node; the one of the lowest node hosts what others do not.
-        distributed: Whether a key lives on the node of the worker that uses it first.
-    """
+    """A channel that exists."""
 
     name: str
-    maxsize: int
-    hosts: dict[int, str]
-    distributed: bool
+    maxsize: int  # most items per key, 0 for any number
+    hosts: dict[int, str]  # endpoints by node; that of the lowest hosts what others do not
+    distributed: bool  # whether a key lives on the node of the worker that uses it first
 
     @property
     def main_host(self) -> str:
@@ -69,14 +71,17 @@ class RegistryService:
         self._dead: dict[str, str] = {}
         self._groups: dict[str, GroupRecord] = {}
         self._channels: dict[str, ChannelRecord] = {}
+        self._ports: dict[tuple[int, int], str] = {}
         self._pins: dict[tuple[str, Hashable], str] = {}
         for name in (
-            "add_group", "remove_group", "group", "register", "lookup", "info", "alive", "started",
-            "add_channel", "channel", "remove_channel", "pin", "died",
+            "add_group", "remove_group", "group", "register", "lookup", "info", "started",
+            "launch", "take_port", "add_channel", "remove_channel", "pin",
         ):  # fmt: skip
             endpoint.register(f"registry.{name}", getattr(self, name))
+        endpoint.register("registry.alive", self._workers.__contains__)
+        endpoint.register("registry.channel", self._channels.get)
 
-    def add_group(self, group: GroupRecord, infos: list[WorkerInfo]) -> Future[Reply] | None:
+    def add_group(self, group: GroupRecord, launches: list[Launch]) -> Future[Reply] | None:
         """Announce a group before its processes are up.
 
         Where workers of these names had died the answer comes once every process knows that they
@@ -94,13 +99,14 @@ class RegistryService:
             )
         self._groups[group.name] = group
         told: list[Future[Reply]] = []
-        for info in infos:
-            name = info.address.get_name()
+        for launch in launches:
+            name = launch.name
             if self._dead.pop(name, None) is not None:
                 for address in self.endpoints():
                     with suppress(WorkerDiedError):
                         told.append(self._endpoint.request(address, "mail.forget", name))
-            self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
+            waiting = self._unknown.pop(name, [])
+            self._workers[name] = _WorkerRecord(launch.info, launch, waiting=waiting)
         return all_done(told, _SILENT_SECONDS) if told else None
 
     def remove_group(self, name: str) -> None:
@@ -142,9 +148,14 @@ class RegistryService:
         record = self._workers.get(name)
         return record.info if record else None
 
-    def alive(self, name: str) -> bool:
-        """Whether a worker was launched and did not die."""
-        return name in self._workers
+    def launch(self, name: str) -> Launch | None:
+        """How a worker that is alive was launched."""
+        record = self._workers.get(name)
+        return record.launch if record else None
+
+    def take_port(self, node_rank: int, port: int, worker: str) -> bool:
+        """Claim a port of a node for a worker's life; False if another worker has it."""
+        return self._ports.setdefault((node_rank, port), worker) == worker
 
     def started(self, name: str) -> bool:
         """Whether a worker's process is up."""
@@ -160,6 +171,7 @@ class RegistryService:
         for future in record.waiting:
             try_fail(future, WorkerDiedError(f"worker '{name}' died: {cause}"))
         self._on_death(name)
+        self._ports = {port: owner for port, owner in self._ports.items() if owner != name}
         for address in self.endpoints():
             with suppress(WorkerDiedError):  # some may have died themselves, not yet known to have
                 self._endpoint.tell(address, "mail.dead", name, cause, record.address)
@@ -182,10 +194,6 @@ class RegistryService:
         existing = self._channels.setdefault(record.name, record)
         return existing, existing is record
 
-    def channel(self, name: str) -> ChannelRecord | None:
-        """A channel by name."""
-        return self._channels.get(name)
-
     def remove_channel(self, name: str) -> None:
         """Free the name of a channel."""
         self._channels.pop(name, None)
@@ -199,3 +207,25 @@ class RegistryService:
             raise SchedulerError(f"there is no channel '{name}'")
         host = record.hosts.get(node_rank, record.main_host)
         return self._pins.setdefault((name, key), host)
+
+
+class DriverServices:
+    """Registry, leases, diagnosis and, with a file for it, the timeline of a cluster."""
+
+    def __init__(self, process: Process, trace_file: str | None) -> None:
+        endpoint = process.endpoint
+        self.leases = LeaseService(endpoint)
+        self.registry = RegistryService(endpoint, self.leases.release_holder)
+        endpoint.register(
+            "diagnosis.report", lambda: ask_everyone(endpoint, self.registry.endpoints())
+        )
+        self._tracer = None if trace_file is None else Tracer(trace_file)
+        if self._tracer is not None:
+            endpoint.register("trace.record", self._tracer.record_all)
+            Tracer.enable(self._tracer.record_all)
+
+    def close(self) -> None:
+        """Write the timeline out."""
+        if self._tracer is not None:
+            Tracer.disable()
+            self._tracer.finalize()

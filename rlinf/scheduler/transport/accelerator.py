@@ -26,10 +26,7 @@ _MEETING_SECONDS = 300.0
 class PairTransfer:
     """How the accelerator tensors of one message go to one worker.
 
-    Args:
-        own: The sender.
-        peer: The receiver.
-        options: Settings of the pair's communicator; only those of the first message count.
+    Of the options only those of a pair's first message count.
     """
 
     def __init__(
@@ -42,11 +39,7 @@ class PairTransfer:
         self._queued: list[torch.Tensor] = []
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        """How to pickle a tensor.
-
-        Raises:
-            SchedulerValueError: It is not contiguous.
-        """
+        """How to pickle a tensor; SchedulerValueError if it is not contiguous."""
         if not tensor.is_contiguous():
             raise SchedulerValueError(
                 f"a tensor of shape {tuple(tensor.shape)} on {tensor.device} must be contiguous "
@@ -127,14 +120,7 @@ def _device_number(uuid: str) -> int:
 
 
 class Communicator:
-    """A process group of two, one direction each.
-
-    Args:
-        place: Where the two meet, from :func:`open_place`.
-        rank: 0 for the sender, 1 for the receiver.
-        kind: Accelerator type.
-        options: Settings of the library.
-    """
+    """A process group of a sender, rank 0, and a receiver that meet at a place."""
 
     def __init__(
         self, place: str, rank: int, kind: Any, options: CollectiveGroupOptions | None
@@ -160,8 +146,8 @@ class Communicator:
         self._group.recv([tensor], 0, 0).wait()
 
 
+# Of this process: by pair for sending, by meeting place for receiving.
 _communicators: dict[Any, Communicator] = {}
-"""Communicators of this process, by pair for sending and by meeting place for receiving."""
 
 
 def _receive(place: str, kind: Any, options: Any, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -120,19 +120,6 @@ class BlockPool:
             block.unlink()
             self._blocks.remove(block)
 
-    @property
-    def count(self) -> int:
-        """Number of blocks in the pool."""
-        return len(self._blocks)
-
-    def close(self) -> None:
-        """Remove every block that nobody needs; the rest goes with the cluster."""
-        with self._lock:
-            for block in self._blocks:
-                if not block.busy:
-                    block.unlink()
-            self._blocks.clear()
-
 
 class AttachedBlocks:
     """The blocks of other processes that this process has mapped."""
@@ -142,11 +129,7 @@ class AttachedBlocks:
         self._lock = threading.Lock()
 
     def view(self, name: str, nbytes: int, receiver: int) -> ByteArray:
-        """Memory of a block, writable; the block is given back when the last view is gone.
-
-        Raises:
-            SchedulerError: The block is gone, because its cluster was shut down.
-        """
+        """Memory of a block, writable; the block is given back when the last view is gone."""
         mapping = self._attach(name)
         view = np.frombuffer(mapping, np.uint8, nbytes, HEADER_BYTES)
         weakref.finalize(view, _release, mapping, receiver).atexit = False

@@ -63,7 +63,7 @@ class Endpoint:
         wait_for(future, timeout)
 
     def forget(self, address: str, error: Exception) -> None:
-        """Fail every open request to a peer that is gone."""
+        """Fail every open request to a peer that is gone, and drop the connection."""
 
     def close(self) -> None:
         """Stop answering."""

@@ -182,14 +182,14 @@ class _Encoding:
         kind = (value.dtype, tuple(value.shape), value.requires_grad, parameter)
         nbytes = source.numel() * source.element_size()
         if nbytes < LARGE_BYTES:
-            return _tensor_from_bytes, (_bytes_of(source).tobytes(), *kind)
+            return _tensor, (_bytes_of(source).tobytes(), *kind)
         block = self.pool and self.pool.allocate(nbytes, self.receivers)
         if not block:
-            return _tensor_from_bytes, (pickle.PickleBuffer(_bytes_of(source).data), *kind)
+            return _tensor, (pickle.PickleBuffer(_bytes_of(source).data), *kind)
         self.blocks.append(block)
         target = torch.from_numpy(block.data(nbytes)).view(value.dtype).reshape(value.shape)
         target.copy_(source)
-        return _tensor_from_block, (block.name, nbytes, *kind)
+        return _tensor, ((block.name, nbytes), *kind)
 
 
 class _FastPickler(pickle.Pickler):
@@ -253,29 +253,17 @@ def _array_from_block(name: str, nbytes: int, dtype: Any, shape: Any, order: Any
     return _block_bytes(name, nbytes).view(dtype).reshape(shape, order=order)
 
 
-def _tensor_from_block(  # noqa: PLR0917 - positional in the pickle
-    name: str, nbytes: int, dtype: Any, shape: Any, requires_grad: bool, parameter: bool
-) -> Any:
+def _tensor(data: Any, dtype: Any, shape: Any, requires_grad: bool, parameter: bool) -> Any:
+    """A tensor of what is in a block, given by name and size, or of bytes."""
     import torch
 
-    data = torch.from_numpy(_block_bytes(name, nbytes)).view(dtype).reshape(shape)
-    return _finish_tensor(data, requires_grad, parameter)
-
-
-def _tensor_from_bytes(
-    data: Any, dtype: Any, shape: Any, requires_grad: bool, parameter: bool
-) -> Any:
-    import torch
-
-    if len(memoryview(data)) == 0:
-        return _finish_tensor(torch.empty(shape, dtype=dtype), requires_grad, parameter)
-    tensor = torch.frombuffer(_writable(data), dtype=torch.uint8).view(dtype).reshape(shape)
-    return _finish_tensor(tensor, requires_grad, parameter)
-
-
-def _finish_tensor(data: Any, requires_grad: bool, parameter: bool) -> Any:
-    import torch
-
+    if isinstance(data, tuple):
+        flat = torch.from_numpy(_block_bytes(*data))
+    elif len(memoryview(data)) == 0:
+        flat = torch.empty(0, dtype=torch.uint8)
+    else:
+        flat = torch.frombuffer(_writable(data), dtype=torch.uint8)
+    tensor = flat.view(dtype).reshape(shape)
     if parameter:
-        return torch.nn.Parameter(data, requires_grad=requires_grad)
-    return data.requires_grad_() if requires_grad else data
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor

@@ -36,10 +36,9 @@ def open_place() -> str:
 
 
 def meet(place: str, seconds: float) -> Store:
-    """The store of a place, which the process serves that opened it; a wait takes so long at most.
+    """The store of a place, which the process serves that opened it.
 
-    Raises:
-        RuntimeError: Nobody answers there.
+    A wait takes so long at most; RuntimeError where nobody answers.
     """
     import torch.distributed
 

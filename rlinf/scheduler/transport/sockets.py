@@ -17,9 +17,8 @@ from typing import Any
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, as_reply, claim, try_fail
-from rlinf.scheduler.transport.links import OutgoingLink
+from rlinf.scheduler.transport.links import OutgoingLink, Reader
 from rlinf.scheduler.transport.payload import Codec, Payload, dumps
-from rlinf.scheduler.transport.reader import Reader
 
 _REQUEST, _TELL, _REPLY, _ERROR = range(4)
 _SMALL_FRAME = 4096
@@ -120,13 +119,10 @@ class SocketEndpoint(Endpoint):
             encoded = self._codec.without_blocks(payload) if far else payload
             if payload.frames is None:
                 encoded = self._codec.encode(payload.reference, inline=far)
-            frames: list[Any] = []
-            for frame in encoded.frames or ():
-                small = len(frame) <= _SMALL_FRAME
-                frames.append(bytes(frame) if small else None)
-                if not small:
-                    behind.append(frame)
-            inside.append((frames, encoded.uses_blocks, encoded.nbytes))
+            frames = encoded.frames or ()
+            small = [bytes(frame) if len(frame) <= _SMALL_FRAME else None for frame in frames]
+            behind += [frame for frame in frames if len(frame) > _SMALL_FRAME]
+            inside.append((small, encoded.uses_blocks, encoded.nbytes))
         message = (form, number, self.address, content, inside)
         head = pickle.dumps(message, 5)
         if b"__main__" in head:  # what a program defines itself must travel by value

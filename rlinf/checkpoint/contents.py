@@ -1,23 +1,35 @@
-"""Write one checkpoint: its files, then the manifest that makes it one."""
+"""The files of one checkpoint: written with the manifest last, read after it; nothing executed."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
 from rlinf.checkpoint.files import sync_directory, write_durable
-from rlinf.checkpoint.manifest import MANIFEST, FileRecord, Manifest, check_size, record
-from rlinf.checkpoint.reading import TREE
-from rlinf.checkpoint.tree import EncodedTree
+from rlinf.checkpoint.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    check_file,
+    check_size,
+    read_file,
+    read_manifest,
+    record,
+)
+from rlinf.checkpoint.tree import EncodedTree, decode
 from rlinf.errors import CheckpointError
 
+_TREE = "tree.json"
 _SHARD_BYTES = 512 << 20
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,24 @@ class Parts:
 
     directory: Path  # from `CheckpointStore.begin`
     files: dict[str, FileRecord]  # by name, relative to it: WORKERS/FILE
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A checkpoint that was not used, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Manifest):
+    """A checkpoint that was read and found unharmed: its manifest and what it holds."""
+
+    path: Path
+    tree: Any
+    refused: tuple[Refusal, ...] = ()
+    """Newer ones that ``load("latest")`` had to pass over."""
 
 
 def write_files(
@@ -38,7 +68,7 @@ def write_files(
         write_durable(directory / name, data)
         files[name] = record(data)
 
-    put(TREE, json.dumps(tree.structure, allow_nan=False).encode())
+    put(_TREE, json.dumps(tree.structure, allow_nan=False).encode())
     for number, shard in enumerate(_shards(tree.tensors())):
         put(f"tensors-{number:05d}.safetensors", safetensors.torch.save(shard))
     complete = replace(manifest, files=files, unix_time=time.time())
@@ -73,3 +103,31 @@ def _shards(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         filled += tensor.nbytes
     if shard:
         yield shard
+
+
+def load_checkpoint(path: Path | str) -> Checkpoint:
+    """Read and verify the checkpoint in one directory.
+
+    What workers wrote, they read themselves; it is only compared with its records.
+
+    Raises:
+        CheckpointError: It is missing or damaged; the message says which file and how.
+    """
+    path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
+    manifest = read_manifest(path)
+    own = {name: record for name, record in manifest.files.items() if not _is_part(name)}
+    parts = [(name, record) for name, record in manifest.files.items() if _is_part(name)]
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
+        for checked in [pool.submit(check_file, path, *part) for part in parts]:
+            checked.result()
+    structure = json.loads(read_file(path, _TREE, own.pop(_TREE)))
+    tensors: dict[str, Tensor] = {}
+    for name, expected in own.items():
+        tensors.update(safetensors.torch.load(read_file(path, name, expected)))
+    return Checkpoint(**vars(manifest), path=path, tree=decode(structure, tensors))
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file was written by workers: such lie in directories of their own."""
+    return "/" in name

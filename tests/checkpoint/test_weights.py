@@ -5,9 +5,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from rlinf.checkpoint.compatibility import check_compatible
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.export import export_weights
+from rlinf.checkpoint.weights import check_compatible, export_weights
 from rlinf.errors import CheckpointError
 
 

@@ -34,9 +34,9 @@ from rlinf.flow.planning_traits import (
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import (
+    ActionTrainerConfig,
     OptimizerConfig,
     PolicyTrainerConfig,
-    TrainerConfig,
 )
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection
 
@@ -68,7 +68,7 @@ class FineTuningActorConfig(PolicyTrainerConfig):
     """Optimizer."""
 
 
-class CloningActorConfig(TrainerConfig):
+class CloningActorConfig(ActionTrainerConfig):
     """How a policy for actions is trained on recorded episodes."""
 
     global_batch_size: int = Field(default=256, ge=1)

@@ -15,7 +15,7 @@ from rlinf.runners.reasoning_metrics import FIGURES, AnswerCounts
 from rlinf.runners.task import Task
 
 if TYPE_CHECKING:
-    from rlinf.flow.running_step import Arguments, Reports, StepReport
+    from rlinf.flow.executor import Arguments, Reports, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.runners.task import Counts
 
 if TYPE_CHECKING:
-    from rlinf.flow.running_step import StepReport
+    from rlinf.flow.executor import StepReport
     from rlinf.runners.reasoning_config import ReasoningConfig
     from rlinf.runners.run import Run
     from rlinf.workers.group_book import GenerationReport

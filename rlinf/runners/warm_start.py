@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from rlinf.flow.executor import Arguments
 from rlinf.flow.graph import Flow, Stage
-from rlinf.flow.running_step import Arguments
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.groups import Groups
 from rlinf.runners.reasoning_config import ReasoningConfig

@@ -18,6 +18,8 @@ from rlinf.config.ranges import device_span
 from rlinf.envs.config import EnvConfig
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
     Knob,
     PlanningTraits,
     Trial,
@@ -254,8 +256,6 @@ class ActingConfig(EvaluatedConfig):
     @property
     def planning(self) -> PlanningTraits:
         """What planning and profiling must know of the recipe: the items are environments."""
-        from rlinf.flow.constraints import ComponentConstraint, Constraints
-
         envs, stages = self.env.num_envs, self.rollout.pipeline_stage_num
         learners = [name for name in self.components if name not in ("env", "rollout")]
         # A training phase begins with all trajectories of the rollout.

@@ -1,16 +1,18 @@
-"""Low-rank adapters of peft: made from a config section, loaded, switched off, merged and named."""
+"""Low-rank adapters: those of peft in language models, and the same in policies for actions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
-from rlinf.models.language_config import LoraConfig
+from rlinf.models.language_config import AdapterConfig, LoraConfig
+from rlinf.models.policy import Policy
 
 _PREFIX = "base_model.model."
 _SHOWN = 3  # names in a message
@@ -187,7 +189,7 @@ def plain_name(name: str) -> str | None:
     return None if is_adapter(name) else name.replace(".base_layer.", ".")
 
 
-def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tensor:
+def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float | Tensor) -> Tensor:
     """W + s · B A, computed in float32.
 
     Args:
@@ -197,3 +199,81 @@ def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float) -> Tenso
         scale: s.
     """
     return (weight.float() + scale * (second.float() @ first.float())).to(weight.dtype)
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer whose matrix is W + s · B A, as it is sent to those who act: so trainer and
+    rollout compute the same numbers, bit for bit. Its bias is trained whole.
+
+    Args:
+        layer: The layer; of its matrix only the values are kept.
+        config: Rank and scale.
+        generator: Of A, which is Gaussian; B is zero, so that nothing changes yet.
+    """
+
+    lora_base: Tensor
+    lora_scale: Tensor
+
+    def __init__(
+        self, layer: nn.Linear, config: AdapterConfig, *, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.bias = layer.bias
+        self.register_buffer("lora_base", layer.weight.detach())
+        self.register_buffer("lora_scale", torch.tensor(config.scale))
+        rows, columns = layer.weight.shape
+        first = torch.empty(config.rank, columns).normal_(0, 1 / config.rank, generator=generator)
+        self.lora_A = nn.Parameter(first)
+        self.lora_B = nn.Parameter(torch.zeros(rows, config.rank))
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] the matrix with its update."""
+        return merged(self.lora_base, self.lora_A, self.lora_B, self.lora_scale)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, in] to [B, out]."""
+        return functional.linear(features, self.weight, self.bias)
+
+
+def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
+    """Put adapters into the linear layers of a policy that it names.
+
+    Raises:
+        ConfigError: It names none of ``config.target_modules``.
+    """
+    names = list(policy.adapted_layers())
+    chosen = set(names)
+    if config.target_modules is not None:
+        found = {t: {n for n in names if f".{t}." in f".{n}."} for t in config.target_modules}
+        unknown = [target for target, layers in found.items() if not layers]
+        if unknown:
+            raise ConfigError(
+                f"the policy has no linear layer {unknown[0]}; legal: {', '.join(names)}",
+                key="lora.target_modules",
+            )
+        chosen = set().union(*found.values())
+    generator = torch.Generator().manual_seed(seed)
+    for name in (name for name in names if name in chosen):
+        layer = policy.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        owner, _, last = name.rpartition(".")
+        adapted = AdaptedLinear(layer, config, generator=generator)
+        setattr(policy.get_submodule(owner), last, adapted)
+
+
+def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a policy by the names that it has without adapters, with the updates in them.
+
+    Args:
+        tensors: Parameters and saved buffers of a policy, adapted or not.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, is_part, kind = name.rpartition(".lora_")
+        if not is_part:
+            found[name] = tensor
+        elif kind == "base":
+            first, second, scale = (tensors[f"{layer}.lora_{kind}"] for kind in ("A", "B", "scale"))
+            found[f"{layer}.weight"] = merged(tensor, first, second, scale)
+    return found

@@ -14,8 +14,8 @@ from rlinf.config.component import illegal
 from rlinf.errors import ConfigError, MissingPackageError
 
 
-class LoraConfig(StrictModel):
-    """Low-rank adapters (Hu et al. 2022): only they are trained."""
+class AdapterConfig(StrictModel):
+    """Low-rank updates of linear layers (Hu et al. 2022), whose own matrices stay as they are."""
 
     rank: int = Field(default=32, ge=1)
     """Rank of the update of each adapted layer."""
@@ -24,15 +24,25 @@ class LoraConfig(StrictModel):
     target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
         default=None, min_length=1
     )
-    """Last parts of the names of the layers to be adapted; null: every linear layer but the output
-    layer, in a mixture of experts those of attention."""
-    path: Path | None = None
-    """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
+    """Parts of the names of the layers to be adapted; null: every linear layer but those of the
+    values."""
 
     @property
     def scale(self) -> float:
         """Factor of the update."""
         return (self.alpha or self.rank) / self.rank
+
+
+class LoraConfig(AdapterConfig):
+    """Low-rank adapters of a language model: only they are trained."""
+
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        default=None, min_length=1
+    )
+    """Last parts of the names of the layers to be adapted; null: every linear layer but the output
+    layer, in a mixture of experts those of attention."""
+    path: Path | None = None
+    """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
 
     def check(self) -> None:
         """Refuse where peft is not installed, or the adapter is not there or another one."""

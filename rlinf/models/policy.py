@@ -94,6 +94,14 @@ class Policy(torch.nn.Module, ABC):
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters that only the values depend on; they may have their own learning rate."""
 
+    def adapted_layers(self) -> Iterator[str]:
+        """Names of the linear layers that adapters wrap: all but those of the values, which begin
+        afresh and are trained whole."""
+        of_values = {id(parameter) for parameter in self.value_parameters()}
+        for name, part in self.named_modules():
+            if isinstance(part, torch.nn.Linear) and id(part.weight) not in of_values:
+                yield name
+
     @abstractmethod
     def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
         """Take observations [N, ...] into the running observation statistics.

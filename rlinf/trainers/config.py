@@ -13,7 +13,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
-from rlinf.models.language_config import LanguageModelConfig, LoraConfig
+from rlinf.models.language_config import AdapterConfig, LanguageModelConfig, LoraConfig
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
@@ -130,7 +130,25 @@ class FirstUpdateBounds:
     any_ratio: float | None = None
 
 
-class RowTrainerConfig(TrainerConfig):
+class ActionTrainerConfig(TrainerConfig):
+    """How a policy for actions is trained, as its weights or by an adapter."""
+
+    lora: AdapterConfig | None = None
+    """Train low-rank updates of the policy's linear layers, and whole what is no matrix of one:
+    values, standard deviations, biases, convolutions; null: train all weights."""
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision.param != "float32":
+            raise illegal(
+                "precision.param",
+                "policies for actions act and train in float32",
+                hint="nearest: float32",
+            )
+        return self
+
+
+class RowTrainerConfig(ActionTrainerConfig):
     """How modules are trained on rows of one size: chunk steps, or transitions."""
 
     type: Literal["plain", "fsdp"] = "plain"
@@ -138,13 +156,7 @@ class RowTrainerConfig(TrainerConfig):
     depend on their number; or divided over them by FSDP2, which needs processes of their own."""
 
     @model_validator(mode="after")
-    def _check_use(self) -> Self:
-        if self.precision.param != "float32":
-            raise illegal(
-                "precision.param",
-                "policies for actions act and train in float32",
-                hint="nearest: float32",
-            )
+    def _check_reshard(self) -> Self:
         if self.type == "plain" and self.reshard != "auto":
             raise illegal("reshard", "every rank holds the whole policy", hint="nearest: auto")
         return self

@@ -20,6 +20,7 @@ from rlinf.models.adapters import (
     is_adapter,
     merged,
     plain_name,
+    without_adapters,
 )
 from rlinf.models.language import file_weights, saved_buffers
 from rlinf.trainers.scoring import ScoringModel
@@ -35,7 +36,12 @@ def weights_of(held: TrainedModule, content: Content) -> Iterator[tuple[str, Ten
     """Whole tensors of a module; see :meth:`~rlinf.trainers.trainer.Trainer.weights`."""
     held.keep_gathered()
     module = held.module
-    model = module.model if isinstance(module, ScoringModel) else module
+    if not isinstance(module, ScoringModel):
+        buffers = dict(saved_buffers(module))  # first, as FSDP forgets then what was gathered
+        whole = {name: _whole(held, parameter) for name, parameter in module.named_parameters()}
+        yield from without_adapters(whole | buffers).items()
+        return
+    model = module.model
     adapted = any(map(is_adapter, held.named))
     named = model.named_parameters()
     if content == "merged":

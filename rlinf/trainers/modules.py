@@ -248,7 +248,8 @@ class Reference:
 
     def __init__(self, modules: TrainedModules) -> None:
         self._modules = modules
-        self.keeps = not any(map(is_adapter, self._held.named))
+        # What is trained beside an adapter is not switched off with it.
+        self.keeps = not all(map(is_adapter, self._held.named))
         self.weights: Source = []
         self.buffers: list[Tensor] = []
         if self.keeps:

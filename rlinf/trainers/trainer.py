@@ -20,7 +20,8 @@ from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.algorithms.samples import staleness_metrics
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
-from rlinf.models.policy import ActionEvaluation
+from rlinf.models.adapters import adapt_policy, without_adapters
+from rlinf.models.policy import ActionEvaluation, Policy
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
@@ -79,6 +80,9 @@ class Trainer:
         self._total_steps, self._seed, self._rows = total_steps, seed, rows
         ranks = ranks or Replicas()
         self._packing = packing or Rows(config.micro_batch_size)
+        lora, policy = getattr(config, "lora", None), modules.get(POLICY)
+        if lora is not None and isinstance(policy, Policy):
+            adapt_policy(policy, lora, seed=seed)
         self._losses = [each for each in algorithm.losses() if modules.keys() >= {*each.parameters}]
         self._prefixes = {
             each.name: section if each.name == POLICY else each.name for each in self._losses
@@ -474,7 +478,7 @@ def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """Weights and buffers of a module in the state of a trainer that trains all of them."""
     _check_format(state)
     module = state["modules"][name]
-    return {**module["master"], **module["buffers"]}
+    return without_adapters({**module["master"], **module["buffers"]})
 
 
 def _check_format(state: Mapping[str, Any]) -> None:

@@ -78,6 +78,15 @@ def test_killed_driver_local(tmp_path: Path) -> None:
     kill_and_resume(EMBODIED, tmp_path, "local", kills=1, steps=6, victim="driver")
 
 
+@pytest.mark.parametrize("task", [EMBODIED, CLONING], ids=["embodied", "behaviour_cloning"])
+def test_killed_driver_of_a_run_that_trains_an_adapter(tmp_path: Path, task: Task) -> None:
+    def overrides(runtime: str, steps: int) -> list[str]:
+        return [*task.overrides(runtime, steps), "actor.lora.rank=2"]
+
+    adapted = replace(task, overrides=overrides)
+    kill_and_resume(adapted, tmp_path, "local", kills=1, steps=6, victim="driver")
+
+
 def test_killed_driver_of_a_reasoning_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     kill_and_resume(REASONING, tmp_path, "local", kills=1, steps=4, victim="driver")

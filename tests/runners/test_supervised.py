@@ -118,6 +118,17 @@ def test_only_adapters_are_trained_with_lora(tmp_path: Path) -> None:
     assert lines[-1]["validation/loss"] < lines[1]["validation/loss"]
 
 
+def test_a_policy_learns_by_adapters_and_is_left_behind_whole(tmp_path: Path) -> None:
+    recipe = write_cloning(tmp_path)
+    run_recipe(recipe, tmp_path / "whole", "runner.total_steps=1")
+    lora = ["actor.lora.rank=1", "runner.total_steps=30"]
+    run_recipe(recipe, tmp_path / "run", *lora)
+    lines = metrics(tmp_path / "run")
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
+    assert main(["eval", str(tmp_path / "run"), "--episodes", "4"]) == 0
+
+
 @pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
 def test_objectives_of_behaviour_cloning(objective: str, tmp_path: Path) -> None:
     recipe = write_cloning(tmp_path)

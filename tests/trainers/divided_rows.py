@@ -37,7 +37,7 @@ def run(directory: Path) -> list[dict[str, Any]]:
     return results_of(__name__, lambda rank: (rank, directory), seconds=240)
 
 
-def ppo(ranks: Ranks | Replicas, *, seed: int = 3) -> Trainer:
+def ppo(ranks: Ranks | Replicas, *, seed: int = 3, lora: Any = None) -> Trainer:
     """Of a policy whose values have a learning rate of their own, with a reference."""
     policy = MLPConfig(hidden_sizes=(15, 16)).build(SPEC, seed=seed)
     config = ActorConfig.model_validate(
@@ -47,6 +47,7 @@ def ppo(ranks: Ranks | Replicas, *, seed: int = 3) -> Trainer:
             "micro_batch_size": 8,
             "update_epoch": 2,
             "optim": {"lr": 1e-3, "value_lr": 3e-3},
+            "lora": lora,
             **WIDE,
         }
     )
@@ -68,11 +69,16 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
     state = one.state_dict()
     if isinstance(ranks, Ranks):
         one.save_sharded(directory / "policy")
+    adapted = ppo(ranks, lora={"rank": 2})
+    metrics.append(adapted.learn(collect(actor), 0))
     twins = test_losses.trainer_of(test_losses.modules(), ranks=ranks)
     metrics += [twins.train(test_losses.batches(), step) for step in range(2)]
     found = {name: dict(held.gather(held.master(), keep=True)) for name, held in
              twins.modules.held.items()}  # fmt: skip
-    return {"metrics": metrics, "weights": weights, "state": state, "twins": found}
+    sent = {name: tensor.clone() for name, tensor in adapted.weights()}
+    return {
+        "metrics": metrics, "weights": weights, "state": state, "twins": found, "adapted": sent
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

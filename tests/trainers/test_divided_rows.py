@@ -36,8 +36,9 @@ def test_two_ranks_compute_what_one_process_computes(two, alone, rank):
     for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
     assert list(found["weights"]) == list(alone["weights"])
-    for name, tensor in alone["weights"].items():
-        torch.testing.assert_close(found["weights"][name], tensor, **NEAR)
+    for kind in ("weights", "adapted"):
+        for name, tensor in alone[kind].items():
+            torch.testing.assert_close(found[kind][name], tensor, **NEAR)
     for name, column in alone["twins"].items():
         assert found["twins"][name].keys() == column.keys()
         for key, tensor in column.items():

@@ -22,6 +22,8 @@ from rlinf.data.text_examples import TextExamplesConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
     Knob,
     PlanningTraits,
     Trial,
@@ -32,9 +34,9 @@ from rlinf.flow.planning_traits import (
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import (
+    ActionTrainerConfig,
     OptimizerConfig,
     PolicyTrainerConfig,
-    TrainerConfig,
 )
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection
 
@@ -66,7 +68,7 @@ class FineTuningActorConfig(PolicyTrainerConfig):
     """Optimizer."""
 
 
-class CloningActorConfig(TrainerConfig):
+class CloningActorConfig(ActionTrainerConfig):
     """How a policy for actions is trained on recorded episodes."""
 
     global_batch_size: int = Field(default=256, ge=1)
@@ -258,8 +260,6 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
 
 def _traits(config: SupervisedRunConfig) -> PlanningTraits:
     """Of a run that learns what it is shown: the items are the rows of a global batch."""
-    from rlinf.flow.constraints import ComponentConstraint, Constraints
-
     actor, batch = config.actor, config.actor.global_batch_size
     constraints = Constraints(
         items=batch,

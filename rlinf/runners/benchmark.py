@@ -14,8 +14,7 @@ from rlinf.config.component import Component, illegal
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.benchmarks import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.text_answers import AnswerKind
-from rlinf.data.text_evaluation import TextEvaluationSpec
+from rlinf.data.text_evaluation import AnswerKind, TextEvaluationSpec
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
-from rlinf.data.text_answers import AnswerKind, read_answers
 from rlinf.data.text_evaluation import (
+    AnswerKind,
     PromptOutcome,
     TextEvaluationResult,
     TextEvaluationSpec,
+    read_answers,
 )
 from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError

@@ -10,8 +10,7 @@ from rlinf.data.prompts.loader import PromptLoader
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners import rescaling
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_evaluation import PromptEvaluator, answering_step
-from rlinf.runners.reasoning_metrics import FIGURES, AnswerCounts
+from rlinf.runners.reasoning_evaluation import AnswerCounts, PromptEvaluator, answering_step
 from rlinf.runners.task import Task
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Reasoning(Task[ReasoningConfig]):
         "critic": "rlinf.workers.critic:CriticWorker",
     }
     changeable = ("runner", "cluster", "validation.val_check_interval", "checkpoint", "logger")
-    figures = FIGURES
+    figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:
         from rlinf.runners.reasoning_model import prepare

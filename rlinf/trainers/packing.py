@@ -123,15 +123,11 @@ class Sequences(Packing):
 
 
 def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> Parts:
-    """Divide numbers so that their sums differ little (Karmarkar and Karp 1982, "differencing").
+    """Divide numbers [N] so that their sums differ little (Karmarkar and Karp 1982).
 
     The two divisions with the largest differences are merged, the largest part of one with the
-    smallest of the other, until one is left.
-
-    Args:
-        lengths: [N].
-        parts: Number of parts, ≥ 1.
-        equal_count: Let the sizes of the parts differ by at most 1.
+    smallest of the other, until one is left. With ``equal_count`` the sizes of the parts differ by
+    at most 1.
 
     Returns:
         Indices of each part, ascending; a part is empty where there are more parts than numbers.
@@ -157,17 +153,11 @@ def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> 
 def plan_micro_batches(
     lengths: Sequence[int], prompts: Sequence[int], *, ranks: int, config: SequenceConfig
 ) -> list[Parts]:
-    """The micro batches of each rank, as indices of sequences; the same number for each rank.
+    """The micro batches of each data-parallel rank, as indices of sequences; equally many for each.
 
     Where a rank has too little for that number, some of its micro batches are empty. Without
-    padding a prompt is computed once in a micro batch, so that answers to it stay together where
-    they can.
-
-    Args:
-        lengths: [N] tokens of each sequence.
-        prompts: [N] equal numbers where sequences have the same prompt.
-        ranks: Data-parallel ranks.
-        config: Bounds of a micro batch, and whether ranks are balanced by tokens.
+    padding a prompt is computed once in a micro batch, so that answers to it, which have equal
+    numbers in ``prompts`` [N], stay together where they can.
     """
     if config.balance and ranks > 1:
         shares = balanced_parts(lengths, ranks, equal_count=True)

@@ -4,7 +4,6 @@ batch, so nothing is communicated."""
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,25 +17,39 @@ from rlinf.trainers.layout import lengths_of, prompts_of, window_of
 Parts = list[list[int]]
 
 
-class Packing(ABC):
-    """How a batch becomes micro batches."""
+class Rows:
+    """How a batch becomes micro batches: rows of one size, in their order, in consecutive blocks
+    over the ranks.
 
-    @abstractmethod
+    Args:
+        size: Rows of a micro batch; None: all of a rank.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size
+
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
         """The micro batches of each data-parallel rank, as indices of the rows of the whole batch;
         the same number for each rank."""
+        shares = _blocks(len(batch), ranks)
+        size = self._size or max(map(len, shares))
+        plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
+        count = max(map(len, plans))
+        return [plan + [[]] * (count - len(plan)) for plan in plans]
 
-    @abstractmethod
     def trained(self, batch: Batch) -> Batch:
-        """The rows that a training step must read."""
+        """The rows that a training step must read: all, as which micro batch a row is in must not
+        depend on the others."""
+        return batch
 
-    @abstractmethod
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A micro batch where it is computed."""
+        return batch.to(device)
 
-    @abstractmethod
     def tokens(self, batch: Batch) -> int | None:
         """Tokens that a forward pass on a micro batch reads; None where rows are no text."""
+        del batch
+        return None
 
     def micro_batches(self, batch: Batch, rank: int, ranks: int) -> list[tuple[list[int], Batch]]:
         """The rows of each micro batch of a rank; an empty one holds a row that counts nowhere."""
@@ -61,38 +74,7 @@ def _blocks(rows: int, ranks: int) -> Parts:
     return [list(range(first, last)) for first, last in pairwise(bounds)]
 
 
-class Rows(Packing):
-    """Rows of one size, in their order, in consecutive blocks over the ranks.
-
-    Args:
-        size: Rows of a micro batch; None: all of a rank.
-    """
-
-    def __init__(self, size: int | None = None) -> None:
-        self._size = size
-
-    def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """See :meth:`Packing.plan`."""
-        shares = _blocks(len(batch), ranks)
-        size = self._size or max(map(len, shares))
-        plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
-        count = max(map(len, plans))
-        return [plan + [[]] * (count - len(plan)) for plan in plans]
-
-    def trained(self, batch: Batch) -> Batch:
-        """All: which micro batch a row is in must not depend on the others."""
-        return batch
-
-    def place(self, batch: Batch, device: torch.device) -> Batch:
-        """See :meth:`Packing.place`."""
-        return batch.to(device)
-
-    def tokens(self, batch: Batch) -> None:
-        """None."""
-        del batch
-
-
-class Sequences(Packing):
+class Sequences(Rows):
     """Token sequences, of which only those are read that count.
 
     Args:
@@ -100,10 +82,11 @@ class Sequences(Packing):
     """
 
     def __init__(self, config: SequenceConfig) -> None:
+        super().__init__(config.micro_batch_size)
         self._config = config
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """See :meth:`Packing.plan`."""
+        """See :meth:`Rows.plan`."""
         lengths = lengths_of(batch)
         return plan_micro_batches(lengths, prompts_of(batch), ranks=ranks, config=self._config)
 

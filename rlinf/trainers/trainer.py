@@ -25,7 +25,7 @@ from rlinf.models.policy import ActionEvaluation, Policy
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
-from rlinf.trainers.packing import Packing, Rows
+from rlinf.trainers.packing import Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import Source, TrainedModule
 from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
@@ -68,7 +68,7 @@ class Trainer:
         config: TrainerConfig,
         *,
         ranks: Ranks | Replicas | None = None,
-        packing: Packing | None = None,
+        packing: Rows | None = None,
         optim: Mapping[str, OptimizerConfig] | None = None,
         total_steps: int,
         seed: int,

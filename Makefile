@@ -11,13 +11,16 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: quickstart test test-slow coverage check lock clean
+.PHONY: quickstart test test-slow coverage check style lock clean
 
 quickstart: $(VENV)/.run  ## Install, then train the quickstart recipe to its level
 	$(BIN)/rlinf train quickstart
 
-test: check  ## Install, then check types, style and layers and run the tests
-	$(PYTEST)
+# Types are checked beside the tests, which leave a core idle where they wait for a process.
+test: style  ## Install, then check types, style and layers and run the tests
+	@said=$$(mktemp); nice $(BIN)/mypy >$$said 2>&1 & types=$$!; \
+	$(PYTEST); tests=$$?; \
+	wait $$types; types=$$?; cat $$said; rm $$said; exit $$((tests | types))
 
 test-slow: $(VENV)/.dev  ## The tests that take longer: kill and resume, fault storms
 	$(BIN)/pytest -m slow --timeout 1800
@@ -25,10 +28,12 @@ test-slow: $(VENV)/.dev  ## The tests that take longer: kill and resume, fault s
 coverage: $(VENV)/.dev  ## What the tests run through; watching every line makes them half as slow again
 	$(PYTEST) --cov=rlinf --cov-report=term
 
-check: $(VENV)/.dev
+check: style
+	$(BIN)/mypy
+
+style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 lock: $(VENV)/.dev  ## Renew the pinned versions

@@ -22,7 +22,7 @@ from rlinf.cli.tasks import read_config
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.measure import WARM_UP_STEPS, StepRecorder
 from rlinf.planner.planned import legal_trials
-from rlinf.planner.profiling import Trial, trial_recorder
+from rlinf.planner.profiling import MeasuredTrial, trial_recorder
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Taken:
     metrics: list[dict[str, float]] = field(default_factory=list)
     recorder: StepRecorder | None = None
 
-    def trial(self, setting: Setting) -> Trial:
+    def trial(self, setting: Setting) -> MeasuredTrial:
         """As one of the trials that make a profile."""
         assert self.recorder is not None
-        return Trial(setting.read()[2], self.recorder, statistics.median(self.seconds))
+        return MeasuredTrial(setting.read()[2], self.recorder, statistics.median(self.seconds))
 
 
 class Turns:

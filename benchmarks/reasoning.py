@@ -42,7 +42,7 @@ from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest, ModelSource
 from rlinf.models.language import (
     build_language_model,
-    create_language_model,
+    build_network,
     load_tokenizer,
     save_language_model,
 )
@@ -69,7 +69,7 @@ def write_model(directory: Path, hidden: int, layers: int, tokens: int = 64) -> 
         max_position_embeddings=2048,
     )
     config = LanguageModelConfig(path=directory, architecture=architecture)
-    model = create_language_model(config, seed=0, tokenizer=tokenizer)
+    model = build_network(config, seed=0, tokenizer=tokenizer)
     save_language_model(model, directory, tokenizer=tokenizer)
     return LanguageModelConfig(path=directory)
 

@@ -14,10 +14,9 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow
     from rlinf.flow.plan import Plan
-    from rlinf.planner.cluster_shape import ClusterShape
+    from rlinf.planner.cluster import ClusterShape
     from rlinf.planner.profile import Profile
-    from rlinf.planner.simulated import SimulationOptions
-    from rlinf.planner.simulation import DeviceGroup, Simulation
+    from rlinf.planner.simulation import DeviceGroup, LengthDistribution, Simulation
 
 LABEL = "SIMULATED"
 
@@ -27,13 +26,15 @@ class Asked:
     """What was asked for on the command line.
 
     Args:
-        options: How many steps, and what lengths.
-        lengths: The lengths in words; empty where no text is generated.
+        steps: How many steps.
+        lengths: What is known of the lengths of answers; None: nothing.
+        words: The lengths in words; empty where no text is generated.
         timeline: Where to write the events; None: nowhere.
     """
 
-    options: SimulationOptions
-    lengths: str
+    steps: int
+    lengths: LengthDistribution | None
+    words: str
     timeline: Path | None
 
 
@@ -45,8 +46,8 @@ def asked_for(
     Raises:
         ConfigError: Lengths cannot be read or are not possible, or the file cannot be written.
     """
-    from rlinf.planner.simulated import SimulationOptions, lengths_of
     from rlinf.planner.simulation import parse_lengths
+    from rlinf.planner.simulation.simulate import SIMULATED_STEPS, lengths_of
 
     if timeline is not None:
         check_file_writable(timeline, "--timeline", "timeline.json")
@@ -55,29 +56,29 @@ def asked_for(
         used = lengths_of(config.planning, wanted)
     except ConfigError as error:
         raise ConfigError(f"--lengths: {error}") from error
-    options = SimulationOptions(
-        steps=steps or SimulationOptions.steps, lengths=wanted, timeline=timeline is not None
-    )
     words = "" if used is None else f"{used} ({used.origin or 'as given'})"
-    return Asked(options, words, timeline)
+    return Asked(steps or SIMULATED_STEPS, wanted, words, timeline)
 
 
 def show_simulation(
     config: Any, flow: Flow, plan: Plan, profile: Profile, cluster: ClusterShape, *, asked: Asked
 ) -> None:
     """Simulate steps under a plan and say what they took; write their timeline if asked for."""
-    from rlinf.planner.simulated import simulate_planned
     from rlinf.planner.simulation import idle_shares
+    from rlinf.planner.simulation.simulate import simulate_planned
 
-    found = simulate_planned(config, flow, plan, profile, cluster, options=asked.options)
+    found = simulate_planned(
+        config, flow, plan, profile, cluster,
+        steps=asked.steps, lengths=asked.lengths, timeline=asked.timeline is not None,
+    )  # fmt: skip
     low, middle, high = found.quantiles(0.1, 0.5, 0.9)
     count = len(found.steady_seconds)
     say(
         f"\n{LABEL} step: median {middle:.4g} s, 10–90 %: {low:.4g}–{high:.4g} s "
         f"({count} step{'' if count == 1 else 's'}, not measured)"
     )
-    if asked.lengths:
-        say(f"{LABEL} with answers of {asked.lengths}; generation takes what the profile says")
+    if asked.words:
+        say(f"{LABEL} with answers of {asked.words}; generation takes what the profile says")
     for group in idle_shares(found, plan, cluster):
         say(f"{LABEL} idle: {_idle(group)}")
     if asked.timeline is not None:

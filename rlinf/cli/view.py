@@ -141,7 +141,7 @@ def _trace(
 
 def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
     """What the plan should take by the profile of the run; None where nothing was measured yet."""
-    from rlinf.planner.described_cluster import as_measured, cluster_of
+    from rlinf.planner.cluster import as_measured, cluster_of
     from rlinf.planner.measure import PROFILE_FILE
     from rlinf.planner.profile import Profile
     from rlinf.planner.simulation import Conditions, simulate

@@ -182,13 +182,6 @@ class TextEvaluationResult(SpecifiedResult):
         """The mean over prompts, with a 95 % interval; raises as :meth:`scores`."""
         return estimate(self.scores(metric), name=metric)
 
-    def by_level(self, metric: str) -> dict[int, Estimate]:
-        """The mean over the prompts of each level, ascending."""
-        scores = self.scores(metric)
-        levels = np.array([-1 if o.level is None else o.level for o in self.outcomes])
-        known = sorted({outcome.level for outcome in self.outcomes if outcome.level is not None})
-        return {level: estimate(scores[levels == level], name=metric) for level in known}
-
     @property
     def metrics(self) -> tuple[str, ...]:
         """Metrics that are usual for so many samples."""

@@ -5,11 +5,10 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Annotated, Literal, Self
+from functools import partial
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -118,7 +117,10 @@ class TextExamplesConfig(StrictModel):
                 key="held_out",
             )
         kept = len(train) - self.held_out
-        return TextExampleSets(train[:kept], train[kept:])
+        return TextExampleSets(
+            TextExamples(train.examples[:kept], train.report),
+            TextExamples(train.examples[kept:], train.report),
+        )
 
     def _from_files(
         self, files: ExampleFilesConfig, name: Part, tokenizer: PromptTokenizer
@@ -219,30 +221,16 @@ class TextExamplesConfig(StrictModel):
         return content, answer
 
 
-@dataclass(frozen=True)
-class TextExample:
-    """One prompt and its answer.
-
-    Args:
-        prompt: [P] int64 tokens, at least one.
-        target: [L] int64 tokens of the answer, its end included.
-    """
+class TextExample(NamedTuple):
+    """[P] int64 tokens of a prompt, at least one, and [L] of its answer, the end included."""
 
     prompt: np.ndarray
     target: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.target)
-
 
 @dataclass(frozen=True, eq=False)
 class TextExamples:
-    """Examples in their order.
-
-    Args:
-        examples: The examples.
-        report: What was left out on loading, in words.
-    """
+    """Examples in their order, and what was left out on loading, in words."""
 
     examples: tuple[TextExample, ...]
     report: str
@@ -250,30 +238,8 @@ class TextExamples:
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, part: slice) -> TextExamples:
-        return TextExamples(self.examples[part], self.report)
 
-    def rows(self, rows: Sequence[int] | np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Prompt and target of some rows."""
-        return [(self.examples[row].prompt, self.examples[row].target) for row in rows]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its answer."""
-        return max(map(len, self.examples))
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256, in hex, of the tokens: equal contents, equal hash."""
-        digest = hashlib.sha256(b"rlinf-text-examples/1\n")
-        for example in self.examples:
-            for tokens in (example.prompt, example.target):
-                digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class TextExampleSets:
+class TextExampleSets(NamedTuple):
     """What is trained on, and what validates; None where nothing does."""
 
     train: TextExamples

@@ -13,39 +13,124 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlinf.flow.graph import Flow, Node, Stage
 from rlinf.flow.plan import Plan
-from rlinf.flow.ports import Ports
-from rlinf.flow.running_step import (
-    Arguments,
-    Hooks,
-    Reports,
-    RunningStep,
-    SavedStep,
-    StepReport,
-)
-from rlinf.flow.stage_worker import StageCall
-from rlinf.flow.stream import StepAborted
-from rlinf.monitor.timeline import Timeline
+from rlinf.flow.stage_worker import StageCall, StageReport
+from rlinf.flow.stream import Item, Ports, StepAborted
+from rlinf.monitor.timeline import Event, Timeline
 from rlinf.scheduler import Cluster
+from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.scheduler.worker_group import WorkerGroup
 
-__all__ = ["Executor", "Hooks", "RunningStep", "SavedStep", "StepReport"]
+Arguments = Mapping[str, dict[str, Any]]
+"""Keyword arguments of stage methods, by :attr:`~rlinf.flow.graph.Stage.label`."""
+
+Reports = dict[str, list[StageReport]]
+"""Reports of the workers of some stages, by its label and their rank."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Reports of every worker, by stage, and the timeline events of the step.
+
+    Args:
+        stages: Reports by :attr:`~rlinf.flow.graph.Stage.label`, usually the component's name.
+        events: Timeline events of driver and workers.
+        begin_seconds: What :attr:`Hooks.begin` took.
+        node_seconds: Time of each node, from when it had its devices until its workers reported.
+    """
+
+    stages: Mapping[str, list[StageReport]]
+    events: list[Event]
+    begin_seconds: float = 0.0
+    node_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def results(self, stage: str) -> list[Any]:
+        """What a stage returned, by rank."""
+        return [report.result for report in self.stages[stage]]
+
+    def seconds(self, stage: str) -> float:
+        """Time of the slowest worker of a stage that was not spent waiting for input."""
+        return max(r.seconds - r.seconds_waiting for r in self.stages[stage])
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A step whose first half is done: what its nodes that run ahead returned and handed over.
+
+    Items are by edge into the second half, without the ends of streams.
+    """
+
+    step: int
+    reports: Reports
+    items: dict[str, list[Item]]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What the driver does around the first node of a step, in the order of the steps.
+
+    Args:
+        begin: Called when that node of the step before has ended and before this one begins, also
+            when a failure ended it; returns further arguments of the step.
+        ended: Called with the node's reports when it has ended, before the next step's begins.
+    """
+
+    begin: Callable[[], Arguments] = lambda: {}
+    ended: Callable[[Reports], None] = lambda reports: None
+
+
+@dataclass(eq=False)
+class RunningStep:
+    """A step under way, as :meth:`Executor.start` gives it."""
+
+    step: int
+    arguments: dict[str, dict[str, Any]]
+    hooks: Hooks
+    timeline: Timeline
+    finish: Callable[[RunningStep], StepReport]
+    watch_memory: bool = False
+    runs: dict[str, Future[Reports]] = field(default_factory=dict)
+    tickets: list[LeaseTicket] = field(default_factory=list)
+    leases: dict[str, tuple[LeaseTicket, ...]] = field(default_factory=dict)
+    begin_seconds: float = 0.0
+    node_seconds: dict[str, float] = field(default_factory=dict)
+
+    def wait(self) -> StepReport:
+        """Let the nodes begin that do not run ahead, and wait for all.
+
+        Raises:
+            Exception: The first failure of any step under way, after the workers of all were told
+                to stop and every lease was given back.
+        """
+        return self.finish(self)
+
+    def begin(self) -> None:
+        """Call the hook and take its arguments."""
+        begin = time.perf_counter()
+        try:
+            with self.timeline.span("sync weights", category="sync", step=self.step):
+                further = self.hooks.begin()
+            for stage, given in further.items():
+                self.arguments[stage] = {**self.arguments.get(stage, {}), **given}
+        finally:
+            self.begin_seconds = time.perf_counter() - begin
+
+    def reports(self) -> Reports:
+        """Reports of the nodes that were begun; waits for them."""
+        wait(self.runs.values())
+        return {name: value for run in self.runs.values() for name, value in run.result().items()}
 
 
 class Executor:
-    """Runs the steps of one flow.
+    """Runs the steps of one flow under a plan, by launched worker groups of its components.
 
     Args:
-        flow: What a step does.
-        plan: Where and how its components run.
-        groups: Launched worker groups by component.
-        cluster: The cluster that leases devices.
         sources: How many sub-batches the flow's items are numbered by.
         depth: Most steps that are under way at the same time.
         timeline: Whether workers record events.
@@ -95,10 +180,7 @@ class Executor:
     ) -> RunningStep:
         """Let the nodes of a step that run ahead begin as soon as they may.
 
-        Args:
-            step: Number of the step; items are stamped with it.
-            arguments: Keyword arguments of the stage methods, by stage.
-            hooks: What the driver does around the first node.
+        Its items are stamped with the number of the step.
 
         Raises:
             Exception: The first failure of a step under way.
@@ -133,12 +215,7 @@ class Executor:
         return SavedStep(running.step, reports, items)
 
     def restore(self, saved: SavedStep, arguments: Arguments | None = None) -> RunningStep:
-        """A started step as it was saved.
-
-        Args:
-            saved: From :meth:`save`, of any executor of an equal flow.
-            arguments: As for :meth:`start`.
-        """
+        """A started step as it was saved, by any executor of an equal flow."""
         running = self._enter(saved.step, arguments, None)
         self._ports.refill(saved.step, saved.reports.keys(), saved.items)
         for node in self._order:
@@ -188,9 +265,8 @@ class Executor:
                 devices = ()
             ticket = self._cluster.reserve_lease(name, devices)
             running.tickets.append(ticket)
-            run = self._threads.submit(
-                self._run_node, running, node, ticket, self._last.get(node.name)
-            )
+            previous = self._last.get(node.name)
+            run = self._threads.submit(self._run_node, running, node, ticket, previous)
             running.runs[node.name] = self._last[node.name] = run
 
     def _finish(self, running: RunningStep) -> StepReport:
@@ -207,10 +283,8 @@ class Executor:
                 ticket.cancel()
         self._raise_failure()
         reports = running.reports()
-        events = running.timeline.drain()
-        for stage_reports in reports.values():
-            for report in stage_reports:
-                events.extend(report.events)
+        of_workers = (e for stage in reports.values() for report in stage for e in report.events)
+        events = [*running.timeline.drain(), *of_workers]
         return StepReport(reports, events, running.begin_seconds, running.node_seconds)
 
     def _raise_failure(self) -> None:
@@ -270,8 +344,7 @@ class Executor:
         arguments = running.arguments.get(stage.label, {})
         leases = running.leases.get(stage.component)
         if leases is not None:
-            shared = replace(arguments["shared"], leases=leases)
-            arguments = {**arguments, "shared": shared}
+            arguments = {**arguments, "shared": replace(arguments["shared"], leases=leases)}
         return [
             StageCall(
                 node=node.name,

@@ -82,11 +82,7 @@ class Edge:
 
 @dataclass
 class Flow:
-    """A training step as a graph of stages.
-
-    Args:
-        name: Name used for channels, timelines and plans.
-    """
+    """A training step as a graph of stages; its name is that of channels and timelines."""
 
     name: str
     nodes: list[Node] = field(default_factory=list)
@@ -122,16 +118,12 @@ class Flow:
         Raises:
             ConfigError: If an edge has no producer, no consumer, or more than one of either.
         """
-        producers: dict[str, list[Stage]] = {}
-        consumers: dict[str, list[Stage]] = {}
-        for _, stage in self.stages():
-            for name in stage.outputs:
-                producers.setdefault(name, []).append(stage)
-            for name in stage.inputs:
-                consumers.setdefault(name, []).append(stage)
+        stages = [stage for _, stage in self.stages()]
+        outputs = [name for stage in stages for name in stage.outputs]
         edges = []
-        for name in dict.fromkeys([*producers, *consumers]):
-            sources, targets = producers.get(name, []), consumers.get(name, [])
+        for name in dict.fromkeys([*outputs, *(name for s in stages for name in s.inputs)]):
+            sources = [stage for stage in stages for output in stage.outputs if output == name]
+            targets = [stage for stage in stages for used in stage.inputs if used == name]
             if len(sources) != 1 or len(targets) != 1:
                 raise ConfigError(
                     f"flow '{self.name}': edge '{name}' has {len(sources)} producers and "
@@ -141,11 +133,7 @@ class Flow:
         return edges
 
     def feeds(self) -> dict[str, tuple[str, ...]]:
-        """Names of the nodes that feed each node, itself left out, each once.
-
-        Raises:
-            ConfigError: If an edge does not have one producer and one consumer.
-        """
+        """Names of the nodes that feed each node, itself left out, each once."""
         home = {id(stage): node.name for node, stage in self.stages()}
         found: dict[str, list[str]] = {node.name: [] for node in self.nodes}
         for edge in self.edges():

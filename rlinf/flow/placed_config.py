@@ -170,10 +170,7 @@ class PlacedConfig(StrictModel):
         return (found or 1) * cluster.num_nodes
 
     def check_nodes(self, accelerators: Sequence[int]) -> None:
-        """Refuse a cluster of other nodes than the recipe says.
-
-        Args:
-            accelerators: Devices of each node.
+        """Refuse a cluster of other nodes than the recipe says, by the devices of each node.
 
         Raises:
             ConfigError: A node has more or fewer than `cluster.accelerators_per_node`.
@@ -233,9 +230,7 @@ class PlacedConfig(StrictModel):
     def check_cluster(self) -> None:
         """Refuse keys of the cluster that have no effect on a task, and impossible placements.
 
-        Raises:
-            pydantic_core.PydanticCustomError: What is not legal; to be called by the validator of
-                a task's config.
+        To be called by the validator of a task's config.
         """
         cluster = self.cluster
         if cluster.runtime == "local" and cluster.num_nodes > 1:
@@ -264,7 +259,16 @@ class PlacedConfig(StrictModel):
                 f"{'does not know' if unknown else 'does not place'} {found}",
                 hint=f"the components of this task are {', '.join(self.components)}",
             )
-        self._check_node_groups()
+        for entry in parse_component_placement(self.placement()):
+            labels = [label for label in entry.node_groups or () if label != "cluster"]
+            if labels:
+                # A plan numbers the devices of the whole cluster; those of a group count anew.
+                raise illegal(
+                    "cluster.component_placement",
+                    f"places {', '.join(entry.components)} by ranks inside of node group "
+                    f"{', '.join(labels)}, but leases and residency need those of the cluster",
+                    hint="write the global ranks instead; groups may still set environments",
+                )
         self._check_residency()
         try:
             _ = self.plan
@@ -290,29 +294,14 @@ class PlacedConfig(StrictModel):
                 why = why if stages > 1 else f"{name} is in no loop that has several"
                 raise illegal(key, why, hint=f"nearest: {stages}")
 
-    def _check_node_groups(self) -> None:
-        """A plan numbers the devices of the whole cluster; those of a group are counted anew."""
-        for entry in parse_component_placement(self.placement()):
-            labels = [label for label in entry.node_groups or () if label != "cluster"]
-            if labels:
-                raise illegal(
-                    "cluster.component_placement",
-                    f"places {', '.join(entry.components)} by ranks inside of node group "
-                    f"{', '.join(labels)}, but leases and residency need those of the cluster",
-                    hint="write the global ranks instead; groups may still set environments",
-                )
-
     def _check_residency(self) -> None:
         for name, value in self.residency().items():
             if name not in self.components:
-                known = ", ".join(self.components)
-                why, hint = f"does not know {name}", f"the components of this task are {known}"
-            elif value == "offload" and name not in self.offloading:
-                can = join_choices(self.offloading) or "none"
-                why, hint = f"{name} has nothing to offload", f"components that have: {can}"
-            else:
-                continue
-            raise illegal("cluster.residency", why, hint=hint)
+                hint = f"the components of this task are {', '.join(self.components)}"
+                raise illegal("cluster.residency", f"does not know {name}", hint=hint)
+            if value == "offload" and name not in self.offloading:
+                hint = f"components that have: {join_choices(self.offloading) or 'none'}"
+                raise illegal("cluster.residency", f"{name} has nothing to offload", hint=hint)
 
 
 def _stages_in(data: Any) -> tuple[Plan, int] | None:

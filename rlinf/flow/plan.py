@@ -123,11 +123,7 @@ class Plan(StrictModel):
     """Plans by component name."""
 
     def save(self, path: Path | str) -> None:
-        """Write the plan as YAML.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the plan as YAML."""
         Path(path).write_text(write_yaml(self.model_dump(mode="json")), encoding="utf-8")
 
     @classmethod
@@ -158,27 +154,21 @@ class Plan(StrictModel):
 
     def switches_more_than(self, other: Plan) -> bool:
         """Whether it differs from another in nothing but in more components that offload."""
-        loaded = [plan._with_all("resident").written() for plan in (self, other)]
-        return loaded[0] == loaded[1] and self._offloading() > other._offloading()
-
-    def _offloading(self) -> set[str]:
-        return {name for name, part in self.components.items() if part.residency == "offload"}
-
-    def _with_all(self, residency: Residency) -> Plan:
-        parts = self.components.items()
-        changed = {name: part.model_copy(update={"residency": residency}) for name, part in parts}
-        return self.model_copy(update={"components": changed})
+        offloading, loaded = [], []
+        for plan in (self, other):
+            parts = [(name, part.written()) for name, part in plan.components.items()]
+            offloading.append({name for name, part in parts if part.pop("residency", None)})
+            loaded.append(dict(parts))
+        return loaded[0] == loaded[1] and offloading[0] > offloading[1]
 
     def written(self) -> dict[str, Any]:
         """What is executed of each component, as plain data that can be a ``cluster.plan``."""
         return {"components": {name: part.written() for name, part in self.components.items()}}
 
     def with_residency(self, asked: Mapping[str, Residency], *, sharing: Collection[str]) -> Plan:
-        """The same plan with the residency of each component decided.
+        """The same plan with the residency of each component decided: as ``asked`` by hand.
 
-        Args:
-            asked: Residency by component, where it was written by hand.
-            sharing: Those that else offload where they share a device with another of them.
+        Of the others those of ``sharing`` offload, where they share a device with one another.
         """
         components = dict(self.components)
         for name, plan in self.components.items():
@@ -206,32 +196,20 @@ class Plan(StrictModel):
 
     def table(self) -> list[tuple[str, ...]]:
         """Column names, then one row per component."""
-        header = ("component", "devices", "processes", "residency", "stages", "reason")
-        return [
-            header,
-            *(
-                (
-                    name,
-                    device_ranges(plan.devices),
-                    str(plan.processes),
-                    plan.residency,
-                    str(plan.pipeline_stages),
-                    plan.reason,
-                )
-                for name, plan in self.components.items()
-            ),
+        rows: list[tuple[str, ...]] = [
+            ("component", "devices", "processes", "residency", "stages", "reason")
         ]
+        for name, plan in self.components.items():
+            counts = (str(plan.processes), plan.residency, str(plan.pipeline_stages))
+            rows.append((name, device_ranges(plan.devices), *counts, plan.reason))
+        return rows
 
     def problems(
         self, components: tuple[str, ...], offloading: Collection[str], nodes: int, each: int
     ) -> Iterator[tuple[str, str, str]]:
         """What cannot be executed: key below the plan, why, and the nearest legal value.
 
-        Args:
-            components: Of the task.
-            offloading: Those that can offload.
-            nodes: Of the cluster.
-            each: Devices of each node.
+        ``components`` are those of the task, and the cluster has ``each`` devices on every node.
         """
         for name in components:
             if name not in self.components:
@@ -312,12 +290,7 @@ def read_plan_choice(value: Any) -> Any:
 
 
 class SwitchFailure(RunFailure):
-    """The run goes on under the placement that it had.
-
-    Args:
-        cause: What went wrong.
-        seconds: What trying, and going back, took.
-    """
+    """The run goes on under the placement that it had; ``seconds`` were lost with trying."""
 
     def __init__(self, cause: Exception, seconds: float) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")

@@ -35,12 +35,14 @@ class StageCall:
 class StageCost:
     """What a stage cost beside the time of its work.
 
+    Memory is watched where :attr:`StageCall.watch_memory` asks for it; see
+    :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
+
     Args:
         onload_seconds: Bringing its state to the device.
         offload_seconds: Taking it off again.
         transfer_seconds: Handing over what it yielded.
-        peak_bytes: Most memory that it held, where :attr:`StageCall.watch_memory` asks for it;
-            see :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
+        peak_bytes: Most memory that it held.
         resident_bytes: What it held when it had ended, before it was offloaded.
         closing_seconds: Part of its work that led to the last item of each source: in a loop, what
             its last pass takes, which can be more than the passes before it.
@@ -67,10 +69,7 @@ class StageReport:
         result: Return value of the stage's generator.
         seconds: Wall time of the stage.
         seconds_waiting: Part of it spent waiting for input.
-        items_in: Items consumed.
-        items_out: Items yielded.
         events: Timeline events, where a timeline was asked for.
-        cost: What it cost beside its work.
     """
 
     result: Any
@@ -90,13 +89,9 @@ class StageReport:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where a worker is.
+    """Where a worker, ``component:rank``, is; its process may be shared with others.
 
-    Args:
-        name: The worker, ``component:rank``.
-        pid: Its process, which it may share with others.
-        devices: Its devices.
-        memory: Memory of those that have memory of their own [bytes].
+    ``memory`` is that of its devices that have memory of their own [bytes].
     """
 
     name: str
@@ -154,11 +149,7 @@ class StageWorker(Worker):
         """Free the device; called after a stage of an offloaded component."""
 
     def run_stage(self, calls: list[StageCall]) -> StageReport:
-        """Run one stage of a step.
-
-        Args:
-            calls: One call per rank of the group; this worker runs its own.
-        """
+        """Run this worker's part of a stage of a step; there is one call per rank of the group."""
         call = calls[self._rank]
         timeline = Timeline(enabled=call.timeline, thread=self._worker_name)
         begin = time.perf_counter()
@@ -167,7 +158,14 @@ class StageWorker(Worker):
                 self.onload()
         loaded = time.perf_counter()
         streams = [InputStream(port, call.step, timeline) for port in call.inputs]
-        with self._stage_span(call, timeline), self._memory_watch(call) as memory:
+        span = timeline.span(
+            f"{call.node}.{call.method}",
+            category="stage",
+            step=call.step,
+            component=self._group_name,
+            devices=self.global_accelerator_ids or [self._cluster_node_rank],
+        )
+        with span, self._memory_watch(call) as memory:
             result, pumped = self._pump(call, streams, timeline)
             held = memory.held() if memory else Held()
         worked = time.perf_counter()
@@ -200,31 +198,15 @@ class StageWorker(Worker):
         own = require_process().runtime != "local"
         return MemoryWatch(own_process=own, platform=self.torch_platform)
 
-    def _stage_span(self, call: StageCall, timeline: Timeline) -> AbstractContextManager[None]:
-        return timeline.span(
-            f"{call.node}.{call.method}",
-            category="stage",
-            step=call.step,
-            component=self._group_name,
-            devices=self.global_accelerator_ids or [self._cluster_node_rank],
-        )
-
     def pending_items(self, ports: list[InputPort]) -> list[Item]:
         """Items that wait for a stage which has not begun; they stay where they are.
 
-        Args:
-            ports: One per rank of the group, whose producers have ended.
+        There is one port per rank of the group; their producers have ended.
         """
         return ports[self._rank].pending()
 
     def refill(self, ports: list[InputPort], items: list[list[Item]], step: int) -> None:
-        """Put back what :meth:`pending_items` gave.
-
-        Args:
-            ports: One per rank of the group.
-            items: For each rank.
-            step: Their step.
-        """
+        """Put back what :meth:`pending_items` gave, for each rank."""
         ports[self._rank].refill(items[self._rank], step)
 
     def _pump(

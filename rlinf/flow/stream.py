@@ -1,4 +1,4 @@
-"""Streams: how a stage sees its inputs and names its outputs.
+"""Streams: how a stage sees its inputs and names its outputs, and the channels that carry them.
 
 A stage method is a generator. It iterates over :class:`InputStream` objects and yields
 :class:`Emit`; whether the items come from the same thread, another process or another machine is
@@ -8,14 +8,19 @@ not visible to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf.errors import RLinfError
-from rlinf.flow.graph import Route
+from rlinf.flow.graph import Edge, Flow, Route, Stage
+from rlinf.flow.plan import Plan
 from rlinf.monitor.timeline import Timeline
 from rlinf.scheduler import Channel
+from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.worker_group import WorkerGroup
 
 _ANSWER_SECONDS = 0.0005
 """In which a channel of this process gives an item that it has. Who asks for one and does not wait
@@ -25,9 +30,7 @@ so long sees one item at a time, however many there are."""
 class NextItem:
     """Looks whether a channel has an item, without waiting for one, and without losing it.
 
-    Args:
-        channel: Where items arrive, for this reader alone.
-        queue: Of the channel; None: the one of messages that name none.
+    The channel is for this reader alone; without a ``queue`` it is that of messages that name none.
     """
 
     def __init__(self, channel: Channel, queue: int | None = None) -> None:
@@ -36,11 +39,7 @@ class NextItem:
         self._asked: Any = None
 
     def arrived(self, within: float = 0.0) -> bool:
-        """Whether :meth:`take` will not block.
-
-        Args:
-            within: Seconds to wait for the item.
-        """
+        """Whether :meth:`take` will not block, after so many seconds at most."""
         if self._asked is None:
             self._asked = self._channel.get(**self._queue, async_op=True)
             within = max(within, _ANSWER_SECONDS)
@@ -63,13 +62,10 @@ class NextItem:
 
 @dataclass(frozen=True)
 class Emit:
-    """One item that a stage yields.
+    """One item that a stage yields to an edge; it carries what a channel can.
 
-    Args:
-        edge: Output edge of the stage.
-        source: Number of the sub-batch that the item belongs to; items of one source keep their
-            order and always reach the same worker.
-        payload: Anything that a channel carries.
+    ``source`` is the number of the sub-batch that the item belongs to; items of one source keep
+    their order and always reach the same worker.
     """
 
     edge: str
@@ -95,16 +91,20 @@ class StepAborted(RLinfError):  # noqa: N818 - the consequence of a failure else
     """Another worker failed, so the items that this stage waits for will not come."""
 
 
+def _checked(item: Item, edge: str) -> Item:
+    if item.aborted is not None:
+        raise StepAborted(f"edge '{edge}' was closed: {item.aborted}")
+    return item
+
+
+def _owner(source: int, sources: int, consumers: int) -> int:
+    """The consumer of an edge to which the items of a source go."""
+    return source * consumers // sources
+
+
 @dataclass(frozen=True)
 class InputPort:
-    """Where one worker reads an edge.
-
-    Args:
-        edge: Name of the edge.
-        channel: The worker's own channel.
-        producers: How many close it.
-        queue: Which queue of the channel belongs to the step.
-    """
+    """Where one worker reads an edge: its own channel, a queue per step, so many to close it."""
 
     edge: str
     channel: Channel
@@ -116,11 +116,8 @@ class InputPort:
         items: list[Item] = []
         still_open = self.producers
         while still_open:
-            item: Item = self.channel.get(self.queue)
-            if item.aborted is not None:
-                raise StepAborted(f"edge '{self.edge}' was closed: {item.aborted}")
-            still_open -= item.end
-            items.append(item)
+            items.append(_checked(self.channel.get(self.queue), self.edge))
+            still_open -= items[-1].end
         for item in items:
             self.channel.post(item, key=self.queue)
         return [item for item in items if not item.end]
@@ -133,14 +130,10 @@ class InputPort:
 
 @dataclass(frozen=True)
 class OutputPort:
-    """Where a worker writes an edge: one channel per consumer.
+    """Where a worker writes an edge: one channel per worker of the consuming stage.
 
-    Args:
-        edge: Name of the edge.
-        channels: One per worker of the consuming stage.
-        route: ``shard`` sends an item to the consumer that owns its source, ``replicate`` to all.
-        sources: How many sources there are, for ``shard``.
-        queue: Which queue of the channels belongs to the step.
+    ``shard`` sends an item to the consumer that owns its source, of so many ``sources``,
+    ``replicate`` to all.
     """
 
     edge: str
@@ -151,14 +144,12 @@ class OutputPort:
 
     def put(self, item: Item) -> None:
         """Hand an item over."""
-        for channel in self._targets(item):
+        targets = self.channels
+        if not item.end and self.route == "shard":
+            targets = (targets[_owner(item.source, self.sources, len(targets))],)
+        for channel in targets:
             # The end of the stream, or its abort, tells the reader whatever an answer could.
             channel.post(item, key=self.queue)
-
-    def _targets(self, item: Item) -> tuple[Channel, ...]:
-        if item.end or self.route == "replicate":
-            return self.channels
-        return (self.channels[item.source * len(self.channels) // self.sources],)
 
 
 class InputStream:
@@ -183,28 +174,20 @@ class InputStream:
     def __next__(self) -> Item:
         if self._arrived:
             return self._arrived.pop()
-        begin = time.perf_counter()
+        begin, item = time.perf_counter(), None
         with self._timeline.span(f"wait {self._port.edge}", category="wait"):
-            item = self._take_next()
+            while item is None and self._open:
+                item = self._take()
         self.seconds_waiting += time.perf_counter() - begin
         if item is None:
             raise StopIteration
         self.items += 1
         return item
 
-    def _take_next(self) -> Item | None:
-        """The next item, or None where every producer has closed the edge."""
-        while self._open:
-            item = self._take()
-            if item is not None:
-                return item
-        return None
-
     def ready(self, within: float = 0.0) -> bool:
         """Whether the next item has arrived, so that taking it will not block.
 
-        Args:
-            within: Seconds to wait for it.
+        ``within`` are the seconds to wait for it.
         """
         while not self._arrived and self._open:
             if not self._next.arrived(within):
@@ -223,15 +206,102 @@ class InputStream:
 
     def _take(self) -> Item | None:
         """The next item, or None where a producer closed its side."""
-        item: Item = self._next.take()
-        if item.aborted is not None:
-            raise StepAborted(f"edge '{self._port.edge}' was closed: {item.aborted}")
+        edge = self._port.edge
+        item = _checked(self._next.take(), edge)
         if item.step != self._step:
             raise RuntimeError(
-                f"edge '{self._port.edge}' delivered an item of step {item.step} in step "
-                f"{self._step}"
+                f"edge '{edge}' delivered an item of step {item.step} in step {self._step}"
             )
-        if item.end:
-            self._open -= 1
-            return None
-        return item
+        self._open -= item.end
+        return None if item.end else item
+
+
+class Ports:
+    """The channels of a flow: one per edge and consuming worker, who hosts it.
+
+    An item thus travels once, and taking it is no message. Steps that are under way together, at
+    most ``depth``, have a queue each in every channel, so that items of one are never taken for
+    those of another. ``sources`` is how many sub-batches the items are numbered by.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        plan: Plan,
+        groups: Mapping[str, WorkerGroup],
+        *,
+        sources: int,
+        depth: int,
+    ) -> None:
+        self._plan = plan
+        self._groups = groups
+        self._sources = sources
+        self._depth = depth
+        self._edges = {edge.name: edge for edge in flow.edges()}
+        run = uuid.uuid4().hex[:8]
+        self._channels = {
+            name: tuple(
+                Channel.create(
+                    f"{flow.name}-{run}/{name}/{rank}",
+                    host=f"{groups[edge.consumer.component].worker_group_name}:{rank}",
+                )
+                for rank in range(self._processes(edge.consumer))
+            )
+            for name, edge in self._edges.items()
+        }
+
+    def _processes(self, stage: Stage) -> int:
+        return self._plan.components[stage.component].processes
+
+    def abort(self, reason: str) -> None:
+        """Put an item into every queue that makes its reader stop."""
+        for channels in self._channels.values():
+            for channel in channels:
+                for queue in range(self._depth):
+                    with suppress(SchedulerError):  # a reader that is gone waits for nothing
+                        channel.put(Item(-1, source=-1, aborted=reason), key=queue)
+
+    def inputs(self, stage: Stage, rank: int, step: int) -> tuple[InputPort, ...]:
+        """Where a worker reads in a step."""
+        return tuple(self._input(self._edges[name], rank, step) for name in stage.inputs)
+
+    def _input(self, edge: Edge, rank: int, step: int) -> InputPort:
+        channel, producers = self._channels[edge.name][rank], self._processes(edge.producer)
+        return InputPort(edge.name, channel, producers, queue=step % self._depth)
+
+    def outputs(self, stage: Stage, step: int) -> tuple[OutputPort, ...]:
+        """Where the workers of a stage write in a step."""
+        queue, sources = step % self._depth, self._sources
+        return tuple(
+            OutputPort(name, self._channels[name], self._edges[name].route, sources, queue)
+            for name in stage.outputs
+        )
+
+    def pending(self, step: int, begun: Collection[str]) -> dict[str, list[Item]]:
+        """Items that the ``begun`` stages, which have ended, left for the others; they stay."""
+        found = {}
+        for edge, group, ports in self._crossing(step, begun):
+            by_rank = group.pending_items(ports).wait()
+            kept = by_rank[:1] if edge.route == "replicate" else by_rank
+            found[edge.name] = [item for items in kept for item in items]
+        return found
+
+    def refill(self, step: int, begun: Collection[str], items: Mapping[str, list[Item]]) -> None:
+        """Put back what :meth:`pending` gave."""
+        for edge, group, ports in self._crossing(step, begun):
+            shares: list[list[Item]] = [[] for _ in ports]
+            for item in items[edge.name]:
+                owner = _owner(item.source, self._sources, len(ports))
+                for share in shares if edge.route == "replicate" else [shares[owner]]:
+                    share.append(item)
+            group.refill(ports, shares, step).wait()
+
+    def _crossing(
+        self, step: int, begun: Collection[str]
+    ) -> Iterator[tuple[Edge, WorkerGroup, list[InputPort]]]:
+        """Edges from stages that have begun to others, with who reads them, and where."""
+        for edge in self._edges.values():
+            if edge.producer.label in begun and edge.consumer.label not in begun:
+                ranks = range(self._processes(edge.consumer))
+                ports = [self._input(edge, rank, step) for rank in ranks]
+                yield edge, self._groups[edge.consumer.component], ports

@@ -5,11 +5,10 @@ With LoRA they are those of peft around them.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 from rlinf.data import tokenizer as tokenizers
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import (
-    adapter_file_name,
-    is_adapter,
     load_adapter,
     merged,
     peft_settings,
@@ -27,67 +24,52 @@ from rlinf.models.adapters import (
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 
 _SHOWN = 6  # names listed per kind of difference
+
 _BUILDING = threading.RLock()
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _one_at_a_time(build: Callable[P, T]) -> Callable[P, T]:
-    """Let one thread of this process build a model at a time.
-
-    transformers and the random state of torch are global: workers that are threads of one process
-    would otherwise lose tied weights, or draw each other's random numbers.
-    """
-
-    @functools.wraps(build)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _BUILDING:
-            return build(*args, **kwargs)
-
-    return alone
+"""One thread of this process builds a model at a time. transformers and the random state of torch
+are global: workers that are threads of one process would otherwise lose tied weights, or draw each
+other's random numbers."""
 
 
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> tuple[Any, Any]:
-    """The model of a config section and its tokenizer.
-
-    Weights that are created, all of them or those of the adapters, depend on ``seed`` alone.
-
-    Raises:
-        ConfigError: A file is missing, or does not fit the others.
-        MissingPackageError: transformers or peft is not installed.
-    """
+    """The model of a config section and its tokenizer; see :func:`build_network`."""
     tokenizer = load_tokenizer(config)
     return build_network(config, tokenizer=tokenizer, seed=seed), tokenizer
 
 
-def build_network(config: LanguageModelConfig, *, tokenizer: Any, seed: int) -> Any:
-    """The same without the tokenizer, which may be that of another model."""
-    if config.architecture is None:
-        return load_language_model(config, tokenizer=tokenizer, seed=seed)
-    return create_language_model(config, tokenizer=tokenizer, seed=seed)
-
-
-@_one_at_a_time
 def load_tokenizer(config: LanguageModelConfig) -> Any:
     """The tokenizer in the directory of a model; ConfigError where none can be read."""
     config.check()
     try:
-        return tokenizers.load_tokenizer(_directory(config))
+        with _BUILDING:
+            return tokenizers.load_tokenizer(_directory(config))
     except ConfigError as error:
         raise ConfigError(error.reason, key="path") from error
 
 
-@_one_at_a_time
-def load_language_model(
-    config: LanguageModelConfig, *, tokenizer: Any = None, seed: int = 0
-) -> Any:
-    """The model of a directory, on the CPU, in training mode.
+def build_network(config: LanguageModelConfig, *, tokenizer: Any = None, seed: int = 0) -> Any:
+    """The model of a config section, on the CPU, in training mode.
 
-    ``architecture`` is not looked at; the adapters' weights depend on ``seed``. ConfigError where a
-    weight is missing, left over or of another shape, or the tokenizer does not fit.
+    Weights that are created, all of them or those of the adapters, depend on ``seed`` alone; the
+    random state of the caller is left as it was. The tokenizer, which may be that of another model,
+    is loaded from the section's directory where it is None.
+
+    Raises:
+        ConfigError: A weight is missing, left over or of another shape, a file is missing, or the
+            tokenizer does not fit.
+        MissingPackageError: transformers or peft is not installed.
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+    with _BUILDING:
+        if config.architecture is None:
+            model = _loaded(config)
+        else:
+            model = _created(config.architecture, tokenizer, seed).to(getattr(torch, config.dtype))
+        check_tokenizer(model, tokenizer)
+        return _with_adapters(model, config.lora, seed).train()
+
+
+def _loaded(config: LanguageModelConfig) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -103,34 +85,38 @@ def load_language_model(
             ignore_mismatched_sizes=True,  # reported below, with the others
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"the model cannot be read: {_line(error)}", key="path") from error
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the model cannot be read: {why}", key="path") from error
     _check_weights(_directory(config), report)
-    check_tokenizer(model, tokenizer)
-    return _with_adapters(model, config.lora, seed).train()
+    return model
 
 
-@_one_at_a_time
-def create_language_model(config: LanguageModelConfig, *, seed: int, tokenizer: Any = None) -> Any:
-    """A model with random weights that depend on ``seed`` alone, in training mode.
-
-    The tokenizer gives vocabulary and end token, and is loaded from ``path`` where it is None. The
-    random state of the caller is left as it was.
-    """
-    if config.architecture is None:
-        raise ConfigError("a model is created from this section only", key="architecture")
-    tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
+def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:
+    """A model in float32 whose vocabulary and end token are those of the tokenizer."""
     if tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no end token: completions would not end", key="path")
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
+    values = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.intermediate_size,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if config.type == "qwen2":
+        architecture = Qwen2Config(**values)
+    else:
+        architecture = Qwen3Config(**values, head_dim=config.hidden_size // config.heads)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            _architecture(config.architecture, tokenizer), dtype=torch.float32
-        )
-    check_tokenizer(model, tokenizer)
-    model = model.to(getattr(torch, config.dtype))
-    return _with_adapters(model, config.lora, seed).train()
+        return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
 
 
 def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
@@ -177,13 +163,6 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
 
 def _without_peft(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
-def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the adapters by the names of an adapter's file."""
-    for name, value in model.get_base_model().state_dict().items():
-        if is_adapter(name):
-            yield adapter_file_name(name), value
 
 
 def file_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -252,27 +231,6 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
                 )
 
 
-def _architecture(config: ArchitectureConfig, tokenizer: Any) -> Any:
-    from transformers import Qwen2Config, Qwen3Config
-
-    values = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.intermediate_size,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "max_position_embeddings": config.max_position_embeddings,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    if config.type == "qwen2":
-        return Qwen2Config(**values)
-    return Qwen3Config(**values, head_dim=config.hidden_size // config.heads)
-
-
 def _with_adapters(model: Any, lora: LoraConfig | None, seed: int) -> Any:
     if lora is None:
         return model
@@ -309,7 +267,3 @@ def _directory(config: LanguageModelConfig) -> Path:
     if config.path is None:
         raise ConfigError("a directory with a tokenizer is needed", key="path")
     return config.path.expanduser().resolve()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

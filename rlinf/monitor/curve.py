@@ -10,6 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from rlinf.errors import UserError
 from rlinf.monitor.metrics_log import read_metrics
 from rlinf.monitor.run_directory import METRICS_FILE
@@ -194,8 +196,6 @@ def _draw_line(axes: Axes, points: Sequence[Point], label: str, color: str) -> N
 
 
 def _draw_band(axes: Axes, series: Sequence[Sequence[Point]], label: str, color: str) -> None:
-    import numpy as np
-
     grid = np.unique([x for points in series for x, _ in points])
     # Beyond its last point a run that reached its goal early keeps its value.
     values = [np.interp(grid, *np.array(points).T) for points in series if points]
@@ -214,17 +214,13 @@ def _success_axis(axes: Axes) -> None:
 
 def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:
     """Training time along the top."""
-    import numpy as np
-
     steps = np.array([0.0, *(step for step, _ in seconds)])
     times = np.array([0.0, *(time for _, time in seconds)])
     if np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
         return
 
-    to_time, to_steps = (
-        partial(np.interp, xp=steps, fp=times),
-        partial(np.interp, xp=times, fp=steps),
-    )
+    to_time = partial(np.interp, xp=steps, fp=times)
+    to_steps = partial(np.interp, xp=times, fp=steps)
     # Time is known between the first and the last step alone.
     axes.set_xlim(0, steps[-1])
     axes.secondary_xaxis("top", functions=(to_time, to_steps)).set_xlabel("training seconds")

@@ -35,11 +35,7 @@ class ProcessMemory:
 
 
 def process_memory(pid: int) -> ProcessMemory:
-    """Memory of one process.
-
-    Raises:
-        ProcessLookupError: There is no such process any more.
-    """
+    """Memory of one process, or a ProcessLookupError where there is no such any more."""
     try:
         status = _fields(Path(f"/proc/{pid}/status"))
         rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))

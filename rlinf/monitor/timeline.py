@@ -44,8 +44,8 @@ class Timeline:
 
     Args:
         enabled: False makes every call return at once.
-        process: Name of the process in the trace; by default host and process id.
-        thread: Name of the track; by default the name of the thread that records.
+        process: Its name in the trace; by default host and process id.
+        thread: Name of the track; by default that of the thread that records.
     """
 
     def __init__(
@@ -59,12 +59,9 @@ class Timeline:
     def span(
         self, name: str, *, category: str = "stage", **arguments: Any
     ) -> AbstractContextManager[None]:
-        """Record the time between entering and leaving a ``with`` block.
+        """Record the time between entering and leaving a ``with`` block, with JSON arguments.
 
-        Args:
-            name: What is done, for example ``rollout.generate``.
-            category: Kind of event: ``stage``, ``lease``, ``transfer``, ``residency``.
-            arguments: JSON values shown beside the event.
+        Categories are ``stage``, ``lease``, ``transfer``, ``residency``, …
         """
         return self._timed(name, category, arguments) if self.enabled else _OFF
 

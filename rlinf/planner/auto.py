@@ -16,21 +16,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, Self
 
 from rlinf.errors import ConfigError
+from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import PLAN_FILE, AutoPlanConfig, Plan, SwitchFailure
-from rlinf.flow.running_step import StepReport
 from rlinf.monitor.decisions import Decision, What, note_decision
-from rlinf.planner.kept_profiles import usable_profile
+from rlinf.planner.kept_profiles import (
+    FirstSteps,
+    fingerprints,
+    keep_profile,
+    new_recorder,
+    usable_profile,
+)
+from rlinf.planner.measure import PROFILE_FILE, StepRecorder, merged, overhead, renewed
 from rlinf.planner.planned import find_accepted_plan, legal_placements
 from rlinf.planner.profile import Profile
-from rlinf.planner.recording import FirstSteps, Setting, fastest, kept_costs
 from rlinf.planner.search import Planned
 
 log = logging.getLogger(__name__)
@@ -49,17 +56,10 @@ def step_observer(
     switch: Switch,
     warm_up: Callable[[], None],
 ) -> AutoPlanner | FirstSteps:
-    """What looks at the steps of a run, by ``after_step(step, report, seconds)``.
+    """What looks at the steps of a run from ``step`` on, by ``after_step(step, report, seconds)``.
 
-    With ``cluster.plan: auto`` it may change the placement; else it leaves a profile behind.
-
-    Args:
-        config: The run, under the placement of its recipe.
-        flow: What happens in a step.
-        directory: The run directory.
-        step: Training steps that are done.
-        switch: Goes on under another placement.
-        warm_up: See :class:`AutoPlanner`.
+    With ``cluster.plan: auto`` it may change the placement; else it leaves a profile behind. See
+    :class:`AutoPlanner`; ``config`` is the run under the placement of its recipe.
     """
     policy = config.auto_plan
     if policy is None:
@@ -69,17 +69,45 @@ def step_observer(
     return planner
 
 
+@dataclass
+class Setting:
+    """One placement, and what steps under it took: its components, and each step that counts."""
+
+    label: str
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Median time of a step [s]."""
+        return median(self.seconds)
+
+    @classmethod
+    def of(cls, label: str, config: PlacedConfig, flow: Flow) -> Self:
+        """A placement, before its first step."""
+        return cls(label, config, new_recorder(config, flow, f"{label}, in a run"))
+
+
+def fastest(settings: Sequence[Setting]) -> Setting:
+    """The one with the shortest steps; none that offloads what another keeps on the same devices.
+
+    A switch never saves time, so such a one was faster by chance. What is kept did fit: it ran.
+    """
+    plans = [setting.config.plan for setting in settings]
+    sensible = [
+        setting
+        for setting in settings
+        if not any(setting.config.plan.switches_more_than(plan) for plan in plans)
+    ]
+    return min(sensible, key=lambda setting: setting.median)
+
+
 class AutoPlanner:
     """Decides, after every step, under which placement the next one runs.
 
-    Args:
-        policy: When to measure and to plan.
-        config: The run, under the placement of its recipe.
-        flow: What happens in a step.
-        directory: The run directory.
-        switch: Goes on under another placement.
-        warm_up: Lets the next steps be the first ones of a measurement: their memory is watched. A
-            switch does so by itself.
+    ``config`` is the run under the placement of its recipe; ``warm_up`` lets the next steps be the
+    first ones of a measurement: their memory is watched. A switch does so by itself.
     """
 
     def __init__(
@@ -108,24 +136,14 @@ class AutoPlanner:
         self._accepted: float | None = None
 
     def begin(self, step: int) -> None:
-        """Note the placement that the run begins with.
-
-        Args:
-            step: Training steps that are done.
-        """
+        """Note the placement that the run begins with, after so many steps."""
         self._step = step
         self._decide("start", "the placement of the recipe", plan=self._setting.config.plan)
         known, _ = usable_profile(self._setting.config)
         self._measure(known)
 
     def after_step(self, step: int, report: StepReport, seconds: float) -> None:
-        """Take the report of a step, and change the placement where it is time to.
-
-        Args:
-            step: Training steps that are done, with this one.
-            report: Of the step.
-            seconds: Its whole time.
-        """
+        """Take the report and the time of the last of so many steps, and change the placement."""
         self._step = step
         if self._phase == "watch":
             self._watch(seconds)
@@ -145,11 +163,7 @@ class AutoPlanner:
     # -- measuring ------------------------------------------------------------------------------
 
     def _measure(self, known: Profile | None) -> None:
-        """Begin to measure: this placement, and others where no profile speaks of them.
-
-        Args:
-            known: Costs that still hold.
-        """
+        """Begin to measure: this placement, and others where no profile is ``known`` to hold."""
         config = self._setting.config
         self._setting = Setting.of(self._setting.label, config, self._flow)
         self._phase, self._measured, self._profile = "measure", [], known
@@ -181,7 +195,7 @@ class AutoPlanner:
 
     def _plan(self) -> None:
         """Solve, and try the plan where it promises enough."""
-        profile = kept_costs(self._measured, self._profile, self._directory)
+        profile = self._keep_costs()
         best = fastest(self._measured)
         begin = time.perf_counter()
         try:
@@ -203,6 +217,21 @@ class AutoPlanner:
             self._stay(best, why, cost, found)
         else:
             self._try(config, found, best)
+
+    def _keep_costs(self) -> Profile:
+        """Everything that is known of the costs, written for the page and for later runs."""
+        config, before = self._setting.config, self._profile
+        components = merged(setting.recorder.profiles() for setting in self._measured)
+        beside = overhead([setting.recorder.overhead for setting in self._measured], before)
+        if before is not None:
+            components = renewed(before.components, components)
+        profile = fingerprints(config).profile(components, beside)
+        try:
+            profile.save(self._directory / PROFILE_FILE)
+            keep_profile(profile, config.task)
+        except OSError as error:  # a full disk is no reason to stop training
+            log.warning("the profile was not written: %s", error.strerror)
+        return profile
 
     def _try(self, config: PlacedConfig, found: Planned, best: Setting) -> None:
         if not self._change("the planner's placement", config):
@@ -230,19 +259,17 @@ class AutoPlanner:
             "step_seconds_before": best.median,
         }
         promised = best.median - self._promise.seconds
-        kept_costs(self._measured, self._profile, self._directory)
+        self._keep_costs()
+        took = f"{best.label} took {best.median:.3g} s"
+        said = f"measured {tried.median:.3g} s per step"
         if gain >= self._policy.least_gain * best.median:
             self._decide(
-                "keep",
-                f"measured {tried.median:.3g} s per step, {best.label} took {best.median:.3g} s",
-                predicted=promised,
-                measured=gain,
-                numbers=numbers,
+                "keep", f"{said}, {took}", predicted=promised, measured=gain, numbers=numbers
             )
         elif self._change(best.label, best.config):
             self._decide(
                 "return",
-                f"measured {tried.median:.3g} s per step; {best.label} took {best.median:.3g} s",
+                f"{said}; {took}",
                 cost=self._cost,
                 predicted=promised,
                 measured=gain,

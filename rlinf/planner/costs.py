@@ -1,10 +1,9 @@
 """Time and memory of a component at any legal size, from measurements at some sizes.
 
-*Items.* Between two measured numbers of items the time follows the power law through both, which
-is linear interpolation in log space. Work that is bound by a fixed cost (slope 0) and work that is
-bound by throughput (slope 1) are both straight there, so that the curve is exact in either regime
-and monotone wherever the measurements are. Memory is linear between measurements, as it is the sum
-of a fixed part and one per item.
+*Items.* Between two measured numbers of items the time follows the power law through both. Work
+that is bound by a fixed cost (slope 0) and work that is bound by throughput (slope 1) are both
+straight in log space, so that the curve is exact in either regime and monotone wherever the
+measurements are. Memory is linear between measurements: a fixed part and one per item.
 
 *Devices.* Between two measured numbers of devices the same law is applied to the times that both
 give for the same items.
@@ -33,13 +32,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What one size is expected to cost.
-
-    Args:
-        seconds: Time of one pass over the items [s].
-        peak_bytes: Memory of one device.
-        extended: Which measured ranges were left to answer, in words; empty inside of them.
-    """
+    """Time of one pass over the items [s], memory of a device, and which measured ranges were left
+    to answer, in words."""
 
     seconds: float
     peak_bytes: float
@@ -49,12 +43,8 @@ class CostEstimate:
 class CostModel:
     """Costs of one component on one kind of device.
 
-    Args:
-        name: The component, for error messages.
-        profile: What was measured.
-        kind: Kind of device; empty: the one that was measured. Measurements of other kinds are left
-            out; where none names this kind, those without a kind are taken for it, and
-            :attr:`assumed` says so.
+    Without a ``kind`` it is the one that was measured. Measurements of other kinds are left out;
+    where none names this kind, those without a kind are taken for it, and :attr:`assumed` says so.
 
     Raises:
         ConfigError: There is no measurement on this kind, or of several where none is asked for, or
@@ -87,12 +77,9 @@ class CostModel:
     def seconds(self, items: ArrayLike, devices: ArrayLike, stages: int = 1) -> Floats:
         """Time of one pass over ``items`` on ``devices`` [s]; infinite where that is not legal.
 
-        Args:
-            items: Number of items, of a shape that broadcasts with ``devices``.
-            devices: Number of devices.
-            stages: Sub-batches in flight. Where this number was not measured on these devices,
-                every sub-batch costs what its items cost alone: ``stages · seconds(items/stages)``;
-                where that was not measured either, the size is not legal.
+        ``items`` and ``devices`` broadcast. Where a number of ``stages`` (sub-batches in flight)
+        was not measured on these devices, every sub-batch costs what its items cost alone:
+        ``stages · seconds(items/stages)``; where that was not measured either, it is not legal.
         """
         found = self._over_devices(self._curves.get(stages, []), items, devices, "seconds")
         if stages == 1 or 1 not in self._curves or np.isfinite(found).all():
@@ -125,9 +112,10 @@ class CostModel:
         if not np.isfinite(seconds):
             if not self.covers(stages):
                 raise self.not_measured([stages])
+            low, high = self.bounds()
             raise ConfigError(
                 f"'{self.name}' on {devices} devices was not measured and no scaling law covers "
-                f"it; nearest: {self.nearest_devices(devices)}"
+                f"it; nearest: {min(max(devices, low), high)}"
             )
         memory = float(self.peak_bytes(items, devices, stages))
         return CostEstimate(seconds, memory, self.extensions(items, devices, stages))
@@ -164,11 +152,6 @@ class CostModel:
             f"'{self.name}' was not measured with {join_choices(stages)} pipeline stages; "
             f"measured with {join_choices(list(self._curves))}"
         )
-
-    def nearest_devices(self, wanted: int) -> int:
-        """The legal number of devices that is nearest to ``wanted``."""
-        low, high = self.bounds()
-        return min(max(wanted, low), high)
 
     def bounds(self) -> tuple[int, int]:
         """Fewest and most devices that a measurement or the law covers."""

@@ -1,12 +1,13 @@
-"""Profiles that are kept for later runs, and what makes them valid."""
+"""Profiles of runs: recorded in their steps, kept for later runs, and what makes them valid."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,89 +16,73 @@ import psutil
 
 from rlinf.config.dump import to_data
 from rlinf.errors import ConfigError
+from rlinf.flow.executor import StepReport
+from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.planner.measure import renewed
-from rlinf.planner.overhead import Overhead, joined
-from rlinf.planner.profile import ComponentProfile, Profile
+from rlinf.flow.planning_traits import warm_up_steps
+from rlinf.planner.cluster import kinds_of_components
+from rlinf.planner.measure import (
+    PROFILE_FILE,
+    OverheadRecorder,
+    StepRecorder,
+    joined,
+    overhead,
+    renewed,
+)
+from rlinf.planner.profile import Fingerprints, Profile
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class Fingerprints:
-    """What a profile is valid for, as text that is compared whole and can be read."""
-
-    hardware: str
-    model: str
-    config: str
-
-    def profile(
-        self, components: Mapping[str, ComponentProfile], overhead: Overhead | None = None
-    ) -> Profile:
-        """A profile of these components, and of what steps take beside their work."""
-        beside = overhead or Overhead()
-        return Profile(
-            hardware=self.hardware,
-            model=self.model,
-            config=self.config,
-            **{name: getattr(beside, name) for name in Overhead.model_fields},
-            components=components,
-        )
-
-    def differences(self, profile: Profile) -> tuple[str, ...]:
-        """Say what a profile was measured on that is different here; empty where nothing is."""
-        return profile.differences(hardware=self.hardware, model=self.model, config=self.config)
-
-
-def hardware_fingerprint(devices: int, packages: Iterable[str]) -> str:
-    """The machine: processor, cores, memory, devices, and versions of what computes on it.
-
-    Args:
-        devices: Devices that a plan divides: CPU slots or accelerators.
-        packages: Distributions whose version matters, beside torch; one that is not installed is
-            left out.
-    """
-    memory = round(psutil.virtual_memory().total / 2**30)
-    cores = len(psutil.Process().cpu_affinity())
-    parts = [
-        _processor(),
-        f"{cores} cores",
-        f"{memory} GiB",
-        f"{devices} devices",
-        *_accelerators(),
-    ]
-    for package in ("torch", *packages):
-        try:
-            parts.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return ", ".join(parts)
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith(("model name", "Model")):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
-
-
-def _accelerators() -> list[str]:
-    """Names of the NVIDIA devices by the driver's files; asking torch would take seconds."""
-    found: dict[str, int] = {}
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Model:"):
-                name = line.partition(":")[2].strip()
-                found[name] = found.get(name, 0) + 1
-    return [f"{count}x {name}" for name, count in found.items()]
-
-
-def hashed(data: Any) -> str:
-    """Twelve hex digits for plain data: equal data, equal digits."""
-    text = json.dumps(data, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
+FIRST_STEPS = 8
 _RECORDING = 3
 """How the figures of a profile come about; another number keeps those of before from being used."""
+
+
+def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
+    """A recorder for the steps of a run."""
+    traits, plan = config.planning, config.plan
+    constraints = traits.constraints
+    loops = [node for node in flow.nodes if node.is_loop]
+    homes = {n.name: {plan.components[name].devices for name in n.components} for n in loops}
+    return StepRecorder(
+        plan=plan,
+        owners={stage.label: stage.component for _, stage in flow.stages()},
+        items=traits.items,
+        origin=origin,
+        overhead=OverheadRecorder(flow, plan, constraints.exchanges, constraints.staleness),
+        concurrent=traits.concurrent,
+        chunks=traits.items // constraints.handed_over,
+        warm_up=warm_up_steps(config),
+        device_kinds=kinds_of_components(config, plan),
+        sharing={node.name: node.components for node in loops if len(homes[node.name]) == 1},
+    )
+
+
+class FirstSteps:
+    """Measures a run in its first steps, where it is, and leaves its profile behind."""
+
+    def __init__(self, config: PlacedConfig, flow: Flow, directory: Path) -> None:
+        self._config = config
+        self._path = directory / PROFILE_FILE
+        self._recorder = new_recorder(config, flow, f"first steps of run {directory.name}")
+
+    def after_step(self, step: int, report: StepReport, seconds: float) -> None:
+        """Take the next step and its time; the profile is written when there are enough."""
+        del step
+        recorder = self._recorder
+        if recorder.count >= FIRST_STEPS:
+            return
+        recorder.observe(report, seconds)
+        if recorder.count == FIRST_STEPS:
+            beside = overhead([recorder.overhead])
+            found = fingerprints(self._config).profile(recorder.profiles(), beside)
+            try:
+                found.save(self._path)
+            except OSError as error:  # a full disk is no reason to stop training
+                log.warning("%s was not written: %s", self._path, error.strerror)
+
+
+# -- what a profile is valid for ----------------------------------------------------------------
 
 
 def fingerprints(config: PlacedConfig) -> Fingerprints:
@@ -117,14 +102,54 @@ def fingerprints(config: PlacedConfig) -> Fingerprints:
     )
 
 
+def hardware_fingerprint(devices: int, packages: Iterable[str]) -> str:
+    """The machine: processor, cores, memory, devices, and versions of what computes on it.
+
+    ``devices`` are those that a plan divides, CPU slots or accelerators; of ``packages``, beside
+    torch, one that is not installed is left out.
+    """
+    memory = round(psutil.virtual_memory().total / 2**30)
+    cores = len(psutil.Process().cpu_affinity())
+    parts = [_processor(), f"{cores} cores", f"{memory} GiB", f"{devices} devices"]
+    parts += [f"{count}x {name}" for name, count in Counter(_accelerators()).items()]
+    for package in ("torch", *packages):
+        try:
+            parts.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return "unknown processor"
+
+
+def _accelerators() -> list[str]:
+    """Names of the NVIDIA devices by the driver's files; asking torch would take seconds."""
+    return [
+        line.partition(":")[2].strip()
+        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("Model:")
+    ]
+
+
+def hashed(data: Any) -> str:
+    """Twelve hex digits for plain data: equal data, equal digits."""
+    text = json.dumps(data, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+# -- kept for later runs ------------------------------------------------------------------------
+
+
 def kept_profiles() -> Path:
     """Where profiles are kept for this user."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "rlinf" / "profiles"
-
-
-def _kept(task: str, here: Fingerprints) -> Path:
-    return kept_profiles() / f"{task}-{hashed([here.hardware, here.model, here.config])}.json"
 
 
 def keep_profile(profile: Profile, task: str) -> Path:
@@ -133,10 +158,14 @@ def keep_profile(profile: Profile, task: str) -> Path:
     Returns:
         The file.
     """
-    path = _kept(task, Fingerprints(profile.hardware, profile.model, profile.config))
+    digits = hashed([profile.hardware, profile.model, profile.config])
+    path = kept_profiles() / f"{task}-{digits}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = _readable(path)
-    if known is not None:
+    try:
+        known = Profile.load(path)
+    except ConfigError:  # there is none, or one of another release
+        pass
+    else:
         together = {
             "components": renewed(known.components, profile.components),
             "exchanges": joined(known.exchanges, profile.exchanges),
@@ -147,14 +176,6 @@ def keep_profile(profile: Profile, task: str) -> Path:
     profile.save(temporary)
     temporary.replace(path)
     return path
-
-
-def _readable(path: Path) -> Profile | None:
-    """A kept profile; None where there is none, or one of another release."""
-    try:
-        return Profile.load(path)
-    except ConfigError:
-        return None
 
 
 def usable_profile(config: PlacedConfig) -> tuple[Profile | None, tuple[str, ...]]:

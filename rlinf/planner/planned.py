@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
@@ -14,12 +14,13 @@ from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
-from rlinf.planner.cluster_shape import ClusterShape
-from rlinf.planner.described_cluster import (
+from rlinf.flow.planning_traits import Trial
+from rlinf.planner.cluster import (
+    ClusterShape,
     check_measured,
     cluster_of,
     cluster_overrides,
-    trials_on_each_kind,
+    node_groups,
 )
 from rlinf.planner.profile import Profile
 from rlinf.planner.search import Constraints, Planned
@@ -27,8 +28,15 @@ from rlinf.planner.search import plan as solve
 
 PLACING = ("component_placement", "residency", "plan")
 """Keys of the cluster that say where components run."""
+ALTERNATIVES = 8
+"""Plans beside the fastest of a search that a recipe is asked about."""
+MOST_SEARCHES = 16
+"""Searches until it is said that the recipe refuses all plans."""
 _SILENT = ("logger.backends=[]", "runner.timeline=false")
 _UNSAVED = ("checkpoint.interval=0",)
+
+
+# -- other settings of a recipe -----------------------------------------------------------------
 
 
 def changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
@@ -57,20 +65,43 @@ def quiet(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
 
 def legal_trials(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
     """The recipe as it is, then its trials; those that its rules refuse are left out."""
-    known = [quiet(config, _UNSAVED)]
-    yield "the recipe as it is", known[0]
-    for trial in trials_on_each_kind(config):
+    own = quiet(config, _UNSAVED)
+    yield "the recipe as it is", own
+    yield from _others(config, own, lambda words: quiet(config, (*_UNSAVED, *words)))
+
+
+def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
+    """The trials with all items of the recipe, without its own placement, as the run goes on."""
+    for label, found in _others(config, config, lambda words: changed(config, words)):
+        if _same_work(found, config):
+            yield label, found
+
+
+def _others(
+    config: PlacedConfig, own: PlacedConfig, change: Callable[[tuple[str, ...]], PlacedConfig]
+) -> Iterator[tuple[str, PlacedConfig]]:
+    """The legal trials of a recipe that differ from its own setting, and from each other."""
+    known = [own]
+    for trial in _trials(config):
         try:
-            found = quiet(config, (*_UNSAVED, *trial.overrides))
+            found = change(trial.overrides)
         except ConfigError:
             continue
-        if not any(_same_setting(found, other) for other in known):
+        if not any(_same_work(found, o) and found.plan.same_places(o.plan) for o in known):
             known.append(found)
             yield trial.label, found
 
 
-def _same_setting(one: PlacedConfig, other: PlacedConfig) -> bool:
-    return _same_work(one, other) and one.plan.same_places(other.plan)
+def _trials(config: PlacedConfig) -> Iterator[Trial]:
+    """Trials of a recipe on the first devices of each kind of its cluster."""
+    spans: dict[str, tuple[int, int]] = {}
+    first = 0
+    for group in node_groups(config):
+        spans.setdefault(group.kind, (first, group.devices))
+        first += group.devices
+    for kind, span in spans.items():
+        for trial in config.planning.trials(*span):
+            yield trial if len(spans) == 1 else replace(trial, label=f"{trial.label} of {kind}")
 
 
 def _same_work(one: PlacedConfig, other: PlacedConfig) -> bool:
@@ -80,58 +111,15 @@ def _same_work(one: PlacedConfig, other: PlacedConfig) -> bool:
     return same and first.constraints.staleness == second.constraints.staleness
 
 
-def legal_placements(config: PlacedConfig) -> Iterator[tuple[str, PlacedConfig]]:
-    """The trials with all items of the recipe, without its own placement, as the run goes on."""
-    known = [config]
-    for trial in trials_on_each_kind(config):
-        try:
-            found = changed(config, trial.overrides)
-        except ConfigError:
-            continue
-        if _same_work(found, config) and not any(_same_setting(found, o) for o in known):
-            known.append(found)
-            yield trial.label, found
-
-
-def find_plan(
-    config: PlacedConfig,
-    flow: Flow,
-    profile: Profile,
-    *,
-    cluster: ClusterShape | None = None,
-    limits: Constraints | None = None,
-    alternatives: int = 3,
-) -> Planned:
-    """The fastest plan of a recipe.
-
-    Args:
-        config: The recipe; its own placement plays no role.
-        flow: What happens in a step.
-        profile: What was measured.
-        cluster: Where it may run; None: on the cluster of the recipe.
-        limits: What its components can do; None: what the recipe says.
-        alternatives: How many of the next best placements to return.
-
-    Raises:
-        ConfigError: There is none; says which limit binds.
-    """
-    shape = cluster
-    if shape is None:
-        shape = cluster_of(config)
-        check_measured(config, profile)
-    limits = limits or config.planning.constraints
-    return solve(flow, profile, shape, limits, alternatives=alternatives)
+# -- the recipe under a plan --------------------------------------------------------------------
 
 
 def placed_by(
     config: PlacedConfig, plan: Plan, cluster: ClusterShape | None = None
 ) -> PlacedConfig:
-    """The recipe under a plan, which it has as it is.
+    """The recipe under a plan, which it has as it is; its own placement plays no role.
 
-    Args:
-        config: The recipe; its own placement plays no role.
-        plan: Where its components are to run.
-        cluster: The devices that the plan numbers; None: those of the recipe.
+    ``cluster`` has the devices that the plan numbers; None: those of the recipe.
 
     Raises:
         ConfigError: The rules of the recipe refuse it, or it cannot describe the cluster.
@@ -153,11 +141,8 @@ def command_overrides(
 ) -> list[str]:
     """What to write behind the command that names a recipe, so that it runs under a plan.
 
-    Args:
-        config: The recipe, whose own placement is dropped.
-        plan: Where its components are to run.
-        cluster: The devices that the plan numbers; None: those of the recipe.
-        file: Where the plan is saved; empty: nowhere, and it is written out.
+    ``cluster`` has the devices that the plan numbers; None: those of the recipe. The plan is saved
+    in ``file``; empty: nowhere, and it is written out.
 
     Raises:
         ConfigError: The recipe cannot describe the cluster.
@@ -166,20 +151,37 @@ def command_overrides(
     dropped = [f"~cluster.{key}" for key in PLACING if getattr(config.cluster, key)]
     found = [*machine, *dropped, f"cluster.plan={file or json.dumps(plan.written())}"]
     stages = max(part.pipeline_stages for part in plan.components.values())
-    if config.pipeline_key and stages != _stages(config):
+    own = max(config.pipeline_stages(name) for name in config.components)
+    if config.pipeline_key and stages != own:
         found.append(f"{config.pipeline_key}={stages}")
     return found
 
 
-def _stages(config: PlacedConfig) -> int:
-    return max(config.pipeline_stages(name) for name in config.components)
+# -- the fastest plan ---------------------------------------------------------------------------
 
 
-ALTERNATIVES = 8
-"""Plans beside the fastest of a search that a recipe is asked about."""
+def find_plan(
+    config: PlacedConfig,
+    flow: Flow,
+    profile: Profile,
+    *,
+    cluster: ClusterShape | None = None,
+    limits: Constraints | None = None,
+    alternatives: int = 3,
+) -> Planned:
+    """The fastest plan of a recipe, whose own placement plays no role.
 
-MOST_SEARCHES = 16
-"""Searches until it is said that the recipe refuses all plans."""
+    Without a ``cluster`` it may run on that of the recipe; without ``limits`` its components can do
+    what the recipe says.
+
+    Raises:
+        ConfigError: There is none; says which limit binds.
+    """
+    shape = cluster or cluster_of(config)
+    if cluster is None:
+        check_measured(config, profile)
+    limits = limits or config.planning.constraints
+    return solve(flow, profile, shape, limits, alternatives=alternatives)
 
 
 @dataclass(frozen=True)
@@ -200,29 +202,25 @@ class AcceptedPlan:
 def find_accepted_plan(
     config: PlacedConfig, flow: Flow, profile: Profile, *, cluster: ClusterShape | None = None
 ) -> AcceptedPlan:
-    """The fastest plan that a recipe accepts.
+    """The fastest plan that a recipe accepts, on another ``cluster`` or its own.
 
     What the recipe asks of one component, or of one loop, its constraints say, and every plan keeps
     to them. What it asks of several is asked here, of one plan after the other, the fastest first.
-
-    Args:
-        config: The recipe; its own placement plays no role.
-        flow: What happens in a step.
-        profile: What was measured.
-        cluster: Where it may run; None: on the cluster of the recipe.
 
     Raises:
         ConfigError: There is no plan, and which limit binds; or the recipe refuses all, and why.
     """
     candidates = _Candidates(config, flow, profile, cluster)
     legal: list[tuple[PlacedConfig, Planned]] = []
-    refused: list[str] = []
+    refused: list[str] = []  # in one line each, without that which names the recipe
     for plan in candidates:
         try:
             legal.append((placed_by(config, plan.plan, cluster), plan))
         except ConfigError as error:
             if not legal:
-                refused.append(f"{plan.shape} in {plan.seconds:.4g} s: {_in_one_line(error)}")
+                lines = str(error).splitlines()
+                why = " ".join(" ".join(lines[1:] or lines).split())
+                refused.append(f"{plan.shape} in {plan.seconds:.4g} s: {why}")
                 candidates.look_beside(plan)
     if not legal:
         raise ConfigError(
@@ -231,7 +229,9 @@ def find_accepted_plan(
         )
     (placed, best), *others = legal
     best = replace(best, alternatives=tuple(plan for _, plan in others))
-    return AcceptedPlan(placed, best, _said(refused))
+    more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+    passed_over = f"passed over, as the recipe refuses it: {refused[0]}{more}" if refused else ""
+    return AcceptedPlan(placed, best, passed_over)
 
 
 class _Candidates(Iterator[Planned]):
@@ -283,17 +283,3 @@ class _Candidates(Iterator[Planned]):
                 self._search(limits.model_copy(update={"components": components}))
             except ConfigError:
                 continue  # without these processes nothing can run
-
-
-def _said(refused: Sequence[str]) -> str:
-    """What a person is told of plans that were passed over: the fastest of them, and its fault."""
-    if not refused:
-        return ""
-    more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
-    return f"passed over, as the recipe refuses it: {refused[0]}{more}"
-
-
-def _in_one_line(error: ConfigError) -> str:
-    """What a recipe says against a plan, without the line that names the recipe."""
-    lines = str(error).splitlines()
-    return " ".join(" ".join(lines[1:] or lines).split())

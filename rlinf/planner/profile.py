@@ -1,7 +1,6 @@
 """What was measured: time and memory of every component of a flow, and where the figures are from.
 
-A profile is data. It can be written by a run, put together by hand from published figures, saved,
-compared and read again. It never guesses: what lies between measurements is the business of
+A profile is data. It never guesses: what lies between measurements is the business of
 :mod:`rlinf.planner.costs`, and what lies beyond them needs a :class:`ScalingLaw` that says so.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, ValidationError
 
@@ -42,6 +42,11 @@ class Measurement(StrictModel):
     origin: str
     """Where the figure is from: the run and its date, or the publication and its setting."""
 
+    @property
+    def size(self) -> tuple[str, int, int, int]:
+        """What tells it from other measurements of the component."""
+        return self.device_kind, self.pipeline_stages, self.devices, self.items
+
 
 class ScalingLaw(StrictModel):
     """What is assumed for numbers of devices that were not measured.
@@ -64,7 +69,7 @@ class ComponentProfile(StrictModel):
     """Everything measured about one component."""
 
     measurements: tuple[Measurement, ...] = Field(min_length=1)
-    """At least one; they may differ in items, devices, pipeline stages and kind of device."""
+    """They may differ in items, devices, pipeline stages and kind of device."""
     onload_seconds: float | None = Field(default=None, ge=0)
     """Time to bring its state to the device [s]; None: not measured."""
     offload_seconds: float | None = Field(default=None, ge=0)
@@ -111,31 +116,59 @@ class Exchange(StrictModel):
     """Median time per exchange in which none of its stages worked [s]."""
 
 
-class Profile(StrictModel):
-    """Measurements of all components, with fingerprints of what they are valid for."""
+class Fingerprints(StrictModel):
+    """What a profile is valid for, as text that is compared whole and can be read."""
 
     hardware: str
-    """Fingerprint of the machine, such as ``8x H100`` or ``2 CPU slots``."""
+    """The machine, such as ``8x H100`` or ``2 CPU slots``."""
     model: str
-    """Fingerprint of the model."""
     config: str
-    """Fingerprint of the parts of the recipe that change the costs."""
+    """The parts of the recipe that change the costs."""
+
+    def profile(
+        self, components: Mapping[str, ComponentProfile], overhead: Overhead | None = None
+    ) -> Profile:
+        """A profile of these components, and of what steps take beside their work."""
+        return Profile(**dict(self), **dict(overhead or Overhead()), components=components)
+
+    def differences(self, profile: Fingerprints) -> tuple[str, ...]:
+        """Say what a profile was measured on that is different here; empty where nothing is."""
+        return tuple(
+            f"{name} is '{getattr(self, name)}', the profile was measured with "
+            f"'{getattr(profile, name)}'"
+            for name in Fingerprints.model_fields
+            if getattr(self, name) != getattr(profile, name)
+        )
+
+
+class Overhead(StrictModel):
+    """Times that belong to no component [s]."""
+
     synchronisation_seconds: float = Field(default=0.0, ge=0)
-    """Time to bring the weights of the trainer to all others, between steps [s]."""
+    """To bring the weights of the trainer to all others, between steps."""
     driver_seconds: float = Field(default=0.0, ge=0)
-    """Time of a step in which no component works, without the synchronisation [s]."""
+    """Of a step in which no component works, without the synchronisation."""
     exchanges: tuple[Exchange, ...] = ()
     """What handing over inside of loops takes."""
+
+
+class Profile(Overhead, Fingerprints):
+    """Measurements of all components, with fingerprints of what they are valid for."""
+
     overlap_factor: float = Field(default=1.0, ge=1)
     """How much longer than the slower one alone two parts of a flow take that work on different
     steps at the same time: they share caches, memory and, as threads, an interpreter."""
     components: Mapping[str, ComponentProfile]
-    """Profiles by component name."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of devices that its components were measured on, sorted."""
         return tuple(sorted({kind for part in self.components.values() for kind in part.kinds}))
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Time of a step that does not depend on its plan [s]."""
+        return self.synchronisation_seconds + self.driver_seconds
 
     def exchange_seconds(self, node: str, devices: int, *, apart: bool) -> float:
         """Time of an exchange of a loop as measured on the nearest number of devices [s]."""
@@ -144,26 +177,21 @@ class Profile(StrictModel):
         nearest = min(known, key=lambda e: abs(e.devices - devices), default=None)
         return 0.0 if nearest is None else nearest.seconds
 
-    @property
-    def fixed_seconds(self) -> float:
-        """Time of a step that does not depend on its plan [s]."""
-        return self.synchronisation_seconds + self.driver_seconds
+    def switch_seconds(self, names: Iterable[str]) -> tuple[float, float]:
+        """Time to load some components, and to offload them [s].
 
-    def differences(self, *, hardware: str, model: str, config: str) -> tuple[str, ...]:
-        """Say which fingerprints are not those of this profile; empty where all are equal."""
-        asked = {"hardware": hardware, "model": model, "config": config}
-        return tuple(
-            f"{name} is '{value}', the profile was measured with '{getattr(self, name)}'"
-            for name, value in asked.items()
-            if value != getattr(self, name)
-        )
+        Workers load at the same time, and offload at the same time, so the slowest counts.
+        """
+        parts = [self.components[name] for name in names]
+        onload = max((part.onload_seconds or 0.0 for part in parts), default=0.0)
+        return onload, max((part.offload_seconds or 0.0 for part in parts), default=0.0)
 
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
         Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path | str) -> Profile:
+    def load(cls, path: Path | str) -> Self:
         """Read a profile.
 
         Raises:

@@ -17,17 +17,16 @@ from statistics import median
 from typing import Any, Protocol
 
 from rlinf.errors import ConfigError
+from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
-from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner.described_cluster import cluster_of
-from rlinf.planner.kept_profiles import fingerprints
-from rlinf.planner.measure import StepRecorder, merged
-from rlinf.planner.overhead import overhead
+from rlinf.planner.cluster import cluster_of
+from rlinf.planner.kept_profiles import fingerprints, new_recorder
+from rlinf.planner.measure import StepRecorder, merged, overhead
 from rlinf.planner.planned import legal_trials
-from rlinf.planner.profile import ComponentProfile, Measurement, Profile
-from rlinf.planner.recording import beside, new_recorder
+from rlinf.planner.profile import ComponentProfile, Profile
+from rlinf.planner.search import predict
 
 MEASURED_STEPS = 5
 _CREATED_MODEL = "initial_model"
@@ -40,32 +39,33 @@ class Rehearsing(Protocol):
         """Train some steps of which nothing is kept; the first reports speak of memory."""
 
 
-RunnerClass = Callable[[Any, RunDirectory, threading.Event], Rehearsing]
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A recipe under a setting, what its components took, and the median of its steps [s]."""
+
+    config: PlacedConfig
+    recorder: StepRecorder
+    seconds: float
 
 
 def measure(
     config: PlacedConfig,
-    runner: RunnerClass,
+    runner: Callable[[Any, RunDirectory, threading.Event], Rehearsing],
     flow: Callable[[Any], Flow],
     *,
     steps: int = MEASURED_STEPS,
     say: Callable[[str], None] = print,
 ) -> Profile:
-    """Run every trial of a recipe and merge what was measured.
+    """Run every trial of a recipe, its own setting first, and merge what was measured.
 
-    Args:
-        config: The recipe; its own setting is measured first.
-        runner: Builds the runner of its task.
-        flow: The flow of a config.
-        steps: Steps of each trial that count.
-        say: Called with a line per trial.
+    So many steps of each trial count; ``say`` is called with a line per trial.
 
     Raises:
         ConfigError: No trial is legal, or the cluster is none to plan for.
         Exception: The recipe does not run as it is; of another trial, its line says why it failed.
     """
     cluster_of(config)  # a cluster that cannot be planned for is refused before it is measured
-    trials: list[Trial] = []
+    trials: list[MeasuredTrial] = []
     with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
@@ -78,24 +78,9 @@ def measure(
                         raise
                     say(f"{label} could not be measured: {type(error).__name__}: {error}")
                     continue
-            trials.append(Trial(trial, recorder, taken))
+            trials.append(MeasuredTrial(trial, recorder, taken))
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
     return profile_of(config, flow, trials)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A setting that was measured.
-
-    Args:
-        config: The recipe under it.
-        recorder: What its components took.
-        seconds: Median of its steps.
-    """
-
-    config: PlacedConfig
-    recorder: StepRecorder
-    seconds: float
 
 
 def trial_recorder(label: str, trial: PlacedConfig, flow: Callable[[Any], Flow]) -> StepRecorder:
@@ -104,7 +89,7 @@ def trial_recorder(label: str, trial: PlacedConfig, flow: Callable[[Any], Flow])
 
 
 def profile_of(
-    config: PlacedConfig, flow: Callable[[Any], Flow], trials: Sequence[Trial]
+    config: PlacedConfig, flow: Callable[[Any], Flow], trials: Sequence[MeasuredTrial]
 ) -> Profile:
     """What the trials of a recipe say together.
 
@@ -116,13 +101,13 @@ def profile_of(
     alone = [trial.recorder for trial in trials if trial not in ahead]
     if not alone:  # the recipe and all its trials run ahead
         raise ConfigError("no setting without staleness could be measured")
-    apart = [recorder for recorder in alone if beside(recorder).divides_a_loop]
+    apart = [recorder for recorder in alone if recorder.overhead.divides_a_loop]
     together = [recorder for recorder in alone if recorder not in apart]
     components = _components(together, apart)
     for recorder in apart:
-        beside(recorder).count_work_of(recorder.profiles(), components)
-    besides = [beside(recorder) for recorder in (*together, *apart)]
-    profile = fingerprints(config).profile(components, overhead(besides))
+        recorder.overhead.count_work_of(recorder.profiles(), components)
+    beside = overhead([recorder.overhead for recorder in (*together, *apart)])
+    profile = fingerprints(config).profile(components, beside)
     factors = [_overlap_factor(t.config, flow(t.config), profile, t.seconds) for t in ahead]
     return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
 
@@ -131,32 +116,21 @@ def _components(
     together: Sequence[StepRecorder], apart: Sequence[StepRecorder]
 ) -> dict[str, ComponentProfile]:
     """What components take, where the stages of a loop share devices if that was measured."""
-    parts = [
+    divided, found = (
         merged([recorder.profiles() for recorder in recorders], equal="pooled")
         for recorders in (apart, together)
-    ]
-    sizes = {name: {_size(m) for m in part.measurements} for name, part in parts[1].items()}
-    for name, part in parts[0].items():
-        known = sizes.get(name, set())
-        others = tuple(m for m in part.measurements if _size(m) not in known)
-        if name in parts[1]:
-            whole = parts[1][name]
-            both = {"measurements": (*whole.measurements, *others)}
-            parts[1][name] = whole.model_copy(update=both)
-        else:
-            parts[1][name] = part
-    return parts[1]
-
-
-def _size(measurement: Measurement) -> tuple[str, int, int, int]:
-    m = measurement
-    return m.device_kind, m.items, m.devices, m.pipeline_stages
+    )
+    for name, part in divided.items():
+        whole = found.setdefault(name, part)
+        known = {measurement.size for measurement in whole.measurements}
+        others = (m for m in part.measurements if m.size not in known)
+        both = {"measurements": (*whole.measurements, *others)}
+        found[name] = whole.model_copy(update=both)
+    return found
 
 
 def _overlap_factor(config: PlacedConfig, flow: Flow, profile: Profile, taken: float) -> float:
     """How much longer than predicted without it a step took whose parts overlapped."""
-    from rlinf.planner.search import predict
-
     shape, fixed = cluster_of(config), profile.fixed_seconds
     alone = predict(flow, config.plan, profile, shape, config.planning.constraints)
     return (taken - fixed) / (alone - fixed)
@@ -185,8 +159,6 @@ def _observe(trial: Rehearsing, recorder: StepRecorder, steps: int) -> float:
 
 
 def _summary(recorder: StepRecorder) -> str:
-    parts = (
-        f"{name} {profile.measurements[0].seconds:.3g} s ± {profile.measurements[0].spread:.1g}"
-        for name, profile in recorder.profiles().items()
-    )
-    return ", ".join(parts)
+    profiles = recorder.profiles().items()
+    measured = [(name, profile.measurements[0]) for name, profile in profiles]
+    return ", ".join(f"{name} {m.seconds:.3g} s ± {m.spread:.1g}" for name, m in measured)

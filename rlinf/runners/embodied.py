@@ -21,7 +21,7 @@ from rlinf.workers.config.acting import LearningConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.contents import Checkpoint
-    from rlinf.flow.running_step import Arguments, StepReport
+    from rlinf.flow.executor import Arguments, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.env import RolloutReport

@@ -11,9 +11,16 @@ from typing import Any, Self
 
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
-from rlinf.flow.executor import Executor, Hooks, RunningStep, SavedStep, StepReport
+from rlinf.flow.executor import (
+    Arguments,
+    Executor,
+    Hooks,
+    Reports,
+    RunningStep,
+    SavedStep,
+    StepReport,
+)
 from rlinf.flow.graph import Flow
-from rlinf.flow.running_step import Arguments, Reports
 from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker, WorkerPlace
 from rlinf.flow.stream import Item
 from rlinf.runners.task import Task, worker_class

@@ -25,7 +25,7 @@ from rlinf.runners.rescaling import (
 from rlinf.runners.task import Counts, Task
 
 if TYPE_CHECKING:
-    from rlinf.flow.running_step import Arguments, Reports, StepReport
+    from rlinf.flow.executor import Arguments, Reports, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext

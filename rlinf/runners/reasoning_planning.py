@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
     Generation,
     Knob,
     PlanningTraits,
@@ -27,8 +29,6 @@ _TIMED = (
 
 def reasoning_traits(config: ReasoningConfig) -> PlanningTraits:
     """Of a language model that answers prompts: the items are sequences."""
-    from rlinf.flow.constraints import ComponentConstraint, Constraints
-
     group = config.rollout.group_size
     staleness, batch = config.rollout.max_staleness, config.global_batch_size
     trainers = {

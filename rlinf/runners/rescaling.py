@@ -14,7 +14,7 @@ from rlinf.config.registry import load_attribute
 from rlinf.monitor.decisions import Decision, note_decision
 
 if TYPE_CHECKING:
-    from rlinf.flow.running_step import Arguments
+    from rlinf.flow.executor import Arguments
     from rlinf.runners.reasoning_config import ReasoningConfig
     from rlinf.scheduler import Channel
 

@@ -12,7 +12,7 @@ from rlinf.runners.task import Evaluated, Purpose, Task
 from rlinf.workers.config.supervised import FineTuningConfig, SupervisedRunConfig
 
 if TYPE_CHECKING:
-    from rlinf.flow.running_step import Arguments, StepReport
+    from rlinf.flow.executor import Arguments, StepReport
     from rlinf.models.language_config import LanguageModelConfig
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext

@@ -19,7 +19,7 @@ from rlinf.flow.placed_config import PlacedConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.contents import Checkpoint
-    from rlinf.flow.running_step import Arguments, Reports, StepReport
+    from rlinf.flow.executor import Arguments, Reports, StepReport
     from rlinf.flow.stage_worker import StageWorker
     from rlinf.monitor.run_directory import RunDirectory
     from rlinf.runners.evaluation import Evaluator

@@ -17,12 +17,12 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from rlinf.processes.byte_layout import ByteLayout, Entry, flat_bytes, lay_out
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.weight_sync.config import BucketConfig
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.layout import ByteLayout, Entry, agreed_dtypes, flat_bytes, lay_out
-from rlinf.weight_sync.link import Header, Request
+from rlinf.weight_sync.link import Header, Request, agreed_dtypes
 from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 Backend = Literal["gloo", "nccl"]

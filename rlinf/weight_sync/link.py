@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from rlinf.weight_sync.errors import WeightSyncError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from rlinf.scheduler.worker import Worker
 
@@ -195,3 +196,29 @@ class ReceiverLink:
             None, groups=[source, (self._parties.receiver, self.peers)], src=source
         )
         return message
+
+
+def agreed_dtypes(
+    weights: Mapping[str, Tensor], requests: Iterable[Request]
+) -> dict[str, torch.dtype]:
+    """Types that the receivers want, by name.
+
+    Raises:
+        WeightSyncError: A receiver's tensor has another shape, or two receivers want two types.
+    """
+    found: dict[str, torch.dtype] = {}
+    for request in requests:
+        for name, (shape, dtype) in request.targets.items():
+            if name not in weights:
+                continue  # whoever loads the weights knows whether one may be missing
+            if tuple(weights[name].shape) != shape:
+                raise WeightSyncError(
+                    f"{name} has shape {list(weights[name].shape)} at the sender and "
+                    f"{list(shape)} at receiver {request.rank}"
+                )
+            if found.setdefault(name, dtype) != dtype:
+                raise WeightSyncError(
+                    f"receiver {request.rank} wants {name} as {dtype} and another receiver as "
+                    f"{found[name]}; give all receivers one type"
+                )
+    return found

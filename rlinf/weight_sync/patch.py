@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.processes.byte_layout import ByteLayout, lay_out
 from rlinf.scheduler.process import require_process
 from rlinf.weight_sync.bucket import Buckets, HostPool, plan_buckets, unpack
 from rlinf.weight_sync.config import PatchConfig
 from rlinf.weight_sync.errors import VersionSkewError, WeightSyncError
-from rlinf.weight_sync.layout import ByteLayout, agreed_dtypes, lay_out
-from rlinf.weight_sync.link import Header, Request
+from rlinf.weight_sync.link import Header, Request, agreed_dtypes
 from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 _BLOCK_ELEMENTS = 1 << 17  # compared at once: few enough to stay in the cache of a core

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rlinf.weight_sync.config import ReferenceConfig
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
-from rlinf.weight_sync.layout import agreed_dtypes
-from rlinf.weight_sync.link import Header, Place, Request
+from rlinf.weight_sync.link import Header, Place, Request, agreed_dtypes
 from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
 
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.processes.byte_layout import ByteLayout
 from rlinf.processes.shared_block import memory_path, open_memory
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
-from rlinf.weight_sync.layout import ByteLayout
 
 _HEADER_BYTES = 4096
 _PINS = 2048

@@ -40,9 +40,8 @@ class Texts:
 
     def batch(self, rows: Rows) -> Batch:
         """Some rows; terms are the tokens of the answers."""
-        return text_batch(
-            [(prompt.tolist(), target.tolist()) for prompt, target in self._examples.rows(rows)]
-        )
+        chosen = (self._examples.examples[row] for row in rows)
+        return text_batch([(prompt.tolist(), target.tolist()) for prompt, target in chosen])
 
 
 class Chunks:

@@ -11,11 +11,11 @@ from rlinf.cli.main import main
 from rlinf.monitor.report.trace import trace_of
 from rlinf.monitor.timeline import read_events
 from rlinf.planner import kept_profiles
-from rlinf.planner.cluster_shape import parse_cluster_shape
+from rlinf.planner.cluster import parse_cluster_shape
 from rlinf.planner.planned import find_plan
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
-from rlinf.planner.simulated import SimulationOptions, simulate_planned
 from rlinf.planner.simulation import Conditions, simulate
+from rlinf.planner.simulation.simulate import SIMULATED_STEPS, simulate_planned
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.reasoning import Reasoning
 
@@ -121,7 +121,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
     assert middle == pytest.approx(found.seconds, rel=0.2)
 
     trace = trace_of(read_events(timeline), [node.name for node in flow.nodes])
-    assert len(trace.steps) == SimulationOptions().steps
+    assert len(trace.steps) == SIMULATED_STEPS
     ranks = {s.track: s.devices for s in trace.spans if s.name == "rollout.generate"}
     rollout = found.plan.components["rollout"]
     assert len(ranks) == rollout.processes > 1

@@ -134,8 +134,7 @@ def copied(run: Path, directory: Path, *changes: tuple[str, str]) -> Path:
 
 def write_profile(run: Path) -> None:
     """Times of the components of the run above."""
-    from rlinf.planner.kept_profiles import Fingerprints
-    from rlinf.planner.profile import ComponentProfile, Measurement
+    from rlinf.planner.profile import ComponentProfile, Fingerprints, Measurement
 
     parts = {
         name: ComponentProfile(
@@ -146,7 +145,8 @@ def write_profile(run: Path) -> None:
         )
         for name, seconds in (("env", 0.5), ("rollout", 0.25), ("actor", 0.25))
     }
-    Fingerprints("here", "model", "config").profile(parts).save(run / "profile.json")
+    here = Fingerprints(hardware="here", model="model", config="config")
+    here.profile(parts).save(run / "profile.json")
 
 
 def test_without_a_timeline_the_page_and_the_screen_say_how_to_get_one(

@@ -1,7 +1,6 @@
 """pass@k, votes, intervals and comparisons, against enumeration, simulation and scipy."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -275,12 +274,3 @@ def test_outcomes_of_groups_and_what_is_told_beside_the_scores():
                         completions=group.completions)  # fmt: skip
     with pytest.raises(ValueError, match="no scores"):
         PromptOutcome.of(group, threshold=1.0)
-
-
-def test_scores_by_level():
-    spec = a_spec(n=4, samples=1)
-    rows = [(0, [1], 2), (1, [0], 2), (2, [1], 1), (3, [1], None)]
-    outcomes = [outcome(i, row, level=level) for i, row, level in rows]
-    found = TextEvaluationResult.of(spec, outcomes, "run@1").by_level("pass@1")
-    assert {level: (e.value, e.prompts) for level, e in found.items()} == {1: (1, 1), 2: (0.5, 2)}
-    assert math.isclose(found[2].low, wilson_interval(1, 2)[0])

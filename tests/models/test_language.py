@@ -22,15 +22,20 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rlinf.models.adapters import adapter_file_name, is_adapter
 from rlinf.models.language import (
-    adapter_weights,
     build_language_model,
-    create_language_model,
+    build_network,
     full_weights,
-    load_language_model,
     load_tokenizer,
     save_language_model,
 )
+
+
+def adapter_weights(model):
+    found = model.get_base_model().named_parameters()
+    return [(adapter_file_name(name), value) for name, value in found if is_adapter(name)]
+
 
 SMALL = ArchitectureConfig(
     hidden_size=16, layers=2, heads=4, kv_heads=2, intermediate_size=24, max_position_embeddings=64
@@ -73,7 +78,7 @@ def test_a_seed_determines_the_weights(kind: str, tied: bool, tokenizer_path: Pa
     architecture = SMALL.model_copy(update={"type": kind, "tie_word_embeddings": tied})
     config = LanguageModelConfig(path=tokenizer_path, architecture=architecture)
     state = torch.random.get_rng_state()
-    one, same, other = (create_language_model(config, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (build_network(config, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(state, torch.random.get_rng_state())
     assert one.config.model_type == kind
     assert torch.equal(_logits(one), _logits(same))
@@ -90,10 +95,10 @@ def test_what_was_saved_is_loaded(tied: bool, tokenizer_path: Path, tmp_path: Pa
     )
     save_language_model(model, tmp_path, tokenizer=tokenizer)
     assert not list(tmp_path.glob("*.bin"))
-    loaded = load_language_model(LanguageModelConfig(path=tmp_path))
+    loaded = build_network(LanguageModelConfig(path=tmp_path))
     assert loaded.training
     assert torch.equal(_logits(model), _logits(loaded))
-    half = load_language_model(LanguageModelConfig(path=tmp_path, dtype="bfloat16"))
+    half = build_network(LanguageModelConfig(path=tmp_path, dtype="bfloat16"))
     assert {value.dtype for value in half.parameters()} == {torch.bfloat16}
 
 
@@ -112,7 +117,7 @@ def test_weights_that_do_not_fit_are_refused(
     kept = {name: value for name, value in weights.items() if value is not None}
     save_file(kept, saved / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=message):
-        load_language_model(LanguageModelConfig(path=saved))
+        build_network(LanguageModelConfig(path=saved))
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
@@ -120,7 +125,7 @@ def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
     added.add_tokens(["one", "two"])
     added.save_pretrained(saved)
     with pytest.raises(ConfigError, match="has 20 tokens and the model's embedding 18"):
-        load_language_model(LanguageModelConfig(path=saved))
+        build_network(LanguageModelConfig(path=saved))
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -128,7 +133,7 @@ def test_an_end_token_outside_of_the_vocabulary_is_refused(name: str, saved: Pat
     content = json.loads((saved / name).read_text())
     (saved / name).write_text(json.dumps({**content, "eos_token_id": [1, 400]}))
     with pytest.raises(ConfigError, match=f"end token 400 of {name}"):
-        load_language_model(LanguageModelConfig(path=saved))
+        build_network(LanguageModelConfig(path=saved))
 
 
 @pytest.mark.parametrize(
@@ -146,16 +151,16 @@ def test_missing_files_are_named(missing: str, message: str, saved: Path) -> Non
     else:
         shutil.rmtree(saved)
     with pytest.raises(ConfigError, match=message) as caught:
-        load_language_model(LanguageModelConfig(path=saved))
+        build_network(LanguageModelConfig(path=saved))
     assert caught.value.key == "path"
 
 
 def test_only_adapters_are_trained_and_they_can_be_merged(saved: Path, tmp_path: Path) -> None:
     config = LanguageModelConfig(path=saved, lora=LoraConfig(rank=2, alpha=6.0))
-    model = load_language_model(config, seed=1)
+    model = build_network(config, seed=1)
     again, plain = (
-        load_language_model(config, seed=1),
-        load_language_model(LanguageModelConfig(path=saved)),
+        build_network(config, seed=1),
+        build_network(LanguageModelConfig(path=saved)),
     )
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     assert trained
@@ -174,12 +179,12 @@ def test_only_adapters_are_trained_and_they_can_be_merged(saved: Path, tmp_path:
     assert torch.allclose(_logits(model), _logits(plain), atol=1e-5)
 
     save_language_model(model, tmp_path / "merged", tokenizer=load_tokenizer(config))
-    merged = load_language_model(LanguageModelConfig(path=tmp_path / "merged"))
+    merged = build_network(LanguageModelConfig(path=tmp_path / "merged"))
     assert torch.equal(_logits(merged), _logits(plain))
 
 
 def test_the_names_of_adapters_are_those_of_their_file(saved: Path, tmp_path: Path) -> None:
-    model = load_language_model(LanguageModelConfig(path=saved, lora=LoraConfig()), seed=1)
+    model = build_network(LanguageModelConfig(path=saved, lora=LoraConfig()), seed=1)
     model.save_pretrained(tmp_path)
     written = load_file(tmp_path / "adapter_model.safetensors")
     given = dict(adapter_weights(model))
@@ -190,7 +195,7 @@ def test_the_names_of_adapters_are_those_of_their_file(saved: Path, tmp_path: Pa
 def test_an_unknown_layer_gets_no_adapter(saved: Path) -> None:
     lora = LoraConfig(target_modules=("q_proj", "query"))
     with pytest.raises(ConfigError, match=r"no linear layer query; legal: .*q_proj"):
-        load_language_model(LanguageModelConfig(path=saved, lora=lora))
+        build_network(LanguageModelConfig(path=saved, lora=lora))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,7 @@ def test_threads_of_one_process_load_the_same_model(tokenizer_path: Path, tmp_pa
     save_language_model(model, tmp_path / "model", tokenizer=tokenizer)
     saved = LanguageModelConfig(path=tmp_path / "model")
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: load_language_model(saved), range(4)))
+        found = list(pool.map(lambda _: build_network(saved), range(4)))
     expected = model.state_dict()
     for other in found:
         assert other.lm_head.weight is other.model.embed_tokens.weight

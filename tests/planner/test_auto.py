@@ -18,7 +18,7 @@ from rlinf.flow.stage_worker import StageCost
 from rlinf.monitor.decisions import Decision, read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner import auto as auto_plan
-from rlinf.planner import kept_profiles, planned, recording
+from rlinf.planner import kept_profiles, planned
 from rlinf.planner.measure import PROFILE_FILE
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied import Embodied
@@ -446,6 +446,6 @@ def test_a_disk_that_is_full_does_not_stop_training(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("rlinf.monitor.decisions.open", full, raising=False)
-    monkeypatch.setattr(recording, "keep_profile", full)
+    monkeypatch.setattr(auto_plan, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text

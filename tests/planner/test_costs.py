@@ -109,7 +109,8 @@ def test_devices_beyond_the_measured_ones_need_a_law():
     assert found.extended == ("16 devices by scaling law from 8",)
     assert model.estimate(64, 4).seconds == pytest.approx(7.0 * 1.1)
     assert np.isinf(model.seconds(64, 64))
-    assert model.nearest_devices(64) == 32
+    with pytest.raises(ConfigError, match="nearest: 32"):
+        model.estimate(64, 64)
 
 
 def test_sub_batches_that_were_not_measured_cost_what_their_items_cost_alone():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.flow.running_step import StepReport
+from rlinf.flow.executor import StepReport
 from rlinf.monitor.memory import Held, MemoryWatch
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.measure import PROFILE_FILE, WARM_UP_STEPS, StepRecorder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.planner.recording import Setting, fastest
+from rlinf.planner.auto import Setting, fastest
 from rlinf.runners.reasoning import Reasoning
 from tests.runners.reasoning_support import small_config
 

@@ -12,14 +12,16 @@ from rlinf.errors import ConfigError
 from rlinf.flow import placed_config
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
-from rlinf.planner import described_cluster, planned
-from rlinf.planner.cluster_shape import (
+from rlinf.planner import cluster, planned
+from rlinf.planner.cluster import (
     ClusterShape,
     NodeGroup,
+    cluster_of,
+    cluster_overrides,
     kind_of_model,
     parse_cluster_shape,
 )
-from rlinf.planner.described_cluster import cluster_of, cluster_overrides
+from rlinf.planner.kept_profiles import new_recorder
 from rlinf.planner.planned import (
     changed,
     command_overrides,
@@ -29,7 +31,6 @@ from rlinf.planner.planned import (
     placed_by,
 )
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
-from rlinf.planner.recording import new_recorder
 from rlinf.planner.search import ComponentConstraint
 from rlinf.planner.search import plan as solve
 from rlinf.runners.embodied import Embodied
@@ -437,8 +438,8 @@ def test_an_accelerator_has_the_memory_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gigabytes: int | None
 ) -> None:
     monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
-    monkeypatch.setattr(described_cluster, "accelerators_here", lambda: 2)
-    monkeypatch.setattr(described_cluster, "_accelerator_model", lambda: model)
+    monkeypatch.setattr(cluster, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(cluster, "_accelerator_model", lambda: model)
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
     assert group.memory_bytes == (None if gigabytes is None else gigabytes * GB)

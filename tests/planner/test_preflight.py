@@ -18,12 +18,12 @@ import torch
 
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.flow.executor import StepReport
 from rlinf.flow.planning_traits import Knob
-from rlinf.flow.running_step import StepReport
 from rlinf.flow.stage_worker import StageCost, StageReport, WorkerPlace
 from rlinf.monitor.memory import MemoryWatch, ProcessMemory, TreeWatch, process_memory, reset_peaks
-from rlinf.planner import preflight, worst_step
-from rlinf.planner.worst_step import measure_worst_step
+from rlinf.planner import preflight
+from rlinf.planner.preflight import measure_worst_step
 from rlinf.runners.embodied import Embodied
 from tests.runners import reasoning_support, support
 
@@ -102,13 +102,13 @@ def test_the_largest_value_that_fits_is_found_in_few_measurements(
     """Memory is 0.25 of what 16 items take, and the rest in proportion."""
     tried = []
 
-    def measured(value: int) -> worst_step.MemoryReport:
+    def measured(value: int) -> preflight.MemoryReport:
         tried.append(value)
         total = round(1000 * (0.25 + 0.75 * value / 16))
-        return worst_step.MemoryReport((), total, round(1000 * limit))
+        return preflight.MemoryReport((), total, round(1000 * limit))
 
     knob = Knob("k", 16)
-    report = worst_step.MemoryReport((), 1000, round(1000 * limit))
+    report = preflight.MemoryReport((), 1000, round(1000 * limit))
     values = [value for value in range(15, 0, -1) if value in {14, 12, 8, 7, 4, 2, 1}]
     found = preflight._largest_fitting(values, knob, report, measured)
     assert (found and found.change) == expected
@@ -126,17 +126,14 @@ def stage(peak: int, resident: int) -> list[StageReport]:
     return [StageReport(None, 1.0, 0.0, 0, 0, [], cost)]
 
 
-class _Found:
+def _found() -> tuple[list[StepReport], list[WorkerPlace]]:
     """One step on two devices of 100 bytes."""
-
-    def __init__(self) -> None:
-        self.reports = [
-            StepReport({"env": stage(5, 4), "rollout": stage(40, 30), "actor": stage(70, 50)}, [])
-        ]
-        self.places = [
-            WorkerPlace("actor:0", 1, (0,), {0: 100}),
-            WorkerPlace("env:0", 2, (1,), {1: 100}),
-        ]
+    stages = {"env": stage(5, 4), "rollout": stage(40, 30), "actor": stage(70, 50)}
+    places = [
+        WorkerPlace("actor:0", 1, (0,), {0: 100}),
+        WorkerPlace("env:0", 2, (1,), {1: 100}),
+    ]
+    return [StepReport(stages, [])], places
 
 
 def test_a_device_holds_what_works_and_what_rests_beside_it(
@@ -148,10 +145,10 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
         "cluster.component_placement={env: '1', rollout: '0', actor: '0'}",
     )  # fmt: skip
     flow = Embodied.flow(config)
-    first, second = worst_step.device_peaks(config, flow, _Found())
+    first, second = preflight.device_peaks(config, flow, *_found())
     assert (first.device, first.peak) == (0, 100)  # 70 of the actor, and 30 that rest
     assert (second.device, second.peak) == (1, 5)
-    report = worst_step.MemoryReport((), 10, 100, (first, second))
+    report = preflight.MemoryReport((), 10, 100, (first, second))
     assert report.fits
     assert report.excess == pytest.approx(1.0)
 
@@ -161,7 +158,7 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
         return ProcessMemory(pid, parent, command, peak, peak)
 
     me = os.getpid()
-    found = worst_step.Processes(
+    found = preflight.Processes(
         [
             process(me, 1, 10, "python"),
             process(-2, me, 40, "ray::EnvWorker.run"),
@@ -237,7 +234,7 @@ def test_a_step_that_runs_out_of_memory_does_not_fit(
     found = measure_worst_step(config, runner, Embodied.flow, 900 * MIB)
     assert found.ended is not None
     assert why in found.ended
-    report = worst_step.MemoryReport((), found.together, 2**60, (), found.ended)
+    report = preflight.MemoryReport((), found.together, 2**60, (), found.ended)
     assert not report.fits
     assert report.share == "more than 101 %"
     if runner is Greedy:

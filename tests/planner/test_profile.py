@@ -1,7 +1,13 @@
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
+from rlinf.planner.profile import (
+    ComponentProfile,
+    Fingerprints,
+    Measurement,
+    Profile,
+    ScalingLaw,
+)
 
 PROFILE = Profile(
     hardware="8x H100",
@@ -26,8 +32,10 @@ def test_a_profile_survives_being_saved_and_loaded(tmp_path):
 
 
 def test_a_profile_of_something_else_says_what_differs():
-    assert PROFILE.differences(hardware="8x H100", model="1.5B", config="abc") == ()
-    assert PROFILE.differences(hardware="8x A100", model="1.5B", config="xyz") == (
+    here = Fingerprints(hardware="8x H100", model="1.5B", config="abc")
+    assert here.differences(PROFILE) == ()
+    here = Fingerprints(hardware="8x A100", model="1.5B", config="xyz")
+    assert here.differences(PROFILE) == (
         "hardware is '8x A100', the profile was measured with '8x H100'",
         "config is 'xyz', the profile was measured with 'abc'",
     )

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from rlinf.flow.executor import StepReport
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import ComponentPlan
-from rlinf.flow.running_step import StepReport
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner import kept_profiles, planned, profiling, recording
+from rlinf.planner import kept_profiles, planned, profiling
 from rlinf.planner.planned import command_overrides
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
@@ -90,7 +90,7 @@ def test_a_trial_that_fails_leaves_what_the_others_measured(
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
     assert kept_profiles.usable_profile(config) == (None, ())
-    recorder = recording.new_recorder(config, Embodied.flow(config), "a test")
+    recorder = kept_profiles.new_recorder(config, Embodied.flow(config), "a test")
     recorder.warm_up = 0
     for report in _rehearsed(config, tmp_path, 2):
         recorder.observe(report)
@@ -133,7 +133,7 @@ def test_measurements_of_a_second_time_join_the_first(tmp_path: Path) -> None:
     config = support.small_config(tmp_path)
     here = kept_profiles.fingerprints(config)
     flow = Embodied.flow(config)
-    recorder = recording.new_recorder(config, flow, "first")
+    recorder = kept_profiles.new_recorder(config, flow, "first")
     recorder.warm_up = 0
     reports = list(_rehearsed(config, tmp_path, 1))
     recorder.observe(reports[0])

@@ -1,20 +1,18 @@
-"""A small run on the CPU or on the pretend accelerator, in a process of its own.
+"""Small runs on the pretend accelerator, in a process of their own; its kinds run anywhere.
 
-Arguments: ``cpu`` or ``pretend``, the kind of run, a directory, then overrides of its recipe.
+Reads one run after the other from its input, as JSON: the kind, a directory, then overrides of its
+recipe. Says ``DONE`` after each; the first that fails ends it, with the stack on standard error.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 from pathlib import Path
 
-if sys.argv[1] == "pretend":
-    from tests.pretend import accelerator  # before anything else has torch
-
-    os.environ["RLINF_DEVICE"] = accelerator.NAME
-    accelerator.refuse_work_of_the_host()
+DONE = "-- done --"
 
 
 def embodied(directory: Path, *overrides: str) -> None:
@@ -70,13 +68,22 @@ def reasoning(directory: Path, *overrides: str) -> None:
     train(directory, *overrides)
 
 
+KINDS = {
+    "embodied": embodied,
+    "off_policy": off_policy,
+    "forgetful": forgetful,
+    "fine_tuning": fine_tuning,
+    "cloning": cloning,
+    "reasoning": reasoning,
+}
+
+
 if __name__ == "__main__":
-    kinds = {
-        "embodied": embodied,
-        "off_policy": off_policy,
-        "forgetful": forgetful,
-        "fine_tuning": fine_tuning,
-        "cloning": cloning,
-        "reasoning": reasoning,
-    }
-    kinds[sys.argv[2]](Path(sys.argv[3]), *sys.argv[4:])
+    from tests.pretend import accelerator  # before anything else has torch
+
+    os.environ["RLINF_DEVICE"] = accelerator.NAME
+    accelerator.refuse_work_of_the_host()
+    for line in sys.stdin:
+        kind, directory, *overrides = json.loads(line)
+        KINDS[kind](Path(directory), *overrides)
+        print(DONE, flush=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 import torch.utils.backend_registration
 
-from tests.pretend import two_ranks
+from tests.pretend import program, two_ranks
 from tests.runners import reasoning_support, supervised_support, support
 from tests.trainers.processes import results_of
 
@@ -21,23 +23,53 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(
-    device: str, kind: str, directory: Path, *overrides: str
-) -> subprocess.CompletedProcess[str]:
-    directory.mkdir()
-    program = [sys.executable, "-m", "tests.pretend.program", device, kind, str(directory)]
-    return subprocess.run(
-        [*program, *overrides], capture_output=True, text=True, timeout=250, check=False
-    )
+class Pretend:
+    """A process with the pretend accelerator; what it runs shares its start."""
+
+    def __init__(self, directory: Path) -> None:
+        self._errors = directory / "errors"
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        with self._errors.open("w") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", program.__name__],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+
+    def run(self, kind: str, directory: Path, *overrides: str) -> str:
+        """Returns what is wrong, nothing where the run ended well."""
+        directory.mkdir()
+        if self._process.poll() is not None:  # an earlier run failed
+            self._process = self._started()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([kind, str(directory), *overrides]) + "\n")
+        self._process.stdin.flush()
+        if any(line.strip() == program.DONE for line in self._process.stdout):
+            return ""
+        self._process.wait()
+        return self._errors.read_text()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
-def run_on_both(kind: str, directory: Path, *overrides: str) -> tuple[Path, Path]:
-    runs = []
-    for device in ("cpu", "pretend"):
-        done = run(device, kind, directory / device, *overrides)
-        assert done.returncode == 0, done.stderr
-        runs.append(directory / device / "run")
-    return runs[0], runs[1]
+@pytest.fixture(scope="module")
+def pretend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pretend]:
+    process = Pretend(tmp_path_factory.mktemp("pretend"))
+    yield process
+    process.close()
+
+
+def run_on_both(pretend: Pretend, kind: str, directory: Path, *overrides: str) -> tuple[Path, Path]:
+    cpu = directory / "cpu"
+    cpu.mkdir()
+    program.KINDS[kind](cpu, *overrides)
+    wrong = pretend.run(kind, directory / "pretend", *overrides)
+    assert not wrong, wrong
+    return cpu / "run", directory / "pretend" / "run"
 
 
 def assert_close(left: list[dict[str, float]], right: list[dict[str, float]]) -> None:
@@ -63,14 +95,18 @@ def assert_close(left: list[dict[str, float]], right: list[dict[str, float]]) ->
     ],
     ids=["ppo", "decoupled ppo, one step ahead"],
 )
-def test_a_policy_is_trained_as_on_the_cpu(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    cpu, pretend = run_on_both("embodied", tmp_path, *overrides)
-    assert_close(support.metrics(cpu), support.metrics(pretend))
+def test_a_policy_is_trained_as_on_the_cpu(
+    pretend: Pretend, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    cpu, other = run_on_both(pretend, "embodied", tmp_path, *overrides)
+    assert_close(support.metrics(cpu), support.metrics(other))
 
 
-def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(tmp_path: Path) -> None:
-    cpu, pretend = run_on_both("off_policy", tmp_path, "runner.total_env_steps=384")
-    assert_close(support.metrics(cpu), support.metrics(pretend))
+def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(
+    pretend: Pretend, tmp_path: Path
+) -> None:
+    cpu, other = run_on_both(pretend, "off_policy", tmp_path, "runner.total_env_steps=384")
+    assert_close(support.metrics(cpu), support.metrics(other))
 
 
 @pytest.mark.parametrize(
@@ -86,19 +122,19 @@ def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(tmp_path: Path) ->
     ids=["policy, likelihood", "policy, squared error", "language model", "lora, padded"],
 )
 def test_what_was_recorded_is_fitted_as_on_the_cpu(
-    kind: str, overrides: tuple[str, ...], tmp_path: Path
+    pretend: Pretend, kind: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    cpu, pretend = run_on_both(kind, tmp_path, "runner.total_steps=2", *overrides)
-    assert_close(supervised_support.metrics(cpu), supervised_support.metrics(pretend))
+    cpu, other = run_on_both(pretend, kind, tmp_path, "runner.total_steps=2", *overrides)
+    assert_close(supervised_support.metrics(cpu), supervised_support.metrics(other))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("actor.lora.rank=4",)], ids=["whole", "lora"])
 def test_a_language_model_is_trained_as_on_the_cpu(
-    overrides: tuple[str, ...], tmp_path: Path
+    pretend: Pretend, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
-    cpu, pretend = run_on_both("reasoning", tmp_path, "runner.total_steps=2", *overrides)
-    assert_close(reasoning_support.untimed(cpu), reasoning_support.untimed(pretend))
+    cpu, other = run_on_both(pretend, "reasoning", tmp_path, "runner.total_steps=2", *overrides)
+    assert_close(reasoning_support.untimed(cpu), reasoning_support.untimed(other))
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +167,7 @@ def test_two_processes_divide_a_language_model_as_on_the_cpu(
 
 
 def test_a_tensor_that_is_left_behind_ends_the_run(tmp_path: Path) -> None:
-    done = run("pretend", "forgetful", tmp_path / "run", "runner.total_env_steps=256")
-    assert done.returncode != 0
-    assert "Expected all tensors to be on the same device" in done.stderr
+    process = Pretend(tmp_path)
+    wrong = process.run("forgetful", tmp_path / "run", "runner.total_env_steps=256")
+    process.close()
+    assert "Expected all tensors to be on the same device" in wrong

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.rescale_simulation import Setting, best_static, play
+from rlinf.planner.simulation import LengthDistribution
 from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.lengths import LengthDistribution
 
 LENGTHS = LengthDistribution(mean=1000, maximum=8000, sigma=0.9, correlation=0.5)
 SETTING = Setting(
@@ -34,7 +34,7 @@ def lengths() -> np.ndarray:
 def test_taking_turns_is_generation_then_training(lengths: np.ndarray) -> None:
     played = play(SETTING, lengths, trainer=0)
     model = SETTING.generation
-    done = [model.serve(lengths[4 * engine : 4 * engine + 4].ravel()).max() for engine in range(8)]
+    done = model.serve(lengths.reshape(8, -1)).max(axis=1).tolist()
     assert played.rollout_seconds == pytest.approx(max(done), rel=0.02)
     rest = SETTING.batches * SETTING.batch_seconds(8) + SETTING.switch_seconds
     assert played.seconds == pytest.approx(played.rollout_seconds + rest)
@@ -74,5 +74,5 @@ def test_nothing_moves_where_lengths_are_equal() -> None:
 def test_waiting_sequences_run_when_there_is_room(lengths: np.ndarray) -> None:
     model = SETTING.generation.model_copy(update={"slots": 4})
     played = play(replace(SETTING, generation=model), lengths, trainer=0)
-    done = [model.serve(lengths[4 * e : 4 * e + 4].ravel()).max() for e in range(8)]
+    done = model.serve(lengths.reshape(8, -1)).max(axis=1).tolist()
     assert played.rollout_seconds == pytest.approx(max(done), rel=0.05)

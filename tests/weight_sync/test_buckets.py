@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf.processes.byte_layout import lay_out
 from rlinf.weight_sync.bucket import HostPool, Packer, plan_buckets, unpack
 from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.layout import agreed_dtypes, lay_out
-from rlinf.weight_sync.link import Parties, Place, Request
+from rlinf.weight_sync.link import Parties, Place, Request, agreed_dtypes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.processes.byte_layout import lay_out
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
-from rlinf.weight_sync.layout import lay_out
 from rlinf.weight_sync.shared_block import BlockReader, BlockWriter
 
 NUMEL = 150_000

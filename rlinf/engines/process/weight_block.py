@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import warnings
 from collections.abc import Mapping
@@ -12,72 +13,57 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import RunFailure
-from rlinf.processes.shared_block import (
-    MemoryShortageError,
-    SharedBlock,
-    block_size,
-    memory_path,
-    open_memory,
-    reserve,
-)
-
-
-class TensorInfo(NamedTuple):
-    """What one tensor of a block is like."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+from rlinf.processes.byte_layout import ByteLayout, lay_out
+from rlinf.processes.shared_block import MemoryShortageError, memory_path, open_memory, reserve
 
 
 class BlockAddress(NamedTuple):
     """What a child needs to find a block."""
 
     path: str  # file that stands for the memory while the parent lives
-    tensors: tuple[TensorInfo, ...]  # what lies in it, in order
+    layout: ByteLayout
 
     def open(self) -> dict[str, Tensor]:
         """The tensors, in memory that must not be written to: doing so ends the process."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            return _mapped(descriptor, self.tensors, writable=False)
+            return _mapped(descriptor, self.layout, mmap.PROT_READ)
         finally:
             os.close(descriptor)
 
 
 class WeightBlock:
-    """Memory for one set of weights, which give names, shapes, types and the first values."""
+    """Memory for one set of weights, which give names, shapes, types and the first values.
+
+    Raises:
+        RunFailure: There is not so much memory.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._infos = _infos(weights)
+        self._layout = _layout_of(weights)
         self._descriptor = open_memory("rlinf-engine-weights")
         try:
-            reserve(self._descriptor, block_size(_fields(self._infos)))
+            reserve(self._descriptor, self._layout.nbytes)
         except MemoryShortageError as error:
             self.close()
             raise RunFailure(f"no memory for an engine's weights: {error}") from error
-        self._tensors = _mapped(self._descriptor, self._infos, writable=True)
+        self._tensors = _mapped(self._descriptor, self._layout, mmap.PROT_READ | mmap.PROT_WRITE)
         self.write(weights)
 
     @property
     def address(self) -> BlockAddress:
         """Where the child finds it."""
-        return BlockAddress(str(memory_path(self._descriptor)), self._infos)
+        return BlockAddress(str(memory_path(self._descriptor)), self._layout)
 
     def fits(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights have the names, shapes and types of those in the block."""
-        return _infos(weights) == self._infos
+        return _layout_of(weights) == self._layout
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the values, from any device, while the child computes nothing."""
-        for name, value in weights.items():
-            self._tensors[name].copy_(value)
+        for entry in self._layout.owners:
+            self._tensors[entry.name].copy_(weights[entry.name])
 
     def close(self) -> None:
         """Give the memory back as soon as the child has, too."""
@@ -87,27 +73,12 @@ class WeightBlock:
         self._tensors = {}
 
 
-def _infos(weights: Mapping[str, Tensor]) -> tuple[TensorInfo, ...]:
-    return tuple(
-        TensorInfo(name, tuple(value.shape), value.dtype)
-        for name, value in sorted(weights.items(), key=lambda item: item[0])
-    )
+def _layout_of(weights: Mapping[str, Tensor]) -> ByteLayout:
+    return lay_out({name: weights[name] for name in sorted(weights)}, {})
 
 
-def _fields(infos: tuple[TensorInfo, ...]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """As bytes: numpy has not every type of torch."""
-    return {info.name: ((info.nbytes,), np.dtype(np.uint8)) for info in infos}
-
-
-def _mapped(descriptor: int, infos: tuple[TensorInfo, ...], *, writable: bool) -> dict[str, Tensor]:
-    block = SharedBlock(descriptor, _fields(infos), writable=writable)
+def _mapped(descriptor: int, layout: ByteLayout, protection: int) -> dict[str, Tensor]:
+    memory = mmap.mmap(descriptor, max(layout.nbytes, 1), mmap.MAP_SHARED, protection)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors
-        return {
-            info.name: (
-                torch.from_numpy(block[info.name]).view(info.dtype).view(info.shape)
-                if info.nbytes
-                else torch.empty(info.shape, dtype=info.dtype)
-            )
-            for info in infos
-        }
+        return layout.views(torch.from_numpy(np.frombuffer(memory, np.uint8)))

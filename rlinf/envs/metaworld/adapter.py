@@ -158,11 +158,7 @@ class MetaWorldEnv(SimulatorEnv):
 
 @cache
 def task_names() -> tuple[str, ...]:
-    """Return the tasks of the installed MetaWorld, read from its source without importing it.
-
-    Raises:
-        MissingPackageError: MetaWorld or MuJoCo is not installed.
-    """
+    """The tasks of the installed MetaWorld, read from its source without importing it."""
     for package in ("metaworld", "mujoco"):
         found = importlib.util.find_spec(package)
         if found is None or not found.submodule_search_locations:

@@ -30,19 +30,15 @@ Fault = dict[str, Any]
 
 @dataclass(frozen=True)
 class Command:
-    """What the envs of a stage are to do.
-
-    Args:
-        operation: ``reset`` or ``step``.
-        stage: Pipeline stage.
-        chunk: Primitive steps.
-        sequence: Number of the command; rows remember the last one that they have completed.
-    """
+    """What the envs of a stage are to do."""
 
     operation: str
+    """``reset`` or ``step``."""
     stage: int
     chunk: int
+    """Primitive steps."""
     sequence: int
+    """Number of the command; rows remember the last one that they have completed."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +147,7 @@ class EnvPool:
         cores: Cores that each process may use.
         limits: Under which every process runs.
 
-    Raises:
-        ConfigError: The env cannot be built as configured.
-        MissingPackageError: The simulator is not installed.
-        RunFailure: A process failed to start.
+    Raises as :meth:`EnvProcess.started`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The planner: where, when and in what pieces a flow runs fastest."""
 
-from rlinf.flow.constraints import ComponentConstraint, Constraints
+from rlinf.flow.planning_traits import ComponentConstraint, Constraints
 from rlinf.planner.search.report import Planned
 from rlinf.planner.search.solve import plan
 from rlinf.planner.search.tree import predict

@@ -65,9 +65,7 @@ class Stream(NamedTuple):
 
     def take(self, indices: NDArray[np.int64]) -> Stream:
         """The entries at some indices."""
-        return Stream(
-            self.first[indices], self.head[indices], self.tail[indices], self.single[indices]
-        )
+        return Stream._make(column[indices] for column in self)
 
 
 def single_node(form: Form, chunk: Floats, switch: Floats, chunks: int) -> Stream:
@@ -76,35 +74,26 @@ def single_node(form: Form, chunk: Floats, switch: Floats, chunks: int) -> Strea
     What is spent once is to load, to offload, and, where all items are served at once, to wait for
     the first result.
     """
-    # A single chunk has no pace.
-    period = chunk if chunks > 1 else np.zeros_like(chunk)
+    none = np.zeros_like(chunk)
+    period = chunk if chunks > 1 else none  # a single chunk has no pace
     return Stream(
         first=chunk + switch,
-        head=period if form in ("into", "through") else np.zeros_like(chunk),
-        tail=period if form in ("out", "through") else np.zeros_like(chunk),
+        head=period if form in ("into", "through") else none,
+        tail=period if form in ("out", "through") else none,
         single=np.full(chunk.shape, form == "through"),
     )
 
 
 def compose(kind: Kind, form: Form, left: Stream, right: Stream, chunks: int) -> Stream:
-    """Times of a composition; the parts have the forms that ``PARTS`` names.
+    """Times of a composition of the whole ``form``; the parts have those that ``PARTS`` names.
 
-    Args:
-        kind: ``temporal``, ``spatial``, or ``parallel`` for parts without an edge between them.
-        form: Form of the whole.
-        left: Part that comes first in the flow.
-        right: The other part.
-        chunks: K, the number of chunks of the stream between the parts, or through both.
+    ``chunks`` is K, the number of chunks of the stream between the parts, or through both.
     """
     if kind == "temporal":
         return Stream(left.first + right.first, left.head, right.tail, np.zeros_like(left.single))
     if kind == "parallel":
-        return Stream(
-            np.maximum(left.first, right.first),
-            np.maximum(left.head, right.head),
-            np.maximum(left.tail, right.tail),
-            left.single & right.single,
-        )
+        first, head, tail = (np.maximum(a, b) for a, b in zip(left[:3], right[:3], strict=True))
+        return Stream(first, head, tail, left.single & right.single)
     # A single part on either side passes a slow input, or is paced by it; where both ends of the
     # hand-over are beyond a barrier, all chunks are handed over before anything goes on.
     ends_left = ~left.single | (form in ("closed", "out"))
@@ -162,10 +151,10 @@ def loop_seconds(
         shared: Indices of stages, by the devices that they share.
         exchanges: E.
         stages: S, ``pipeline_stage_num``.
-        closing: Part of each of these times that is spent once, after the last exchange [s].
-        between: Time of an exchange of one sub-batch in which no stage works [s].
         flowing: Whether a stage serves all items at once, so that no item waits for the others:
             the exchanges then follow each other without a bound on those in flight.
+        closing: Part of each of these times that is spent once, after the last exchange [s].
+        between: Time of an exchange of one sub-batch in which no stage works [s].
     """
     units = exchanges * stages
     if flowing or closing is None:

@@ -1,16 +1,15 @@
 """Sets of options for a part of a flow, of which none is worse than another in every respect.
 
-An option has a size on each kind of device, the times of its form, and the memory it needs. The
-options of a part are columns of arrays, so that all pairs of two parts are composed at once; each
-remembers where it came from, so that the tree of the best one can be read back.
+The options of a part are columns of arrays, so that all pairs of two parts are composed at once;
+each remembers where it came from, so that the tree of the best one can be read back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +17,58 @@ from numpy.typing import NDArray
 from rlinf.planner.search.formulas import Floats, Form, Kind, Stream, single_node
 
 Integers = NDArray[np.int64]
+Blocks = tuple[tuple[int, ...], ...]
 
 # A grid of more cells takes longer to go through than rows take to be compared with each other.
 CELLS_PER_ROW = 128
 
 
-class Indexed(Protocol):
-    """What gives a placement by its index."""
+@dataclass(frozen=True)
+class NodePlacement:
+    """One way to run a node, whose components are in the order of its stages.
 
-    def __getitem__(self, index: int, /) -> Any: ...
+    Stages that share devices are a block (of their indices), with a kind of device and a number of
+    them. ``stages`` are the sub-batches in flight inside a loop, and the ``resident`` components
+    keep their memory while the node is idle.
+    """
+
+    node: str
+    components: tuple[str, ...]
+    blocks: Blocks
+    kinds: tuple[int, ...]
+    sizes: tuple[int, ...]
+    stages: int
+    resident: frozenset[str]
+
+    def names(self, block: int) -> list[str]:
+        """Components of a block."""
+        return [self.components[stage] for stage in self.blocks[block]]
+
+    def position(self, name: str) -> tuple[int, int]:
+        """Block of a component, and its kind of device."""
+        block = next(n for n in range(len(self.blocks)) if name in self.names(n))
+        return block, self.kinds[block]
+
+    def spread(self, grid: Sequence[Integers]) -> Iterator[tuple[str, int, Integers]]:
+        """Every component, its kind of device, and its sizes of a grid that has them per block."""
+        for block, (kind, sizes) in enumerate(zip(self.kinds, grid, strict=True)):
+            for name in self.names(block):
+                yield name, kind, sizes
 
 
 @dataclass(frozen=True)
-class NodeSource:
-    """Options that place one node."""
+class PlacementGrid:
+    """Placements that differ only in their sizes, made when they are asked for."""
 
-    placements: Indexed
+    template: NodePlacement
+    sizes: tuple[Integers, ...]
+
+    def __getitem__(self, index: int) -> NodePlacement:
+        return replace(self.template, sizes=tuple(int(column[index]) for column in self.sizes))
 
 
 @dataclass(frozen=True)
-class JoinSource:
+class Join:
     """Options that compose two parts at one granularity."""
 
     kind: Kind
@@ -47,46 +78,49 @@ class JoinSource:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of one part, in one form and at one granularity.
-
-    With N options and K kinds of devices:
+class _Rows:
+    """With N options and K kinds of devices:
 
     Args:
-        devices: [N, K] devices in use.
-        stream: Times, [N] each.
+        devices: [N, K] devices in use, with gaps that keep processes on their nodes.
         peak: [N, K] most memory of one device while the part runs [bytes].
-        idle: [N, K] most memory of one device while the part does not run [bytes].
+        idle: [N, K] most memory of one device while it does not [bytes].
         source: [N] index into ``sources``.
         left: [N] index of the placement, or of the option of the left part.
-        right: [N] index of the option of the right part.
         sources: Where options come from.
     """
 
     devices: Integers
-    stream: Stream
     peak: Floats
     idle: Floats
     source: Integers
     left: Integers
-    right: Integers
-    sources: tuple[NodeSource | JoinSource, ...]
+    sources: tuple[PlacementGrid | Join, ...]
 
     def __len__(self) -> int:
         return len(self.devices)
 
-    def take(self, indices: Integers) -> Options:
+    def take(self, indices: Integers) -> Self:
         """The options at some indices."""
-        return Options(
-            self.devices[indices],
-            self.stream.take(indices),
-            self.peak[indices],
-            self.idle[indices],
-            self.source[indices],
-            self.left[indices],
-            self.right[indices],
-            self.sources,
-        )
+        found: dict[str, Any] = {
+            name: column[indices] if isinstance(column, np.ndarray) else column.take(indices)
+            for name, column in vars(self).items()
+            if name != "sources"
+        }
+        return replace(self, **found)
+
+
+@dataclass(frozen=True)
+class Options(_Rows):
+    """Options of one part, in one form and at one granularity.
+
+    Args:
+        stream: Times, [N] each.
+        right: [N] index of the option of the right part.
+    """
+
+    stream: Stream
+    right: Integers
 
     def slowed(self, factor: float) -> Options:
         """The options with longer times."""
@@ -101,49 +135,59 @@ class Options:
         return self.take(undominated(np.column_stack(columns).astype(float)))
 
 
-def join(parts: Sequence[Options]) -> Options:
+@dataclass(frozen=True)
+class NodeOptions(_Rows):
+    """Undominated ways to run a node in chunks of one granularity.
+
+    Args:
+        chunk: [N] time per chunk [s].
+        switch: [N] time that is spent once: to load, to offload, and before results come [s].
+    """
+
+    chunk: Floats
+    switch: Floats
+
+    def options(self, form: Form, chunks: int) -> Options:
+        """The ways as a part of a flow, in one form, for a number of chunks of a step."""
+        return Options(
+            self.devices,
+            self.peak,
+            self.idle,
+            self.source,
+            self.left,
+            self.sources,
+            stream=single_node(form, self.chunk, self.switch, chunks),
+            right=np.zeros_like(self.left),
+        )
+
+
+R = TypeVar("R", Options, NodeOptions)
+
+
+def join(parts: Sequence[R]) -> R:
     """All options of several sets."""
-    sources: list[NodeSource | JoinSource] = []
-    numbers = []
-    for part in parts:
-        numbers.append(part.source + len(sources))
-        sources.extend(part.sources)
-    return Options(
-        np.concatenate([p.devices for p in parts]),
-        Stream(
-            np.concatenate([p.stream.first for p in parts]),
-            np.concatenate([p.stream.head for p in parts]),
-            np.concatenate([p.stream.tail for p in parts]),
-            np.concatenate([p.stream.single for p in parts]),
-        ),
-        np.concatenate([p.peak for p in parts]),
-        np.concatenate([p.idle for p in parts]),
-        np.concatenate(numbers),
-        np.concatenate([p.left for p in parts]),
-        np.concatenate([p.right for p in parts]),
-        tuple(sources),
-    )
+    before = np.cumsum([0, *(len(part.sources) for part in parts[:-1])])
+    numbered = [replace(p, source=p.source + n) for p, n in zip(parts, before, strict=True)]
+    found: dict[str, Any] = {
+        name: Stream._make(map(np.concatenate, zip(*columns, strict=True)))
+        if isinstance(columns[0], Stream)
+        else np.concatenate(columns)
+        for name in vars(parts[0])
+        if name != "sources" and (columns := [vars(part)[name] for part in numbered])
+    }
+    return replace(parts[0], **found, sources=tuple(s for part in parts for s in part.sources))
 
 
 def undominated(values: Floats) -> Integers:
-    """Indices of the rows that no other row equals or undercuts in every column.
+    """Indices of the rows of [N, D] finite values that none equals or undercuts in every column.
 
     Of equal rows the first stays.
-
-    Args:
-        values: [N, D], finite.
     """
     if len(values) < 2:
         return np.arange(len(values))
     values = values[:, np.ptp(values, axis=0) > 0]
-    if values.shape[1] == 0:
-        return np.zeros(1, np.int64)
-    # In either order a row can only be dominated by one before it; the sort is stable.
-    if values.shape[1] <= 2:
-        order = np.lexsort(values.T[::-1])
-        last = values[order][:, -1]
-        kept = _staircase(last) if values.shape[1] == 2 else np.arange(1)
-        return np.sort(order[kept])
+    if values.shape[1] < 2:
+        return values.argmin(axis=0) if values.shape[1] else np.zeros(1, np.int64)
     levels = [np.unique(column) for column in values.T]
     widest = max(range(len(levels)), key=lambda column: len(levels[column]))
     sides = [column for column in range(len(levels)) if column != widest]
@@ -151,16 +195,11 @@ def undominated(values: Floats) -> Integers:
     if math.prod(shape) <= CELLS_PER_ROW * len(values):
         places = tuple(np.searchsorted(levels[column], values[:, column]) for column in sides)
         return _lowest(np.ravel_multi_index(places, shape), shape, values[:, widest])
-    # Rows that are small altogether come first: they dominate most of the others.
+    # Rows that are small altogether come first: they dominate most of the others, and in this
+    # order a row can only be dominated by one before it; the sort is stable.
     low, width = values.min(axis=0), np.ptp(values, axis=0)
     order = np.lexsort((*values.T[::-1], ((values - low) / width).sum(axis=1)))
     return np.sort(order[_front(values[order])])
-
-
-def _staircase(last: Floats) -> Integers:
-    """Rows that are below all rows before them."""
-    least = np.minimum.accumulate(last)
-    return np.flatnonzero(np.append(True, last[1:] < least[:-1]))
 
 
 def _lowest(cells: Integers, shape: tuple[int, ...], heights: Floats) -> Integers:
@@ -168,11 +207,6 @@ def _lowest(cells: Integers, shape: tuple[int, ...], heights: Floats) -> Integer
 
     One pass over the grid compares a row with all others. Times of parts differ from row to row,
     while numbers of devices and amounts of memory repeat, so that a grid of these is small.
-
-    Args:
-        cells: [N] index of the cell.
-        shape: Of the grid.
-        heights: [N] what the cell does not say.
     """
     least = np.full(shape, np.inf)
     np.minimum.at(least.reshape(-1), cells, heights)
@@ -194,11 +228,9 @@ def _front(rows: Floats, block: int = 256) -> Integers:
     kept = np.zeros(0, np.int64)
     for begin in range(0, len(rows), block):
         candidates = np.arange(begin, min(begin + block, len(rows)))
-        if len(kept):
-            candidates = candidates[~_dominated(rows[kept], rows[candidates])]
-        if len(candidates):
-            inside = np.triu(_covers(rows[candidates], rows[candidates]), 1).any(axis=0)
-            kept = np.concatenate([kept, candidates[~inside]])
+        candidates = candidates[~_covers(rows[kept], rows[candidates]).any(axis=0)]
+        inside = np.triu(_covers(rows[candidates], rows[candidates]), 1).any(axis=0)
+        kept = np.concatenate([kept, candidates[~inside]])
     return kept
 
 
@@ -208,97 +240,3 @@ def _covers(left: Floats, right: Floats) -> NDArray[np.bool_]:
     for column in range(left.shape[1]):
         covers &= left[:, column, None] <= right[None, :, column]
     return covers
-
-
-def _dominated(front: Floats, rows: Floats) -> NDArray[np.bool_]:
-    return np.asarray(_covers(front, rows).any(axis=0))
-
-
-Blocks = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class NodePlacement:
-    """One way to run a node.
-
-    Args:
-        node: Name of the node.
-        components: Its components, in the order of its stages.
-        blocks: Indices of stages, by the devices that they share.
-        kinds: Index of the kind of device, per block.
-        sizes: Devices, per block.
-        stages: Sub-batches in flight inside a loop.
-        resident: Components that keep their memory while it is idle.
-    """
-
-    node: str
-    components: tuple[str, ...]
-    blocks: Blocks
-    kinds: tuple[int, ...]
-    sizes: tuple[int, ...]
-    stages: int
-    resident: frozenset[str]
-
-
-@dataclass(frozen=True)
-class PlacementGrid:
-    """Choices that differ only in their sizes, made when they are asked for."""
-
-    template: NodePlacement
-    sizes: tuple[Integers, ...]
-
-    def __getitem__(self, index: int) -> NodePlacement:
-        return replace(self.template, sizes=tuple(int(column[index]) for column in self.sizes))
-
-
-@dataclass(frozen=True)
-class NodeOptions:
-    """Undominated ways to run a node in chunks of one granularity.
-
-    With N ways and K kinds of devices:
-
-    Args:
-        devices: [N, K] devices in use, with gaps that keep processes on their nodes.
-        chunk: [N] time per chunk [s].
-        switch: [N] time that is spent once: to load, to offload, and before results come [s].
-        peak: [N, K] memory of one device while the node runs [bytes].
-        idle: [N, K] memory of one device while it does not [bytes].
-        grid: [N] index into ``grids``.
-        index: [N] index into that grid.
-        grids: The choices.
-    """
-
-    devices: Integers
-    chunk: Floats
-    switch: Floats
-    peak: Floats
-    idle: Floats
-    grid: Integers
-    index: Integers
-    grids: tuple[PlacementGrid, ...]
-
-    def options(self, form: Form, chunks: int) -> Options:
-        """The ways as a part of a flow, in one form, for a number of chunks of a step."""
-        return Options(
-            devices=self.devices,
-            stream=single_node(form, self.chunk, self.switch, chunks),
-            peak=self.peak,
-            idle=self.idle,
-            source=self.grid,
-            left=self.index,
-            right=np.zeros_like(self.index),
-            sources=tuple(NodeSource(grid) for grid in self.grids),
-        )
-
-    def take(self, indices: Integers) -> NodeOptions:
-        """The ways at some indices."""
-        return NodeOptions(
-            self.devices[indices],
-            self.chunk[indices],
-            self.switch[indices],
-            self.peak[indices],
-            self.idle[indices],
-            self.grid[indices],
-            self.index[indices],
-            self.grids,
-        )

@@ -10,9 +10,9 @@ import numpy as np
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
-from rlinf.flow.constraints import ComponentConstraint, Constraints
 from rlinf.flow.graph import Flow
-from rlinf.planner.cluster_shape import ClusterShape
+from rlinf.flow.planning_traits import ComponentConstraint, Constraints
+from rlinf.planner.cluster import ClusterShape
 from rlinf.planner.costs import CostModel
 from rlinf.planner.profile import Profile, named_kinds
 from rlinf.planner.search.formulas import Floats
@@ -23,11 +23,10 @@ from rlinf.planner.search.options import Integers
 class Problem:
     """Everything that a plan is made from.
 
+    Times and memory are [N] for N ``sizes`` (numbers of devices) of a component on a kind of
+    device, with so many ``stages`` (sub-batches in flight); infinite where a size is not possible.
+
     Args:
-        flow: What happens in a step.
-        profile: What was measured.
-        cluster: Where it can run.
-        constraints: The work of a step and the limits of the components.
         costs: Cost models by component and index of the kind of device, where it can run.
         most_sizes: Sizes of a component that are looked at, at most, spread evenly over their
             magnitudes; None: all of them.
@@ -43,48 +42,16 @@ class Problem:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def by_size(
-        self, key: tuple[object, ...], sizes: Integers, evaluate: Callable[[Integers], Floats]
-    ) -> Floats:
-        """Values for numbers of devices; each number is evaluated once.
-
-        Args:
-            key: What the values are, and what they depend on besides the number.
-            sizes: [N] numbers of devices.
-            evaluate: Gives the values of numbers that were not asked for before.
-        """
-        known = self._by_size.get(key, np.zeros(0))
-        beyond = int(sizes.max(initial=0)) + 1 - len(known)
-        if beyond > 0:
-            self._by_size[key] = known = np.append(known, np.full(beyond, np.nan))
-        found = known[sizes]
-        unknown = np.isnan(found)
-        if not unknown.any():
-            return found
-        new = np.unique(sizes[unknown])
-        known[new] = evaluate(new)
-        return known[sizes]
-
-    def cost(self, component: str, kind: int) -> CostModel:
-        """Cost model of a component on a kind of device.
-
-        Raises:
-            ConfigError: It was not measured there.
-        """
-        if (component, kind) not in self.costs:
-            there = named_kinds([self.cluster.groups[kind].kind])
-            known = named_kinds(self.profile.components[component].kinds)
-            raise ConfigError(f"'{component}' was not measured on {there}; measured on {known}")
-        return self.costs[component, kind]
-
-    def limits(self, component: str) -> ComponentConstraint:
-        """What a component can do."""
-        return self.constraints.of(component)
+    # -- devices --------------------------------------------------------------------------------
 
     @property
     def overlap(self) -> float:
         """Factor on the time of a flow whose parts work on different steps."""
         return self.profile.overlap_factor if self.constraints.staleness else 1.0
+
+    def limits(self, component: str) -> ComponentConstraint:
+        """What a component can do."""
+        return self.constraints.of(component)
 
     def memory(self) -> Floats:
         """[K] memory of a device of each kind [bytes], infinite where it is not limited."""
@@ -106,6 +73,125 @@ class Problem:
     def alignment(self, components: Sequence[str]) -> int:
         """Multiple at which devices must begin, so that no replica crosses two nodes."""
         return math.lcm(*(self.limits(name).devices_per_replica for name in components))
+
+    def legal_sizes(self, component: str, kind: int, *, items: int, stages: int) -> Integers:
+        """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
+
+        Every replica gets whole groups, and at least one: of each chunk, or, where it serves all
+        items at once, of the step.
+        """
+        limits, cost = self.limits(component), self.cost(component, kind)
+        at_once = self.constraints.items if cost.profile.concurrent else items
+        groups, odd = divmod(at_once, self.constraints.group_size * stages)
+        if odd:
+            return np.zeros(0, np.int64)
+        most = self.cluster.groups[kind].devices // limits.devices_per_replica
+        replicas = np.arange(1, min(most, groups) + 1)
+        processes = replicas * limits.processes_per_replica
+        legal = np.ones(len(replicas), bool)
+        if limits.processes:
+            legal &= np.isin(processes, limits.processes)
+        if limits.even:
+            legal &= groups % replicas == 0
+        for number in limits.also_divide:
+            legal &= number % (processes * stages) == 0
+        sizes = replicas[legal] * limits.devices_per_replica
+        low, high = cost.bounds()
+        sizes = sizes[(sizes >= low) & (sizes <= high)]
+        if self.most_sizes is None or len(sizes) <= self.most_sizes:
+            return sizes
+        spread = np.geomspace(1, len(sizes), self.most_sizes)
+        return np.asarray(sizes[np.unique(np.round(spread).astype(int)) - 1])
+
+    # -- costs ----------------------------------------------------------------------------------
+
+    def cost(self, component: str, kind: int) -> CostModel:
+        """Cost model of a component on a kind of device.
+
+        Raises:
+            ConfigError: It was not measured there.
+        """
+        if (component, kind) not in self.costs:
+            there = named_kinds([self.cluster.groups[kind].kind])
+            known = named_kinds(self.profile.components[component].kinds)
+            raise ConfigError(f"'{component}' was not measured on {there}; measured on {known}")
+        return self.costs[component, kind]
+
+    def seconds(
+        self, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+    ) -> Floats:
+        """Time in which a component processes ``items`` of a step, a chunk that it gets at once.
+
+        The replica with most items sets the time. A component that serves all items at once is
+        measured on all items of the step; a chunk is its part of the time in which results come.
+        """
+        cost = self.cost(component, kind)
+        seen = self.constraints.items if cost.profile.concurrent else items
+
+        def evaluate(sizes: Integers) -> Floats:
+            replicas, fullest = self._fullest(component, sizes, seen, stages)
+            seconds = cost.seconds(fullest * replicas, sizes, stages)
+            seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
+            return seconds * (items / seen) * (1 - self._lead_share(component))
+
+        return self._each_once(("seconds", component, kind, items, stages), sizes, evaluate)
+
+    def closing(
+        self, component: str, kind: int, sizes: Integers, *, items: int, stages: int
+    ) -> Floats:
+        """Part of the time of a component that the last pass of its loop takes."""
+
+        def evaluate(sizes: Integers) -> Floats:
+            replicas, fullest = self._fullest(component, sizes, items, stages)
+            return self.cost(component, kind).closing_share(fullest * replicas, sizes, stages)
+
+        return self._each_once(("closing", component, kind, items, stages), sizes, evaluate)
+
+    def lead(self, component: str, kind: int, sizes: Integers, *, stages: int) -> Floats:
+        """Time before the first result of a component that serves all items at once; else 0."""
+        share = self._lead_share(component)
+        if not share:
+            # Also where a size is not possible, whose time is infinite.
+            return np.zeros(sizes.shape)
+        items = self.constraints.items
+        rest = self.seconds(component, kind, sizes, items=items, stages=stages)
+        return rest * share / (1 - share)
+
+    def peak(self, component: str, kind: int, sizes: Integers, *, stages: int) -> Floats:
+        """Most memory of a device, which does not depend on the chunks that items arrive in."""
+
+        def evaluate(sizes: Integers) -> Floats:
+            items = self.constraints.items
+            replicas, fullest = self._fullest(component, sizes, items, stages)
+            return self.cost(component, kind).peak_bytes(fullest * replicas, sizes, stages)
+
+        return self._each_once(("bytes", component, kind, stages), sizes, evaluate)
+
+    def _lead_share(self, component: str) -> float:
+        profile = self.profile.components[component]
+        return profile.first_result_share if profile.concurrent else 0.0
+
+    def _fullest(
+        self, component: str, sizes: Integers, items: int, stages: int
+    ) -> tuple[Integers, Integers]:
+        """Replicas, and items of the one that has most, in whole groups of each sub-batch."""
+        replicas = sizes // self.limits(component).devices_per_replica
+        unit = self.constraints.group_size * stages
+        return replicas, -(-(items // unit) // replicas) * unit
+
+    def _each_once(
+        self, key: tuple[object, ...], sizes: Integers, evaluate: Callable[[Integers], Floats]
+    ) -> Floats:
+        """Values by size; each is evaluated once for what the key says they depend on besides."""
+        known = self._by_size.get(key, np.zeros(0))
+        beyond = int(sizes.max(initial=0)) + 1 - len(known)
+        if beyond > 0:
+            self._by_size[key] = known = np.append(known, np.full(beyond, np.nan))
+        unknown = np.isnan(known[sizes])
+        if unknown.any():
+            new = np.unique(sizes[unknown])
+            known[new] = evaluate(new)
+        return known[sizes]
 
 
 def make_problem(
@@ -141,106 +227,3 @@ def make_problem(
             if (known or unnamed) and (not wanted or group.kind in wanted):
                 costs[name, index] = CostModel(name, measured, group.kind)
     return Problem(flow, profile, cluster, constraints, costs)
-
-
-def legal_sizes(
-    problem: Problem, component: str, kind: int, *, items: int, stages: int
-) -> Integers:
-    """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
-
-    Every replica gets whole groups, and at least one: of each chunk, or, where it serves all items
-    at once, of the step.
-    """
-    limits, constraints = problem.limits(component), problem.constraints
-    concurrent = problem.cost(component, kind).profile.concurrent
-    at_once = constraints.items if concurrent else items
-    groups, odd = divmod(at_once, constraints.group_size * stages)
-    if odd:
-        return np.zeros(0, np.int64)
-    most = problem.cluster.groups[kind].devices // limits.devices_per_replica
-    replicas = np.arange(1, min(most, groups) + 1)
-    processes = replicas * limits.processes_per_replica
-    legal = np.ones(len(replicas), bool)
-    if limits.processes:
-        legal &= np.isin(processes, limits.processes)
-    if limits.even:
-        legal &= groups % replicas == 0
-    for number in limits.also_divide:
-        legal &= number % (processes * stages) == 0
-    sizes = replicas[legal] * limits.devices_per_replica
-    low, high = problem.cost(component, kind).bounds()
-    sizes = sizes[(sizes >= low) & (sizes <= high)]
-    if problem.most_sizes is None or len(sizes) <= problem.most_sizes:
-        return sizes
-    spread = np.geomspace(1, len(sizes), problem.most_sizes)
-    return np.asarray(sizes[np.unique(np.round(spread).astype(int)) - 1])
-
-
-def component_seconds(
-    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
-) -> Floats:
-    """Time in which a component processes ``items`` of a step, of which it gets a chunk at once.
-
-    The replica with most items sets the time. A component that serves all items at once is
-    measured on all items of the step; a chunk is its part of the time in which results come.
-    """
-    cost = problem.cost(component, kind)
-    seen = problem.constraints.items if cost.profile.concurrent else items
-
-    def evaluate(sizes: Integers) -> Floats:
-        replicas = sizes // problem.limits(component).devices_per_replica
-        fullest = _fullest(problem, replicas, seen, stages)
-        seconds = cost.seconds(fullest * replicas, sizes, stages)
-        seconds = seconds + fullest * cost.profile.transfer_seconds_per_item
-        return seconds * (items / seen) * (1 - _lead_share(problem, component))
-
-    return problem.by_size(("seconds", component, kind, items, stages), sizes, evaluate)
-
-
-def component_closing(
-    problem: Problem, component: str, kind: int, sizes: Integers, *, items: int, stages: int
-) -> Floats:
-    """Part of the time of a component that the last pass of its loop takes."""
-
-    def evaluate(sizes: Integers) -> Floats:
-        replicas = sizes // problem.limits(component).devices_per_replica
-        fullest = _fullest(problem, replicas, items, stages)
-        return problem.cost(component, kind).closing_share(fullest * replicas, sizes, stages)
-
-    return problem.by_size(("closing", component, kind, items, stages), sizes, evaluate)
-
-
-def component_lead(
-    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
-) -> Floats:
-    """Time before the first result of a component that serves all items at once; else 0."""
-    share = _lead_share(problem, component)
-    if not share:
-        return np.zeros(sizes.shape)  # also where a size is not possible, whose time is infinite
-    items = problem.constraints.items
-    rest = component_seconds(problem, component, kind, sizes, items=items, stages=stages)
-    return rest * share / (1 - share)
-
-
-def _lead_share(problem: Problem, component: str) -> float:
-    profile = problem.profile.components[component]
-    return profile.first_result_share if profile.concurrent else 0.0
-
-
-def component_bytes(
-    problem: Problem, component: str, kind: int, sizes: Integers, *, stages: int
-) -> Floats:
-    """Most memory of a device, which does not depend on the chunks that items arrive in."""
-
-    def evaluate(sizes: Integers) -> Floats:
-        replicas = sizes // problem.limits(component).devices_per_replica
-        fullest = _fullest(problem, replicas, problem.constraints.items, stages)
-        return problem.cost(component, kind).peak_bytes(fullest * replicas, sizes, stages)
-
-    return problem.by_size(("bytes", component, kind, stages), sizes, evaluate)
-
-
-def _fullest(problem: Problem, replicas: Integers, items: int, stages: int) -> Integers:
-    """Items of the replica that has most, in whole groups of each sub-batch."""
-    unit = problem.constraints.group_size * stages
-    return -(-(items // unit) // replicas) * unit

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rlinf.errors import ConfigError
-from rlinf.flow.constraints import Constraints
 from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
-from rlinf.planner.cluster_shape import ClusterShape
+from rlinf.flow.planning_traits import Constraints
+from rlinf.planner.cluster import ClusterShape
 from rlinf.planner.profile import Profile
 from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, single_node
 from rlinf.planner.search.node_options import block_order, price
-from rlinf.planner.search.options import NodePlacement, NodeSource, Options
+from rlinf.planner.search.options import NodePlacement, Options, PlacementGrid
 from rlinf.planner.search.problem import Problem, make_problem
-
-# Time per chunk and time of the switch of a placement, for a number of items [s].
-Pricing = Callable[[NodePlacement, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -44,26 +39,17 @@ class JoinTree:
 Tree = NodeTree | JoinTree
 
 
-def read_tree(options: Options, index: int, items: int, form: Form = "closed") -> Tree:
-    """The tree of one option.
-
-    Args:
-        options: Options of a part.
-        index: Which of them.
-        items: Items of a step, the granularity of what is not a stream.
-        form: Form of the part.
-    """
-    return _read(options, index, items, items, form)
-
-
-def _read(options: Options, index: int, granularity: int, items: int, form: Form) -> Tree:
+def read_tree(
+    options: Options, index: int, items: int, granularity: int, form: Form = "closed"
+) -> Tree:
+    """The tree of one option of a part; what is no stream has all ``items`` of the step at once."""
     source = options.sources[options.source[index]]
-    if isinstance(source, NodeSource):
-        return NodeTree(source.placements[int(options.left[index])], granularity)
+    if isinstance(source, PlacementGrid):
+        return NodeTree(source[int(options.left[index])], granularity)
     forms = PARTS[source.kind, form]
     chosen = (int(options.left[index]), int(options.right[index]))
     left, right = (
-        _read(part, i, items if f == "closed" else source.granularity, items, f)
+        read_tree(part, i, items, items if f == "closed" else source.granularity, f)
         for part, i, f in zip((source.left, source.right), chosen, forms, strict=True)
     )
     return JoinTree(source.kind, source.granularity, left, right)
@@ -78,26 +64,28 @@ def node_trees(tree: Tree) -> Iterator[NodeTree]:
         yield from node_trees(tree.right)
 
 
-def value(tree: Tree, pricing: Pricing, items: int, *, overlap: float = 1.0) -> float:
+def value(problem: Problem, tree: Tree, *, without: str | None = None) -> float:
     """Time of a step by the formulas of :mod:`rlinf.planner.search.formulas` [s].
 
-    ``overlap`` is :attr:`~rlinf.planner.search.problem.Problem.overlap`.
+    ``without`` names a component that takes no time.
     """
-    factor = overlap if isinstance(tree, JoinTree) and tree.kind == "parallel" else 1.0
-    return factor * float(_value(tree, pricing, items, "closed").first[0])
+    factor = problem.overlap if isinstance(tree, JoinTree) and tree.kind == "parallel" else 1.0
+    return factor * float(_stream(problem, tree, "closed", without).first[0])
 
 
-def _value(tree: Tree, pricing: Pricing, items: int, form: Form) -> Stream:
+def _stream(problem: Problem, tree: Tree, form: Form, without: str | None) -> Stream:
+    chunks = problem.constraints.items // tree.granularity
     if isinstance(tree, NodeTree):
-        chunk, switch = pricing(tree.placement, tree.granularity)
-        chunks = items // tree.granularity
-        return single_node(form, np.array([chunk]), np.array([switch]), chunks)
+        chunk, switch = price(problem, tree.placement, tree.granularity, without=without)
+        return single_node(form, chunk, switch, chunks)
     left, right = (
-        _value(part, pricing, items, part_form)
+        _stream(problem, part, part_form, without)
         for part, part_form in zip((tree.left, tree.right), PARTS[tree.kind, form], strict=True)
     )
-    return compose(tree.kind, form, left, right, items // tree.granularity)
+    return compose(tree.kind, form, left, right, chunks)
 
+
+# -- devices ------------------------------------------------------------------------------------
 
 Layout = dict[str, tuple[int, ...]]
 
@@ -116,40 +104,37 @@ def layout(tree: Tree, problem: Problem) -> Layout:
 def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> list[int]:
     """Place a tree from a device of each kind on; return the device after it, of each kind."""
     if isinstance(tree, NodeTree):
-        return _place_choice(tree.placement, problem, begin, found)
-    parts, aligned = (
-        [tree.left, tree.right],
-        [_alignment(p, problem) for p in (tree.left, tree.right)],
-    )
+        return _place_node(tree.placement, problem, begin, found)
     if tree.kind == "temporal":
-        ends = [_place(part, problem, begin, found) for part in parts]
+        ends = [_place(part, problem, begin, found) for part in (tree.left, tree.right)]
         return [max(end) for end in zip(*ends, strict=True)]
-    order = (1, 0) if aligned[1] > aligned[0] else (0, 1)
-    end = _place(parts[order[0]], problem, begin, found)
-    unit = aligned[order[1]]
+    parts = [(part, _alignment(part, problem)) for part in (tree.left, tree.right)]
+    (first, _), (second, unit) = sorted(parts, key=lambda part: -part[1])
+    end = _place(first, problem, begin, found)
     start = [b + -(-(e - b) // unit) * unit for b, e in zip(begin, end, strict=True)]
-    last = _place(parts[order[1]], problem, start, found)
+    last = _place(second, problem, start, found)
     return [e if n == s else n for e, s, n in zip(end, start, last, strict=True)]
 
 
-def _place_choice(
+def _place_node(
     placement: NodePlacement, problem: Problem, begin: list[int], found: Layout
 ) -> list[int]:
     end = list(begin)
-    for position in block_order(problem, placement.components, placement.blocks):
-        names = [placement.components[i] for i in placement.blocks[position]]
-        kind, size = placement.kinds[position], placement.sizes[position]
+    for block in block_order(problem, placement):
+        names, kind = placement.names(block), placement.kinds[block]
         unit = problem.alignment(names)
         start = begin[kind] + -(-(end[kind] - begin[kind]) // unit) * unit
-        end[kind] = start + size
+        end[kind] = start + placement.sizes[block]
         offset = problem.cluster.offset(kind)
-        for name in names:
-            found[name] = tuple(range(offset + start, offset + end[kind]))
+        found |= dict.fromkeys(names, tuple(range(offset + start, offset + end[kind])))
     return end
 
 
 def _alignment(tree: Tree, problem: Problem) -> int:
     return problem.alignment([n for each in node_trees(tree) for n in each.placement.components])
+
+
+# -- a plan that is given -----------------------------------------------------------------------
 
 
 def predict(
@@ -164,27 +149,15 @@ def predict(
     """Time of a step under a plan, by the formulas that plans are found with [s].
 
     Parts that share a device take turns; those that do not stream into each other, or work on
-    different steps where the constraints allow staleness.
-
-    Args:
-        flow: What happens in a step.
-        plan: Where it runs.
-        profile: What was measured.
-        cluster: The devices that the plan numbers.
-        constraints: The work of a step.
-        hand_overs: Items per hand-over by node; else what the constraints say.
+    different steps where the constraints allow staleness. ``hand_overs`` are the items per
+    hand-over by node; else what the constraints say.
 
     Raises:
         ConfigError: The plan needs a size that was not measured.
     """
     problem = make_problem(flow, profile, cluster, constraints)
-    nodes = {node.name: node for node in flow.nodes}
-
-    def pricing(placement: NodePlacement, items: int) -> tuple[float, float]:
-        return price(problem, nodes[placement.node], placement, items)
-
     trees = _Trees(problem, plan, hand_overs or {}).of(flow.order(), "closed", constraints.items)
-    found = min(value(tree, pricing, constraints.items, overlap=problem.overlap) for tree in trees)
+    found = min(value(problem, tree) for tree in trees)
     if found == float("inf"):
         raise ConfigError("the plan needs a number of devices that was not measured")
     return found + profile.fixed_seconds
@@ -202,7 +175,7 @@ class _Trees:
     def of(self, nodes: Sequence[Node], form: Form, granularity: int) -> Iterator[Tree]:
         """All compositions of some nodes, as a part of a form in chunks of a granularity."""
         if len(nodes) == 1:
-            yield NodeTree(_choice(self._problem, self._plan, nodes[0]), granularity)
+            yield NodeTree(_as_planned(self._problem, self._plan, nodes[0]), granularity)
             return
         items = self._problem.constraints.items
         for cut in range(1, len(nodes)):
@@ -232,24 +205,19 @@ class _Trees:
         return min(given, default=self._problem.constraints.handed_over)
 
 
-def _choice(problem: Problem, plan: Plan, node: Node) -> NodePlacement:
+def _as_planned(problem: Problem, plan: Plan, node: Node) -> NodePlacement:
     """How a plan runs a node."""
-    parts = [plan.components[name] for name in node.components]
-    homes = list(dict.fromkeys(part.devices for part in parts))
-    blocks = tuple(
-        tuple(i for i, part in enumerate(parts) if part.devices == devices) for devices in homes
-    )
-    kinds = tuple(problem.kind_of(devices[0]) for devices in homes)
+    parts = {name: plan.components[name] for name in node.components}
+    homes = list(dict.fromkeys(part.devices for part in parts.values()))
     return NodePlacement(
         node=node.name,
         components=node.components,
-        blocks=blocks,
-        kinds=kinds,
-        sizes=tuple(len(devices) for devices in homes),
-        stages=parts[0].pipeline_stages,
-        resident=frozenset(
-            name
-            for name, part in zip(node.components, parts, strict=True)
-            if part.residency == "resident"
+        blocks=tuple(
+            tuple(i for i, name in enumerate(node.components) if parts[name].devices == devices)
+            for devices in homes
         ),
+        kinds=tuple(problem.kind_of(devices[0]) for devices in homes),
+        sizes=tuple(len(devices) for devices in homes),
+        stages=parts[node.components[0]].pipeline_stages,
+        resident=frozenset(n for n, part in parts.items() if part.residency == "resident"),
     )

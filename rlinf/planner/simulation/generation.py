@@ -1,4 +1,4 @@
-"""When sequences of different lengths leave an engine that batches continuously.
+"""How long answers are, and when those of different lengths leave an engine.
 
 An engine runs so many sequences at most. In each decoding step every running sequence gets one
 token; where one ends, the next that waits begins. A step with ``r`` running sequences takes
@@ -14,17 +14,122 @@ exact; nothing is simulated token by token.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.errors import ConfigError
 from rlinf.planner.profile import Measurement
-from rlinf.planner.simulation.lengths import LengthDistribution
+from rlinf.planner.search.formulas import Floats
 
-Floats = NDArray[np.float64]
+ASSUMED_SIGMA = 0.8
+"""Standard deviation of the logarithm where nobody knows it, as in the scenarios."""
+ASSUMED_CORRELATION = 0.5
+"""Part of its variance that responses to one prompt share where nobody knows it."""
+DRAWS = 41
+"""Steps of which the median of a model is taken."""
+
+
+class LengthDistribution(StrictModel):
+    """Tokens of a response: log-normal, with what is beyond the limit cut off.
+
+    Responses of reasoning models have a heavy tail, which takes three parameters: the mean of what
+    is generated, the limit, and how heavy the tail is.
+    """
+
+    mean: float = Field(gt=0, allow_inf_nan=False)
+    """Mean, after the cut [tokens]."""
+    maximum: int = Field(ge=1)
+    """Limit; what would be longer ends there [tokens]."""
+    sigma: float = Field(default=0.0, ge=0, le=5)
+    """Standard deviation of the logarithm before the cut; 0: all have the mean length."""
+    correlation: float = Field(default=0.0, ge=0, le=1)
+    """Part of the variance of the logarithm that the responses to one prompt share."""
+    origin: str = ""
+    """Where the figures are from."""
+
+    @model_validator(mode="after")
+    def _mean_below_limit(self) -> LengthDistribution:
+        if self.mean > self.maximum or (self.sigma and self.mean >= 0.99 * self.maximum):
+            why = f"a mean of {self.mean:g} tokens needs a limit well above it"
+            raise illegal("maximum", why, hint=f"nearest: {math.ceil(1.5 * self.mean)}")
+        return self
+
+    def draw(self, rng: np.random.Generator, groups: int, group_size: int) -> NDArray[np.int64]:
+        """[groups, group_size] lengths, at least 1."""
+        shared = rng.standard_normal((groups, 1))
+        own = rng.standard_normal((groups, group_size))
+        normal = math.sqrt(self.correlation) * shared + math.sqrt(1 - self.correlation) * own
+        lengths = np.exp(self.location() + self.sigma * normal)
+        return np.clip(np.rint(lengths), 1, self.maximum).astype(np.int64)
+
+    def location(self) -> float:
+        """Mean of the logarithm before the cut, such that the mean after it is :attr:`mean`.
+
+        For X log-normal and a limit m:
+        ``E[min(X, m)] = exp(μ + σ²/2) Φ((ln m − μ − σ²)/σ) + m (1 − Φ((ln m − μ)/σ))``,
+        which grows with μ, so that bisection finds it.
+        """
+        if self.sigma == 0:
+            return math.log(self.mean)
+        low, high = math.log(self.mean) - self.sigma**2, math.log(self.maximum) + 9 * self.sigma
+        for _ in range(200):
+            middle = (low + high) / 2
+            if self._mean_of(middle) < self.mean:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+    def _mean_of(self, location: float) -> float:
+        limit = math.log(self.maximum)
+        below = _normal((limit - location - self.sigma**2) / self.sigma)
+        above = 1 - _normal((limit - location) / self.sigma)
+        return math.exp(location + self.sigma**2 / 2) * below + self.maximum * above
+
+    def __str__(self) -> str:
+        return f"lognormal:{self.mean:g}:{self.sigma:g}:{self.maximum}:{self.correlation:g}"
+
+
+def _normal(value: float) -> float:
+    """Distribution function of the standard normal distribution."""
+    return 0.5 * (1 + math.erf(value / math.sqrt(2)))
+
+
+def parse_lengths(text: str) -> LengthDistribution:
+    """Read ``lognormal:MEAN:SIGMA:MAX``, or with the correlation of a prompt's responses behind it.
+
+    Raises:
+        ConfigError: It cannot be read, or such lengths do not exist.
+    """
+    kind, *numbers = text.split(":")
+    try:
+        if kind != "lognormal" or len(numbers) not in (3, 4):
+            raise ValueError(text)
+        mean, sigma, maximum, correlation = (*numbers, str(ASSUMED_CORRELATION))[:4]
+        values = {
+            "mean": float(mean),
+            "sigma": float(sigma),
+            "maximum": int(maximum),
+            "correlation": float(correlation),
+        }
+    except ValueError:
+        raise ConfigError(
+            f"lengths '{text}' are not lognormal:MEAN:SIGMA:MAX[:CORRELATION]; for answers of 2000 "
+            "tokens on average and 8192 at most write lognormal:2000:0.8:8192"
+        ) from None
+    try:
+        return LengthDistribution.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise ConfigError(f"lengths '{text}': {what}") from error
 
 
 class GenerationModel(StrictModel):
@@ -40,23 +145,17 @@ class GenerationModel(StrictModel):
     """Time that each running sequence adds to a decoding step [s]."""
 
     def serve(self, lengths: NDArray[np.int64]) -> Floats:
-        """Times at which sequences end in one engine, all of which wait from 0 on [s].
+        """[E, N] times at which sequences end in engines, all of which wait from 0 on [s].
 
-        Args:
-            lengths: [N] tokens, in the order of admission.
+        ``lengths`` are [E, N] tokens, in the order of admission.
         """
-        ends: Floats = self._serve(lengths[None])[0]
-        return ends
-
-    def _serve(self, lengths: NDArray[np.int64]) -> Floats:
-        """[E, N] the same for engines that have equally many sequences [s]."""
-        if lengths.shape[1] <= self.max_running:
-            steps = lengths.astype(np.int64)
-        else:
-            steps = np.stack([last_steps(each, self.max_running) for each in lengths])
+        count = lengths.shape[1]
+        steps = lengths.astype(np.int64)
+        if count > self.max_running:
+            steps = np.stack([_last_steps(each, self.max_running) for each in steps])
         order = np.argsort(steps, axis=1, kind="stable")
         between = np.diff(np.take_along_axis(steps, order, axis=1), prepend=0)
-        running = np.minimum(self.max_running, lengths.shape[1] - np.arange(lengths.shape[1]))
+        running = np.minimum(self.max_running, count - np.arange(count))
         step_seconds = self.seconds_fixed + self.seconds_per_sequence * running
         ends = np.empty(lengths.shape)
         np.put_along_axis(ends, order, np.cumsum(between * step_seconds, axis=1), axis=1)
@@ -80,27 +179,29 @@ class GenerationModel(StrictModel):
         for count in np.unique(counts[counts > 0]).tolist():
             alike = np.flatnonzero(counts == count)
             own = first[alike][:, None] + np.arange(count)
-            ends = self._serve(lengths[own].reshape(len(alike), -1))
+            ends = self.serve(lengths[own].reshape(len(alike), -1))
             ready[own] = ends.reshape(*own.shape, group_size).max(axis=2)
             done[alike] = ends.max(axis=1)
         return ready, done, int(lengths.sum())
 
+    def median_seconds(self, groups: int, group_size: int, engines: int) -> float:
+        """Median time until the last engine is done [s]."""
+        draws = (
+            self.groups(np.random.default_rng(draw), groups, group_size, engines)[1].max()
+            for draw in range(DRAWS)
+        )
+        return float(np.median(list(draws)))
 
-def last_steps(lengths: NDArray[np.int64], max_running: int) -> NDArray[np.int64]:
+
+def _last_steps(lengths: NDArray[np.int64], max_running: int) -> NDArray[np.int64]:
     """[N] decoding step in which each sequence ends; admission is in order, at once."""
-    steps = lengths.astype(np.int64).copy()
-    if len(lengths) <= max_running:
-        return steps
+    steps = lengths.copy()
     running = steps[:max_running].tolist()
     heapq.heapify(running)
     for index in range(max_running, len(lengths)):
         steps[index] += running[0]
         heapq.heapreplace(running, int(steps[index]))
     return steps
-
-
-DRAWS = 41
-"""Steps of which the model's median is taken."""
 
 
 def calibrated(
@@ -117,57 +218,32 @@ def calibrated(
     """A model of generation that takes a given time in the median of steps.
 
     How a decoding step divides into its fixed part and one per running sequence is fitted to the
-    measured sizes; where they do not tell, the step is fixed.
-
-    Args:
-        lengths: Tokens of the responses.
-        max_running: Sequences that run in one engine at the same time.
-        measured: Times of generation at several sizes.
-        seconds: What it should take [s].
-        groups: Groups of a step.
-        group_size: Sequences of a group.
-        engines: Engines that share the groups.
-        devices_per_engine: Devices of one engine.
+    measured sizes, by least squares of relative deviations; where they do not tell, the step is
+    fixed. The time of a generation is linear in both: it is the number of decoding steps times the
+    one, and the running sequences, summed over the steps, times the other. ``seconds`` is for the
+    groups of a step on so many engines, ``measured`` are sizes of any kind.
     """
-    fixed, per_sequence = _decoding_step(
-        lengths, max_running, measured, group_size, devices_per_engine
-    )
-    model = GenerationModel(
-        lengths=lengths,
-        max_running=max_running,
-        seconds_fixed=fixed,
-        seconds_per_sequence=per_sequence,
-    )
-    scale = seconds / _median_seconds(model, groups, group_size, engines)
-    return model.model_copy(
-        update={"seconds_fixed": scale * fixed, "seconds_per_sequence": scale * per_sequence}
-    )
-
-
-def _decoding_step(
-    lengths: LengthDistribution,
-    max_running: int,
-    measured: Sequence[Measurement],
-    group_size: int,
-    devices_per_engine: int,
-) -> tuple[float, float]:
-    """Fixed part of a decoding step and the one per sequence, by least squares; none negative.
-
-    The time of a generation is linear in both: it is the number of decoding steps times the one,
-    and the running sequences, summed over the steps, times the other. Deviations count relative to
-    the measured times.
-    """
+    by_step = GenerationModel(lengths=lengths, max_running=max_running, seconds_fixed=1.0)
+    by_sequence = by_step.model_copy(update={"seconds_fixed": 0.0, "seconds_per_sequence": 1.0})
     parts = []
-    for measurement in measured:
-        groups = max(1, measurement.items // group_size)
-        engines = min(groups, max(1, measurement.devices // devices_per_engine))
+    for each in measured:
+        measured_groups = max(1, each.items // group_size)
+        count = min(measured_groups, max(1, each.devices // devices_per_engine))
         parts.append(
             [
-                _median_seconds(model, groups, group_size, engines) / measurement.seconds
-                for model in _units(lengths, max_running)
+                model.median_seconds(measured_groups, group_size, count) / each.seconds
+                for model in (by_step, by_sequence)
             ]
         )
-    matrix = np.array(parts)
+    fixed, per_sequence = _least_squares(np.array(parts))
+    found = {"seconds_fixed": fixed, "seconds_per_sequence": per_sequence}
+    model = by_step.model_copy(update=found)
+    scale = seconds / model.median_seconds(groups, group_size, engines)
+    return model.model_copy(update={name: scale * part for name, part in found.items()})
+
+
+def _least_squares(matrix: Floats) -> tuple[float, float]:
+    """The two parts of which each row makes 1, none negative; the first where rows do not tell."""
     found, _, rank, _ = np.linalg.lstsq(matrix, np.ones(len(matrix)), rcond=1e-3)
     if rank == 2 and (found >= 0).all():
         return float(found[0]), float(found[1])
@@ -177,27 +253,3 @@ def _decoding_step(
     if rank == 2 and left[1] < left[0]:
         return 0.0, float(alone[1])
     return float(alone[0]), 0.0
-
-
-def _units(
-    lengths: LengthDistribution, max_running: int
-) -> tuple[GenerationModel, GenerationModel]:
-    """Models that count decoding steps, and running sequences summed over them."""
-    return (
-        GenerationModel(lengths=lengths, max_running=max_running, seconds_fixed=1.0),
-        GenerationModel(
-            lengths=lengths, max_running=max_running, seconds_fixed=0.0, seconds_per_sequence=1.0
-        ),
-    )
-
-
-def _median_seconds(model: GenerationModel, groups: int, group_size: int, engines: int) -> float:
-    """Median time until the last engine is done [s]."""
-    return float(
-        np.median(
-            [
-                model.groups(np.random.default_rng(draw), groups, group_size, engines)[1].max()
-                for draw in range(DRAWS)
-            ]
-        )
-    )

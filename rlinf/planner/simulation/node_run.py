@@ -7,35 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlinf.flow.graph import Node, Stage
+from rlinf.flow.graph import Node
 from rlinf.flow.plan import Plan
-from rlinf.planner.search.problem import (
-    Problem,
-    component_closing,
-    component_lead,
-    component_seconds,
-)
+from rlinf.planner.search.formulas import Floats
+from rlinf.planner.search.problem import Problem
 from rlinf.planner.simulation.generation import GenerationModel
-
-Floats = NDArray[np.float64]
 
 
 def chunk_by_chunk(arrivals: Floats, begin: float, units: int, seconds: float) -> Floats:
-    """When each unit leaves a stage that takes ``units`` of them at once, for ``seconds``.
+    """[U] when each unit leaves a stage that takes ``units`` of them at once, for ``seconds``.
 
     ``end_k = max(end_{k−1}, arrival of the last unit of chunk k) + seconds``, in closed form:
-    ``end_k = max over j ≤ k of (arrival_j + (k − j + 1) · seconds)``.
-
-    Args:
-        arrivals: [U] ascending times at which units arrive [s].
-        begin: When the stage can begin [s].
-        units: Units of a chunk; divides U.
-        seconds: Time per chunk [s].
-
-    Returns:
-        [U] ascending times [s].
+    ``end_k = max over j ≤ k of (arrival_j + (k − j + 1) · seconds)``. ``arrivals`` are [U] and
+    ascending, and the stage can begin at ``begin`` [s]; ``units`` divides U.
     """
     last = np.maximum(arrivals[units - 1 :: units], begin)
     done = np.arange(len(last)) * seconds
@@ -83,15 +68,10 @@ def play_loop(
 
 
 def pass_through(arrivals: Floats, seconds: Sequence[float], homes: Sequence[object]) -> Floats:
-    """When each unit leaves a loop whose stages serve units as they come, without a bound.
+    """[U] when each unit leaves a loop whose stages serve units as they come, without a bound.
 
-    Args:
-        arrivals: [U] ascending times at which units have left the first stage [s].
-        seconds: Time of each further stage for all units [s].
-        homes: Devices of each further stage.
-
-    Returns:
-        [U] ascending times [s].
+    ``arrivals`` are [U], when units have left the first stage; ``seconds``, for all units, and
+    ``homes`` are those of the further stages.
     """
     waiting = [(float(t), unit, 0) for unit, t in enumerate(arrivals)]
     free = dict.fromkeys(homes, 0.0)
@@ -108,13 +88,13 @@ def pass_through(arrivals: Floats, seconds: Sequence[float], homes: Sequence[obj
 
 
 @dataclass(frozen=True)
-class NodeOutcome:
+class NodeWork:
     """What a node did with the units of a step; times from the start of the simulation [s].
 
     Args:
         ready: [U] when each unit can be taken by the next node, ascending.
-        end: When the node is done.
-        busy: Time that each component worked.
+        end: When the node has processed everything.
+        busy: Time that each component worked, without waiting.
         engines: Time at which each engine of a generating component was done, by component.
         tokens: Tokens that were generated.
     """
@@ -130,9 +110,6 @@ class NodeModel:
     """Times of one node under one plan.
 
     Args:
-        problem: Flow, measured costs and the work of a step.
-        plan: Where and in what pieces components run.
-        node: The node.
         generation: Models of the components whose time depends on lengths.
         hand_over: Items per hand-over; None: what the constraints say.
     """
@@ -149,53 +126,39 @@ class NodeModel:
         self._plan = plan
         self._node = node
         self._generation = generation
-        constraints = problem.constraints
-        self._units = constraints.items // constraints.group_size
-        self._hand_over = hand_over or constraints.handed_over
+        items = problem.constraints.items
+        self._units = items // problem.constraints.group_size
+        self._hand_over = hand_over or problem.constraints.handed_over
+        self._chunks = items // self._hand_over
         self._sampled = next((n for n in node.components if n in generation), None)
         self._concurrent = any(problem.profile.components[n].concurrent for n in node.components)
-        self._homes = [plan.components[name].devices for name in node.components]
+        self._stages = plan.components[node.components[0]].pipeline_stages
+        self._homes = {name: plan.components[name].devices for name in node.components}
         # A component that generates takes as long as its sequences, not as was measured.
-        times = {
-            name: (0.0, 0.0) if name in generation else self._component(name)
-            for name in node.components
-        }
-        self._seconds = {name: seconds for name, (seconds, _) in times.items()}
-        self._closing = [
-            0.0 if name in generation else self._closing_share(name) for name in node.components
-        ]
-        self._leads = {name: lead for name, (_, lead) in times.items()}
+        times = {n: (0.0, 0.0, 0.0) if n in generation else self._of(n) for n in node.components}
+        self._seconds = {name: seconds for name, (seconds, _, _) in times.items()}
+        self._leads = {name: lead for name, (_, lead, _) in times.items()}
+        self._closing = [closing for _, _, closing in times.values()]
 
-    def _component(self, name: str) -> tuple[float, float]:
-        """Measured time of a component per chunk, and before its first result [s]."""
-        plan, problem = self._plan.components[name], self._problem
-        kind = problem.kind_of(plan.devices[0])
+    def _of(self, name: str) -> tuple[float, float, float]:
+        """Measured time of a component per chunk, before its first result [s]; its last pass."""
+        plan, problem, items = self._plan.components[name], self._problem, self._hand_over
+        kind, stages = problem.kind_of(plan.devices[0]), plan.pipeline_stages
         size = np.array([len(plan.devices)])
-        items, stages = self._hand_over, plan.pipeline_stages
-        found = component_seconds(problem, name, kind, size, items=items, stages=stages)
+        found = problem.seconds(name, kind, size, items=items, stages=stages)
         if not np.isfinite(found[0]):
             # Says which sizes are legal.
             problem.cost(name, kind).estimate(items, len(plan.devices), stages)
-        lead = component_lead(problem, name, kind, size, stages=stages)
-        return float(found[0]), float(lead[0])
-
-    def _closing_share(self, name: str) -> float:
-        plan, problem = self._plan.components[name], self._problem
-        kind, size = problem.kind_of(plan.devices[0]), np.array([len(plan.devices)])
-        items, stages = self._hand_over, plan.pipeline_stages
-        found = component_closing(problem, name, kind, size, items=items, stages=stages)
-        return float(found[0])
+        lead = problem.lead(name, kind, size, stages=stages)
+        closing = problem.closing(name, kind, size, items=items, stages=stages)
+        return float(found[0]), float(lead[0]), float(closing[0])
 
     def run(
         self, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
-    ) -> NodeOutcome:
-        """Process the units of a step.
+    ) -> NodeWork:
+        """Process the units of a step, [U] of which arrive at ascending times [s].
 
-        Args:
-            rng: Random numbers of this node and step.
-            arrivals: [U] ascending times at which units arrive [s].
-            begin: When the node can begin [s].
-            factor: How much longer than its median the node takes.
+        The node can begin at ``begin`` and takes ``factor`` times as long as in the median.
         """
         if self._sampled is not None:
             return self._generate(self._sampled, rng, arrivals, begin, factor)
@@ -205,11 +168,7 @@ class NodeModel:
         }
         lead = factor * max(self._leads.values())
         ready = self._measured(arrivals + lead, begin + lead, factor)
-        return NodeOutcome(ready, float(ready[-1]), busy, {})
-
-    @property
-    def _chunks(self) -> int:
-        return self._problem.constraints.items // self._hand_over
+        return NodeWork(ready, float(ready[-1]), busy, {})
 
     def _measured(self, arrivals: Floats, begin: float, factor: float) -> Floats:
         """When units leave a node whose times were measured."""
@@ -221,37 +180,28 @@ class NodeModel:
                 return chunk_by_chunk(arrivals, begin, 1, seconds[0] / units)
             return chunk_by_chunk(arrivals, begin, units, seconds[0])
         exchanges = self._problem.constraints.exchanges.get(self._node.name, 1)
+        homes = list(self._homes.values())
         if self._concurrent:
             passes = np.zeros(exchanges * self._stages)
-            total = float(pass_through(passes, seconds, self._homes)[-1])
+            total = float(pass_through(passes, seconds, homes)[-1])
         else:
             total = play_loop(
                 seconds,
-                self._homes,
+                homes,
                 exchanges=exchanges,
                 stages=self._stages,
                 closing=[t * share for t, share in zip(seconds, self._closing, strict=True)],
-                between=self._between(),
+                between=self._problem.profile.exchange_seconds(
+                    self._node.name,
+                    len(self._plan.devices(self._node.components)),
+                    apart=len(set(homes)) > 1,
+                ),
             )
         return chunk_by_chunk(arrivals, begin, units, total)
 
-    def _between(self) -> float:
-        devices = len(self._plan.devices(self._node.components))
-        profile, apart = self._problem.profile, len(set(self._homes)) > 1
-        return profile.exchange_seconds(self._node.name, devices, apart=apart)
-
-    @property
-    def _stages(self) -> int:
-        return self._plan.components[self._node.stages[0].component].pipeline_stages
-
     def _generate(
-        self,
-        name: str,
-        rng: np.random.Generator,
-        arrivals: Floats,
-        begin: float,
-        factor: float,
-    ) -> NodeOutcome:
+        self, name: str, rng: np.random.Generator, arrivals: Floats, begin: float, factor: float
+    ) -> NodeWork:
         """When units leave a node in which sequences are generated, then passed on in a loop."""
         model, size = self._generation[name], self._problem.constraints.group_size
         engines = self._plan.components[name].processes
@@ -260,12 +210,6 @@ class NodeModel:
         ready, done = begin + factor * np.sort(ready), begin + factor * done
         others = [n for n in self._node.components if n != name]
         seconds = [factor * self._seconds[n] * self._chunks for n in others]
-        homes = [self._plan.components[n].devices for n in others]
-        left = pass_through(ready, seconds, homes) if others else ready
+        left = pass_through(ready, seconds, [self._homes[n] for n in others]) if others else ready
         busy = {name: float(done.mean() - begin), **dict(zip(others, seconds, strict=True))}
-        return NodeOutcome(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)
-
-
-def stage_of(node: Node, component: str) -> Stage:
-    """The stage that a component runs."""
-    return next(stage for stage in node.stages if stage.component == component)
+        return NodeWork(left, float(max(left[-1], done.max())), busy, {name: done}, tokens)

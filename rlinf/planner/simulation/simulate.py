@@ -23,16 +23,28 @@ import numpy as np
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
-from rlinf.flow.constraints import ComponentConstraint, Constraints
 from rlinf.flow.graph import Flow, Node
+from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
-from rlinf.planner.cluster_shape import ClusterShape
+from rlinf.flow.planning_traits import ComponentConstraint, Constraints, PlanningTraits
+from rlinf.planner.cluster import ClusterShape
 from rlinf.planner.profile import Profile
+from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.problem import Problem, make_problem
-from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.planner.simulation.node_run import Floats, NodeModel, NodeOutcome
-from rlinf.planner.simulation.results import NodeStep, Simulation, Step
-from rlinf.planner.simulation.trace import Trace
+from rlinf.planner.simulation.generation import (
+    ASSUMED_CORRELATION,
+    ASSUMED_SIGMA,
+    GenerationModel,
+    LengthDistribution,
+    calibrated,
+)
+from rlinf.planner.simulation.node_run import NodeModel
+from rlinf.planner.simulation.results import NodeStep, SimulatedTimeline, Simulation, Step
+
+SIMULATED_STEPS = 20
+ASSUMED_MEAN_SHARE = 0.5
+"""Mean length as a part of the limit where nobody knows it: 13975 of 27648 tokens are published
+for the setting of the scenario ``math-1.5b``."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +75,10 @@ def simulate(
     *,
     conditions: Conditions | None = None,
 ) -> Simulation:
-    """Simulate training steps.
+    """Simulate training steps under a plan, found by the planner or written by hand.
 
-    Args:
-        flow: What happens in a step.
-        plan: Where it runs, found by the planner or written by hand.
-        profile: Measured costs of every component.
-        cluster: The devices that the plan numbers.
-        constraints: The work of a step, and its staleness; of the limits of components only
-            their processes per replica play a role.
-        conditions: How many steps, lengths; by default one step of measured times.
-
-    Returns:
-        Times of every step and node, and events in the format of
-        :class:`~rlinf.monitor.timeline.TimelineFile`.
+    Of the limits of components only their processes per replica play a role. Without
+    ``conditions`` it is one step of measured times.
 
     Raises:
         ConfigError: The plan names devices that the cluster does not have, leaves a component
@@ -135,7 +137,7 @@ class _Run:
         ahead = problem.constraints.staleness and any(not first & other for other in others)
         self._slowed = problem.profile.overlap_factor if ahead else 1.0
         self._free = np.zeros(problem.cluster.devices)
-        self._trace = Trace(plan, enabled=conditions.timeline)
+        self._timeline = SimulatedTimeline(plan, enabled=conditions.timeline)
 
     def steps(self) -> Simulation:
         """All steps."""
@@ -145,62 +147,128 @@ class _Run:
         for number in range(self._conditions.steps):
             before = done[number - lag].end if number >= lag else 0.0
             begin = before + profile.fixed_seconds
-            self._trace.synchronisation(number, begin - profile.synchronisation_seconds, begin)
-            done.append(self._step(number, begin))
+            self._timeline.synchronisation(number, begin - profile.synchronisation_seconds, begin)
+            nodes: dict[str, NodeStep] = {}
+            for node in self._order:
+                nodes[node.name] = self._node(node, number, begin, nodes)
+            end = max(run.released for run in nodes.values())
+            done.append(Step(number, begin, end, nodes))
         return Simulation(
             steps=tuple(done),
             devices={name: len(part.devices) for name, part in self._plan.components.items()},
             cluster_devices=self._problem.cluster.devices,
             staleness=staleness,
-            events=self._trace.events(),
+            events=self._timeline.events(),
         )
-
-    def _step(self, number: int, begin: float) -> Step:
-        outcomes: dict[str, NodeOutcome] = {}
-        nodes: dict[str, NodeStep] = {}
-        for node in self._order:
-            outcomes[node.name], nodes[node.name] = self._node(node, number, begin, outcomes)
-        end = max(run.released for run in nodes.values())
-        tokens = sum(outcome.tokens for outcome in outcomes.values())
-        return Step(number, begin, end, nodes, tokens)
 
     def _node(
-        self, node: Node, number: int, begin: float, outcomes: Mapping[str, NodeOutcome]
-    ) -> tuple[NodeOutcome, NodeStep]:
+        self, node: Node, number: int, begin: float, before: Mapping[str, NodeStep]
+    ) -> NodeStep:
         devices = self._devices[node.name]
         leased = max(begin, float(self._free[devices].max()))
-        onload, offload = self._switch(node)
-        rng = np.random.default_rng([self._conditions.seed, number, self._order.index(node)])
-        outcome = self._models[node.name].run(
-            rng,
-            self._arrivals(node, begin, outcomes),
-            leased + onload,
-            self._slowed,
+        onload, offload = self._problem.profile.switch_seconds(
+            n for n in node.components if self._plan.components[n].residency == "offload"
         )
-        released = outcome.end + offload
+        rng = np.random.default_rng([self._conditions.seed, number, self._order.index(node)])
+        arrivals = self._arrivals(node, begin, before)
+        work = self._models[node.name].run(rng, arrivals, leased + onload, self._slowed)
+        released = work.end + offload
         self._free[devices] = released
-        run = NodeStep(leased, leased + onload, outcome.end, released, dict(outcome.busy))
-        self._trace.node(node, number, begin, run, outcome)
-        return outcome, run
+        run = NodeStep(**vars(work), leased=leased, begin=leased + onload, released=released)
+        self._timeline.node(node, number, begin, run)
+        return run
 
-    def _arrivals(self, node: Node, begin: float, outcomes: Mapping[str, NodeOutcome]) -> Floats:
+    def _arrivals(self, node: Node, begin: float, before: Mapping[str, NodeStep]) -> Floats:
         """[U] when units have arrived from all nodes that feed this one."""
         constraints = self._problem.constraints
         arrivals = np.full(constraints.items // constraints.group_size, begin)
         for source in self._sources[node.name]:
-            arrivals = np.maximum(arrivals, outcomes[source].ready)
+            arrivals = np.maximum(arrivals, before[source].ready)
         return arrivals
 
-    def _switch(self, node: Node) -> tuple[float, float]:
-        """Time to load, and to offload; the slowest component of the node counts."""
-        offloaded = [
-            self._problem.profile.components[name]
-            for name in node.components
-            if self._plan.components[name].residency == "offload"
-        ]
-        if not offloaded:
-            return 0.0, 0.0
-        return (
-            max(profile.onload_seconds or 0.0 for profile in offloaded),
-            max(profile.offload_seconds or 0.0 for profile in offloaded),
+
+# -- a recipe that was planned ------------------------------------------------------------------
+
+
+def lengths_of(
+    traits: PlanningTraits, wanted: LengthDistribution | None
+) -> LengthDistribution | None:
+    """Lengths of the answers of a recipe; None where it generates no text.
+
+    Where nothing is ``wanted``, they follow from the limit that the recipe sets; the rest of it is
+    assumed.
+
+    Raises:
+        ConfigError: They are longer than the recipe lets them be, or it generates no text.
+    """
+    if traits.generation is None:
+        if wanted is not None:
+            raise ConfigError("lengths have no effect: the recipe generates no text")
+        return None
+    limit = traits.generation.most_tokens
+    if wanted is not None:
+        if wanted.maximum > limit:
+            raise ConfigError(
+                f"lengths of up to {wanted.maximum} tokens: the recipe ends answers at {limit}; "
+                f"nearest: {limit}"
+            )
+        return wanted
+    if limit == 1:
+        return LengthDistribution(mean=1.0, maximum=1, origin="limit of the recipe")
+    return LengthDistribution(
+        mean=max(1.0, ASSUMED_MEAN_SHARE * limit),
+        maximum=limit,
+        sigma=ASSUMED_SIGMA,
+        correlation=ASSUMED_CORRELATION,
+        origin="limit of the recipe; mean of half of it, spread and likeness assumed",
+    )
+
+
+def simulate_planned(
+    config: PlacedConfig,
+    flow: Flow,
+    plan: Plan,
+    profile: Profile,
+    cluster: ClusterShape,
+    *,
+    steps: int = SIMULATED_STEPS,
+    lengths: LengthDistribution | None = None,
+    timeline: bool = False,
+) -> Simulation:
+    """Play steps of a recipe under a plan as the planner found it.
+
+    Where it generates text, generation takes in the median what the planner expects by the profile,
+    and each step and engine differs from it by the lengths that it draws. Without ``lengths`` these
+    are those that the recipe lets expect; its own placement plays no role.
+
+    Raises:
+        ConfigError: The lengths are not possible in the recipe, or the plan needs a size that was
+            not measured.
+    """
+    traits, constraints = config.planning, config.planning.constraints
+    drawn = lengths_of(traits, lengths)
+    models: dict[str, GenerationModel] = {}
+    if traits.generation is not None and drawn is not None:
+        name = traits.generation.component
+        part, measured = plan.components[name], profile.components[name].measurements
+        if part.predicted_seconds is None:
+            raise ConfigError(
+                f"the plan does not say how long '{name}' takes; simulate one that the planner "
+                "found"
+            )
+        groups = enumerate(cluster.groups)
+        kind = [g.kind for n, g in groups if cluster.offset(n) <= part.devices[0]][-1]
+        # Measurements on the kind of device that it is on; all where none names it.
+        there = [m for m in measured if m.device_kind in ("", kind)]
+        models[name] = calibrated(
+            drawn,
+            traits.generation.max_running,
+            there or measured,
+            seconds=part.predicted_seconds,
+            groups=constraints.items // constraints.group_size,
+            group_size=constraints.group_size,
+            engines=part.processes,
+            devices_per_engine=part.devices_per_process,
         )
+    conditions = Conditions(steps=steps, timeline=timeline, generation=models)
+    return simulate(flow, plan, profile, cluster, constraints, conditions=conditions)

@@ -65,15 +65,12 @@ class Sandbox:
         self._interpreter = find_interpreter(python)
         self._filter = build_filter().hex()
 
-    def run(
-        self, program: str, *, stdin: bytes = b"", files: Mapping[str, str] | None = None
-    ) -> SandboxResult:
-        """Run a program, with further files by name, to its end.
+    def run(self, program: str, *, stdin: bytes = b"") -> SandboxResult:
+        """Run a program to its end.
 
         SandboxError where the sandbox could not be built; the program has not been run.
         """
-        sources = {**(files or {}), "main.py": program}
-        with self.start(["main.py"], stdin=stdin, files=sources) as process:
+        with self.start(["main.py"], stdin=stdin, files={"main.py": program}) as process:
             supervise([process], until=process)
             return process.result()
 

@@ -7,6 +7,8 @@ from functools import partial
 
 from rlinf.config.ranges import device_span
 from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
     Knob,
     PlanningTraits,
     Trial,
@@ -29,8 +31,6 @@ def acting_traits(
         ranks: Numbers of actor ranks that may be.
         micro_batch: Rows of one forward and backward pass.
     """
-    from rlinf.flow.constraints import ComponentConstraint, Constraints
-
     envs = config.env.num_envs
     stages = config.rollout.pipeline_stage_num
     learners = [name for name in config.components if name not in ("env", "rollout")]

@@ -22,6 +22,8 @@ from rlinf.data.text_examples import TextExamplesConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
     Knob,
     PlanningTraits,
     Trial,
@@ -258,8 +260,6 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
 
 def _traits(config: SupervisedRunConfig) -> PlanningTraits:
     """Of a run that learns what it is shown: the items are the rows of a global batch."""
-    from rlinf.flow.constraints import ComponentConstraint, Constraints
-
     actor, batch = config.actor, config.actor.global_batch_size
     constraints = Constraints(
         items=batch,

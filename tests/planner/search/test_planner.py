@@ -5,9 +5,9 @@ import pytest
 
 from rlinf.errors import ConfigError
 from rlinf.planner.search import plan, predict
-from rlinf.planner.search.composition import Composition, OptionBounds
 from rlinf.planner.search.formulas import Stream
 from rlinf.planner.search.options import Options
+from rlinf.planner.search.recursion import Composition, OptionBounds
 from tests.planner.search.brute_force import fastest
 from tests.planner.search.random_problems import random_problem
 
@@ -66,7 +66,8 @@ def random_part(rng, count):
     stream = Stream(rng.integers(0, 200, count) / 8, few[0], few[1], np.zeros(count, bool))
     index = np.arange(count)
     devices = rng.integers(1, 40, (count, 1))
-    return Options(devices, stream, few[2][:, None], few[3][:, None], index, index, index, ())
+    memory = (few[2][:, None], few[3][:, None])
+    return Options(devices, *memory, index, index, (), stream=stream, right=index)
 
 
 @pytest.mark.parametrize("form", ["closed", "out", "into", "through"])
@@ -79,7 +80,7 @@ def test_pairs_that_are_not_looked_at_are_dominated(form, monkeypatch):
         parts = [random_part(rng, int(rng.integers(1, 150))) for _ in range(2)]
         found = []
         for few in (0, 10**9):
-            monkeypatch.setattr("rlinf.planner.search.composition.FEW_PAIRS", few)
+            monkeypatch.setattr("rlinf.planner.search.recursion.FEW_PAIRS", few)
             options = turns.combine(*parts, limits)
             found.append(options and (len(options), options.undominated()))
         if found[1] is None:

@@ -49,7 +49,7 @@ def test_one_long_sequence_holds_up_the_step():
         lengths=LengthDistribution(mean=100, maximum=100), max_running=4, seconds_fixed=0.01
     )
     lengths = np.array([10, 10, 10, 1000])
-    assert model.serve(lengths).max() == pytest.approx(10.0)
+    assert model.serve(lengths[None]).max() == pytest.approx(10.0)
 
 
 def test_slots_are_taken_over_by_those_who_wait():
@@ -60,7 +60,7 @@ def test_slots_are_taken_over_by_those_who_wait():
         seconds_per_sequence=0.5,
     )
     # Steps: [3, 5] run; at 3 the third is admitted and ends at 3 + 4 = 7. Two run until 5.
-    assert model.serve(np.array([3, 5, 4])).tolist() == [6.0, 10.0, 13.0]
+    assert model.serve(np.array([[3, 5, 4]])).tolist() == [[6.0, 10.0, 13.0]]
 
 
 def test_generation_agrees_with_a_walk_token_by_token():
@@ -74,7 +74,9 @@ def test_generation_agrees_with_a_walk_token_by_token():
             seconds_fixed=0.3,
             seconds_per_sequence=0.1,
         )
-        assert model.serve(lengths) == pytest.approx(token_by_token(lengths, slots, 0.3, 0.1))
+        assert model.serve(lengths[None])[0] == pytest.approx(
+            token_by_token(lengths, slots, 0.3, 0.1)
+        )
 
 
 def token_by_token(lengths, slots, fixed, per_sequence):

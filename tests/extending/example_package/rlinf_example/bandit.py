@@ -9,11 +9,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlinf.flow.constraints import ComponentConstraint, Constraints
+from rlinf.flow.executor import Arguments, StepReport
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
-from rlinf.flow.planning_traits import PlanningTraits, Trial, timed_sections
-from rlinf.flow.running_step import Arguments, StepReport
+from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
+    PlanningTraits,
+    Trial,
+    timed_sections,
+)
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.runners.run import Run

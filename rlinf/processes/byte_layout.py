@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf.weight_sync.errors import WeightSyncError
-from rlinf.weight_sync.link import Request
-
-_ALIGNMENT = 64
+from rlinf.processes.shared_block import ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype  # in which it is received
+    dtype: torch.dtype  # in which it lies there
     offset: int  # first byte in the flat range
     tied: bool  # whether an earlier entry lies at the same place, because both share their memory
 
@@ -50,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ByteLayout:
-    """All tensors of an update, in the order in which they were sent."""
+    """Several tensors, in the order in which they were given."""
 
     entries: tuple[Entry, ...]
 
@@ -71,7 +68,7 @@ class ByteLayout:
 
 
 def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> ByteLayout:
-    """Lay tensors out one after the other, in the types that receivers want, by name."""
+    """Lay tensors out one after the other, in other types than their own where given by name."""
     entries: list[Entry] = []
     places: dict[Any, int] = {}
     end = 0
@@ -87,32 +84,6 @@ def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
     return ByteLayout(tuple(entries))
 
 
-def agreed_dtypes(
-    weights: Mapping[str, Tensor], requests: Iterable[Request]
-) -> dict[str, torch.dtype]:
-    """Types that the receivers want, by name.
-
-    Raises:
-        WeightSyncError: A receiver's tensor has another shape, or two receivers want two types.
-    """
-    found: dict[str, torch.dtype] = {}
-    for request in requests:
-        for name, (shape, dtype) in request.targets.items():
-            if name not in weights:
-                continue  # whoever loads the weights knows whether one may be missing
-            if tuple(weights[name].shape) != shape:
-                raise WeightSyncError(
-                    f"{name} has shape {list(weights[name].shape)} at the sender and "
-                    f"{list(shape)} at receiver {request.rank}"
-                )
-            if found.setdefault(name, dtype) != dtype:
-                raise WeightSyncError(
-                    f"receiver {request.rank} wants {name} as {dtype} and another receiver as "
-                    f"{found[name]}; give all receivers one type"
-                )
-    return found
-
-
 def flat_bytes(tensor: Tensor) -> Tensor:
     """[n] uint8 memory of a tensor; a copy only where it is not contiguous."""
     return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
@@ -125,4 +96,4 @@ def _identity(tensor: Tensor, name: str) -> Any:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.failure import Debug, reporting
-from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
+from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe, run_given
+from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
 
 
@@ -20,10 +21,7 @@ def evaluate(
             help="A run directory, one of its checkpoints, or a recipe that evaluates.",
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's."),
-    ] = None,
+    overrides: Overrides = None,
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check a recipe and print it; start nothing.")
@@ -50,10 +48,7 @@ def evaluate(
             raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
         _evaluate_recipe(source, overrides or [], dry_run=dry_run)
         return
-    if overrides or dry_run:
-        what = overrides[0] if overrides else "--dry-run"
-        raise ConfigError(f"{what} has no effect on a run: its configuration is fixed")
-    path = find_run_or_checkpoint(source)
+    path = run_given(source, [*(overrides or []), *(["--dry-run"] if dry_run else [])])
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
@@ -75,7 +70,6 @@ def evaluate(
 def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:
     """Run a recipe that only evaluates, in a run directory of its own."""
     from rlinf.cli.tasks import read_config
-    from rlinf.cli.train import print_batches, print_dry_run
     from rlinf.config.validate import check
 
     task, loaded, config = read_config(source, overrides)

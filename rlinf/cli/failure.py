@@ -25,12 +25,7 @@ _MESSAGE_LINES = 20
 
 @dataclass
 class Reporting:
-    """What the process knows about where to report a failure.
-
-    Args:
-        debug: Show the whole trace on the screen.
-        log: The run's log file, once there is one.
-    """
+    """Whether the screen shows the whole trace, and the run's log file, once there is one."""
 
     debug: bool = False
     log: Path | None = None

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, and what their ends mean to the shell.
+"""The command line: one file per verb, small verbs too, and what their ends mean to the shell.
 
 Exit codes: 0 done, 1 the run failed, 2 the user can correct it, 130 interrupted.
 """
@@ -13,8 +13,8 @@ import typer
 import rlinf
 from rlinf.cli import check, doctor, evaluate, explain, listing, plan, record, resume, train, view
 from rlinf.cli.failure import Debug, report, reporting
-from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.screen import say
+from rlinf.cli.train import INTERRUPTED
 
 app = typer.Typer(
     name="rlinf",
@@ -54,11 +54,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code of the process.
-
-    Args:
-        arguments: Words of the command line; those of the process if not given.
-    """
+    """Run one command, by default that of the process, and return the exit code of the process."""
     reporting.debug, reporting.log = False, None
     try:
         app(args=None if arguments is None else list(arguments))

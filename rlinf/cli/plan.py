@@ -70,13 +70,14 @@ def plan(
     from rlinf.cli.simulated_plan import asked_for
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.validate import check
+    from rlinf.planner.cluster import parse_cluster_shape
 
     task, loaded, config = read_config(recipe, overrides or [])
     require_training(task, recipe)
     if limit is not None and not memory:
         raise ConfigError("--limit has no effect without --memory")
     bytes_there = None if limit is None else _bytes(limit)
-    shape = None if cluster is None else _shape(cluster)
+    shape = None if cluster is None else parse_cluster_shape(cluster)
     check(config, loaded)
     if memory:
         if measure or profile or cluster or steps or lengths or timeline or save:
@@ -91,12 +92,6 @@ def plan(
     found = _profile(task, config, loaded.short_name, measure=measure, given=profile)
     words = [recipe, *(overrides or [])]
     _show_plan(task, config, found, shape, words, asked=asked, save=save)
-
-
-def _shape(text: str) -> ClusterShape:
-    from rlinf.planner.cluster import parse_cluster_shape
-
-    return parse_cluster_shape(text)
 
 
 def _bytes(text: str) -> int:
@@ -165,7 +160,9 @@ def _show_plan(
     say(f"of this, weights and driver: {beside:.3g} s")
     for unit, peak in zip(units, found.peak_bytes.values(), strict=True):
         say(f"predicted memory of one {unit}: {_measured_mib(peak)}")
-    if any(found.peak_bytes.values()) and _measures_growth(config):
+    # Components are threads of one process, whose memory cannot be told apart.
+    grows = config.cluster.runtime == "local" and not config.on_accelerators
+    if any(found.peak_bytes.values()) and grows:
         say(
             "memory is how far the one process of the runtime `local` grew while a component ran; "
             "what it held before is not in it. cluster.runtime=ray measures whole processes"
@@ -180,7 +177,11 @@ def _show_plan(
         say(f"{place}. {_alternative(found, other)}")
     show_simulation(config, task.flow(config), found.plan, profile, wanted, asked=asked)
     if save is not None:
-        _save(found, save)
+        try:
+            found.plan.save(save)
+        except OSError as error:
+            raise ConfigError(f"--save = '{save}' was not written: {error.strerror}") from error
+        say(f"\nplan: {save}")
     if command is not None:
         say(f"\nrun it: {shlex.join(['rlinf', 'train', *words, *command])}")
 
@@ -204,33 +205,8 @@ def _solved(
     return solved.found, notes, command_overrides(config, solved.found.plan, shape, file=file)
 
 
-def _save(found: Planned, path: Path) -> None:
-    """Write the plan, and say so.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    try:
-        found.plan.save(path)
-    except OSError as error:
-        raise ConfigError(f"--save = '{path}' was not written: {error.strerror}") from error
-    say(f"\nplan: {path}")
-
-
-def _measures_growth(config: Any) -> bool:
-    """Whether components are threads of one process, whose memory cannot be told apart."""
-    return config.cluster.runtime == "local" and not config.on_accelerators
-
-
 def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
-    """What a device of a cluster is; without a kind, one like those that were measured.
-
-    Args:
-        config: The recipe.
-        profile: What was measured.
-        kind: Kind of the device.
-        own: Whether the cluster is that of the recipe.
-    """
+    """What a device of a cluster is; without a kind, one like those that were measured."""
     from rlinf.planner.cluster import CPU
 
     [measured] = profile.kinds if len(profile.kinds) == 1 else [""]
@@ -242,15 +218,15 @@ def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
 
 def _machine(shape: ClusterShape, units: list[str]) -> str:
     """A cluster as a person would say it: ``1 node × 2 CPU slots``."""
+
+    def count(number: int, what: str) -> str:
+        name = what not in ("node", "CPU slot", "accelerator", "device")
+        return f"{number} {what}{'' if number == 1 or name else 's'}"
+
     return " + ".join(
-        f"{_count(group.nodes, 'node')} × {_count(group.devices_per_node, unit)}"
+        f"{count(group.nodes, 'node')} × {count(group.devices_per_node, unit)}"
         for group, unit in zip(shape.groups, units, strict=True)
     )
-
-
-def _count(number: int, what: str) -> str:
-    name = what not in ("node", "CPU slot", "accelerator", "device")
-    return f"{number} {what}{'' if number == 1 or name else 's'}"
 
 
 def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -258,20 +234,14 @@ def _plan_table(found: Planned) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
         "component", "devices", "processes", "when idle", "stages", "seconds",
         "memory per device", "reason",
     )  # fmt: skip
-    rows: list[tuple[str, ...]] = [
+    return columns, [
         (
-            name,
-            device_ranges(part.devices),
-            str(part.processes),
-            part.residency,
-            str(part.pipeline_stages),
-            f"{part.predicted_seconds or 0:.3g}",
-            _measured_mib(part.predicted_bytes),
-            part.reason,
+            name, device_ranges(part.devices), str(part.processes), part.residency,
+            str(part.pipeline_stages), f"{part.predicted_seconds or 0:.3g}",
+            _measured_mib(part.predicted_bytes), part.reason,
         )
         for name, part in found.plan.components.items()
-    ]
-    return columns, rows
+    ]  # fmt: skip
 
 
 def _alternative(best: Planned, other: Planned) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.failure import Debug
-from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
+from rlinf.cli.run_paths import check_writable, is_recipe, run_given
 from rlinf.cli.screen import say
+from rlinf.cli.train import Overrides
 from rlinf.errors import ConfigError
 
 
@@ -21,10 +22,7 @@ def record(
             help="A recipe, whose simulator brings an expert; or a run, whose policy acts.",
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's."),
-    ] = None,
+    overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory of the set; it must not exist yet.")],
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to record.")] = 50,
@@ -46,17 +44,14 @@ def record(
     from rlinf.cli.tasks import read_config, task_of_run
     from rlinf.config.validate import check
 
+    actor, name = None, "expert"
     if is_recipe(source, runs_first=False):
         task, loaded, config = read_config(source, overrides or [])
         _require_simulator(task.config_class, source)
         check(config, loaded)
         from rlinf.runners.record import record as play
-
-        actor, name = None, "expert"
     else:
-        if overrides:
-            raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
-        path = _find_run(source)
+        path = _find_run(source, overrides)
         task = task_of_run(path)
         _require_simulator(task.config_class, source)
         from rlinf.runners.record import policy_of
@@ -71,15 +66,13 @@ def record(
         f"rlinf check demonstrations {out}")  # fmt: skip
 
 
-def _find_run(source: str) -> Path:
-    """The run or checkpoint that is named.
-
-    Raises:
-        ConfigError: There is neither it nor a recipe of that name.
-    """
+def _find_run(source: str, overrides: list[str] | None) -> Path:
+    """The run or checkpoint that is named; where there is none, says which recipes there are."""
     try:
-        return find_run_or_checkpoint(source)
+        return run_given(source, overrides)
     except ConfigError as error:
+        if overrides:
+            raise
         from rlinf.config.load import recipe_names
         from rlinf.config.nearest import did_you_mean
 
@@ -88,10 +81,5 @@ def _find_run(source: str) -> Path:
 
 
 def _require_simulator(config_class: type, source: str) -> None:
-    """Refuse a recipe or run without simulators.
-
-    Raises:
-        ConfigError: It has none.
-    """
     if "env" not in getattr(config_class, "model_fields", {}):
         raise ConfigError(f"{source} plays in no simulator, so that there is nothing to record")

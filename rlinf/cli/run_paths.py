@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlinf.config.nearest import did_you_mean
@@ -15,11 +15,7 @@ _RUNS = Path("runs")
 
 
 def find_run(given: str) -> Path:
-    """Return the run directory that ``given`` names: a path, or a name below ``runs/``.
-
-    Raises:
-        ConfigError: There is no such directory, or it is no run.
-    """
+    """Return the run directory that ``given`` names: a path, or a name below ``runs/``."""
     for path in (Path(given).expanduser(), _RUNS / given):
         if (path / CONFIG_FILE).is_file():
             return path.resolve()
@@ -30,12 +26,7 @@ def find_run(given: str) -> Path:
 
 
 def find_run_or_checkpoint(given: str) -> Path:
-    """Return a run directory, or a checkpoint directory if ``given`` is one.
-
-    Raises:
-        ConfigError: There is neither.
-        CheckpointError: The directory is below a run's checkpoints, but holds none.
-    """
+    """Return a run directory, or a checkpoint directory if ``given`` is one."""
     path = Path(given).expanduser()
     if (path / _MANIFEST).is_file():
         return path.resolve()
@@ -44,13 +35,15 @@ def find_run_or_checkpoint(given: str) -> Path:
     return find_run(given)
 
 
-def is_recipe(source: str, *, runs_first: bool = True) -> bool:
-    """Whether the words name a recipe.
+def run_given(source: str, overrides: Sequence[str] | None) -> Path:
+    """The same, with whose configuration the command line changes nothing."""
+    if overrides:
+        raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
+    return find_run_or_checkpoint(source)
 
-    Args:
-        source: What was given.
-        runs_first: A run of that name wins; otherwise it has to be given as a path.
-    """
+
+def is_recipe(source: str, *, runs_first: bool = True) -> bool:
+    """Whether the words name a recipe; with ``runs_first`` a run of that name wins."""
     places = (Path(source).expanduser(), Path("runs", source))
     if runs_first and any(path.is_dir() for path in places):
         return False
@@ -64,23 +57,14 @@ def is_recipe(source: str, *, runs_first: bool = True) -> bool:
 
 
 def _hint(given: str) -> str:
-    names = list(_names_below(_RUNS))
+    names = [config.parent.relative_to(_RUNS).as_posix() for config in _RUNS.rglob(CONFIG_FILE)]
     if not names:
         return "give the path of a run directory, such as rlinf train prints at its start"
     return did_you_mean(given, names)
 
 
-def _names_below(folder: Path) -> Iterator[str]:
-    for config in sorted(folder.glob(f"**/{CONFIG_FILE}")):
-        yield config.parent.relative_to(folder).as_posix()
-
-
 def check_new(directory: Path) -> None:
-    """Refuse a directory that holds a run already.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuse a directory that holds a run already."""
     if (directory / CONFIG_FILE).exists():
         raise ConfigError(
             f"--run-dir = '{directory}' holds a run already; continue it with "
@@ -89,15 +73,7 @@ def check_new(directory: Path) -> None:
 
 
 def check_writable(directory: Path, key: str) -> None:
-    """Refuse a directory that cannot be made or written, before anything starts.
-
-    Args:
-        directory: Where a run is to be written; need not exist yet.
-        key: The option or key that names it, for the message.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Refuse a directory that cannot be made or written, before anything starts."""
     existing = directory.expanduser().absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -107,16 +83,7 @@ def check_writable(directory: Path, key: str) -> None:
 
 
 def check_file_writable(path: Path, option: str, example: str = "page.html") -> None:
-    """Refuse a file that cannot be made or replaced, before anything is worked out.
-
-    Args:
-        path: The file; need not exist yet, its directory must.
-        option: The option that names it, for the message.
-        example: Name of such a file, for the message.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Refuse a file that cannot be made or replaced, before anything is worked out."""
     value = f"{option} = '{path}'"
     if path.is_dir():
         raise ConfigError(f"{value} is a directory; give a file, such as {path / example}")

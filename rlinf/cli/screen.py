@@ -21,13 +21,7 @@ def complain(text: str, *, label: str = "error") -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a table to standard output; wide where the output is no terminal.
-
-    Args:
-        title: Line above the table, empty for none.
-        columns: Heads of the columns; no head line if all are empty.
-        rows: Cells, as many per row as there are columns.
-    """
+    """Write a table to standard output, without a head where all columns are empty."""
     table = Table(box=None, pad_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")

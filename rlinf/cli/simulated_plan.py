@@ -23,14 +23,8 @@ LABEL = "SIMULATED"
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for on the command line.
-
-    Args:
-        steps: How many steps.
-        lengths: What is known of the lengths of answers; None: nothing.
-        words: The lengths in words; empty where no text is generated.
-        timeline: Where to write the events; None: nowhere.
-    """
+    """What was asked for on the command line: steps, and what is known of the lengths of answers,
+    also in words (empty where no text is generated), and where to write the events."""
 
     steps: int
     lengths: LengthDistribution | None
@@ -41,11 +35,7 @@ class Asked:
 def asked_for(
     config: Any, *, steps: int | None, lengths: str | None, timeline: Path | None
 ) -> Asked:
-    """Check the options before anything is measured.
-
-    Raises:
-        ConfigError: Lengths cannot be read or are not possible, or the file cannot be written.
-    """
+    """Check the options before anything is measured."""
     from rlinf.planner.simulation import parse_lengths
     from rlinf.planner.simulation.simulate import SIMULATED_STEPS, lengths_of
 
@@ -94,11 +84,7 @@ def _idle(group: DeviceGroup) -> str:
 
 
 def _write(found: Simulation, path: Path) -> None:
-    """Replace a file by the timeline of a simulation.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
+    """Replace a file by the timeline of a simulation."""
     from rlinf.monitor.timeline import TimelineFile
 
     # Beside it at first: a timeline file is continued where there is one.

@@ -23,11 +23,7 @@ def task_names() -> list[str]:
 
 
 def task_of(recipe: LoadedRecipe) -> AnyTask:
-    """Import and return the task that a recipe names.
-
-    Raises:
-        ConfigError: ``task`` is missing or unknown, or cannot be imported.
-    """
+    """Import and return the task that a recipe names."""
     name, known = recipe.data.get("task"), task_names()
     if isinstance(name, str) and name in known:
         return REGISTRY.load(name)
@@ -38,47 +34,32 @@ def task_of(recipe: LoadedRecipe) -> AnyTask:
 
 
 def task_of_run(source: Path) -> AnyTask:
-    """Return the task of a run, from its directory or one of its checkpoints.
-
-    Raises:
-        ConfigError: Its config names none.
-    """
+    """Return the task of a run, from its directory or one of its checkpoints."""
     run = source if (source / CONFIG_FILE).is_file() else source.parent.parent
     return task_of(load_recipe(str(run / CONFIG_FILE), []))
 
 
 def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, LoadedRecipe, Any]:
-    """Return the task, the recipe and the validated config behind a command line.
-
-    Raises:
-        ConfigError: Anything about the recipe or its overrides is not legal.
-    """
+    """Return the task, the recipe and the validated config behind a command line."""
     recipe = load_recipe(name_or_path, overrides)
     task = task_of(recipe)
     return task, recipe, validate(task.config_class, recipe.data, recipe)
 
 
 def require_training(task: AnyTask, name: str) -> None:
-    """Refuse a recipe or run that only evaluates.
-
-    Raises:
-        ConfigError: Says which command takes it.
-    """
+    """Refuse a recipe or run that only evaluates."""
     if not task.trains:
         raise ConfigError(f"{name} evaluates a model and trains none; use: rlinf eval RECIPE")
 
 
 def refuse_fixed_keys(task: AnyTask, before: Any, after: Any) -> None:
-    """Refuse to resume a run with other values of keys that decided what was trained so far.
-
-    Raises:
-        ConfigError: Names the keys, and those that may change.
-    """
-    old, new = to_data(before), to_data(after)
+    """Refuse to resume a run with other values of keys that decided what was trained so far."""
+    old, new = dict(_leaves(to_data(before))), dict(_leaves(to_data(after)))
     changed = [
-        f"{key} = {_value(new, key)} (it was {_value(old, key)})"
-        for key in dict.fromkeys([*_leaves(old), *_leaves(new)])
-        if _value(old, key) != _value(new, key) and not _changeable(key, task.changeable)
+        f"{key} = {new.get(key)} (it was {old.get(key)})"
+        for key in old | new
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in task.changeable)
     ]
     if changed:
         raise ConfigError(
@@ -87,19 +68,9 @@ def refuse_fixed_keys(task: AnyTask, before: Any, after: Any) -> None:
         )
 
 
-def _changeable(key: str, changeable: Sequence[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in changeable)
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
-
-
-def _value(data: Any, key: str) -> Any:
-    for part in key.split("."):
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data
+            yield f"{prefix}{name}", value

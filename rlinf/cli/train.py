@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlinf.cli.failure import Debug, reporting
-from rlinf.cli.interrupt import INTERRUPTED, stop_on_interrupt
 from rlinf.cli.run_paths import check_new, check_writable
 from rlinf.cli.screen import say, show_table
 
@@ -16,6 +22,8 @@ if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
     from rlinf.flow.placed_config import PlacedConfig
     from rlinf.monitor.run_directory import RunDirectory
+
+INTERRUPTED = 130
 
 Overrides = Annotated[
     list[str] | None,
@@ -66,14 +74,7 @@ def train(
 
 
 def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, resume: bool) -> None:
-    """Run a task with log, interruption and the exit code that belongs to its end.
-
-    Args:
-        task: Of the recipe.
-        config: The validated config.
-        directory: The open run directory.
-        resume: Whether the run goes on.
-    """
+    """Run a task with log, interruption and the exit code that belongs to its end."""
     from rlinf.monitor.run_directory import logging_to
 
     reporting.log = directory.log
@@ -105,3 +106,40 @@ def print_batches(config: PlacedConfig) -> None:
     rows = config.batch_table()
     if rows:
         show_table("batches", ("", ""), rows)
+
+
+@contextlib.contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """Yield a flag that the first Ctrl-C (or SIGTERM) sets; a second one ends the process.
+
+    The runner looks at the flag between two steps, commits a checkpoint and returns. The second
+    signal kills the child processes and exits with 130 without waiting for anything.
+    """
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            _kill_children()
+            os._exit(INTERRUPTED)
+        stop.set()
+        # A handler may interrupt a buffered write, so it writes past the buffers.
+        os.write(
+            sys.__stderr__.fileno() if sys.__stderr__ else 2,
+            b"\nStopping: the current step ends, then a checkpoint is committed. "
+            b"Ctrl-C again ends the run at once.\n",
+        )
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _kill_children() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()

@@ -14,9 +14,9 @@ from rlinf.cli.screen import complain, say
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf.flow.graph import Flow
+    from rlinf.flow.graph import Flow, Stage
     from rlinf.flow.plan import Plan
-    from rlinf.monitor.report.graph import Graph
+    from rlinf.monitor.report.graph import Graph, StageBox
     from rlinf.monitor.report.page import RunReport
     from rlinf.monitor.report.trace import Trace
     from rlinf.monitor.timeline import Event
@@ -52,15 +52,7 @@ def view(
 
 
 def run_report(run: Path, steps: range | None = None) -> RunReport:
-    """Everything that a run directory tells.
-
-    Args:
-        run: The directory.
-        steps: Training steps of the timeline, counted as the timeline does; None: the newest.
-
-    Raises:
-        ConfigError: The timeline has none of the steps.
-    """
+    """Everything that a run directory tells; the timeline of some steps, or of the newest."""
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.yaml_source import write_yaml
     from rlinf.flow.plan import PLAN_FILE, Plan
@@ -82,6 +74,9 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     timeline = run / "timeline.json"
     measured = _trace(read_events(timeline), flow, plan, steps) if timeline.is_file() else None
     simulation = _simulation(run, flow, plan, config)
+    # What takes no time has nothing to show.
+    events = () if simulation is None else simulation.events
+    shown = [event for event in events if event["end_ns"] > event["begin_ns"]]
     return RunReport(
         name=f"{run.parent.name}/{run.name}",
         task=config.task,
@@ -91,7 +86,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
         plan_file=write_yaml(plan.model_dump(mode="json")),
         config=(run / CONFIG_FILE).read_text(encoding="utf-8"),
         measured=measured,
-        predicted=None if simulation is None else _simulated(simulation, flow, plan),
+        predicted=None if simulation is None else _trace(shown, flow, plan),
         predicted_seconds=None if simulation is None else simulation.seconds,
         curve=Curve(lines) if lines else None,
         decisions=decisions,
@@ -103,17 +98,13 @@ def flow_graph(flow: Flow) -> Graph:
     """The nodes and edges of a flow, as the report draws them."""
     from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox
 
-    nodes = tuple(
-        NodeBox(
-            node.name,
-            tuple(StageBox(stage.label, stage.component, stage.method) for stage in node.stages),
-        )
-        for node in flow.order()
+    def boxes(stages: Iterable[Stage]) -> tuple[StageBox, ...]:
+        return tuple(StageBox(stage.label, stage.component, stage.method) for stage in stages)
+
+    return Graph(
+        tuple(NodeBox(node.name, boxes(node.stages)) for node in flow.order()),
+        tuple(Arrow(each.name, each.producer.label, each.consumer.label) for each in flow.edges()),
     )
-    arrows = tuple(
-        Arrow(edge.name, edge.producer.label, edge.consumer.label) for edge in flow.edges()
-    )
-    return Graph(nodes, arrows)
 
 
 def _trace(
@@ -161,12 +152,6 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
     except ConfigError as error:
         complain(f"nothing is predicted: {error}", label="note")
         return None
-
-
-def _simulated(simulation: Simulation, flow: Flow, plan: Plan) -> Trace | None:
-    """The events of a simulation as those of a run; what takes no time has nothing to show."""
-    shown = (e for e in simulation.events if e["end_ns"] > e["begin_ns"])
-    return _trace(shown, flow, plan)
 
 
 def _timeline_hint(run: Path, config: Any) -> str:

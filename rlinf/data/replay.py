@@ -42,7 +42,10 @@ class ReplayStore:
                 name: column.new_empty((self.capacity, *column.shape[1:]))
                 for name, column in rows.items()
             }
-        _check_alike(self._columns, rows)
+        kept, given = _forms(self._columns), _forms(rows)
+        if kept != given:
+            differing = sorted({name for name, _ in kept.items() ^ given.items()})
+            raise ValueError(f"rows differ from those before in {', '.join(differing)}")
         count = len(next(iter(rows.values())))
         skipped = max(0, count - self.capacity)  # they would be pushed out at once
         first = self._oldest + self._size
@@ -75,15 +78,8 @@ class ReplayStore:
             self.append(state["rows"])
 
 
-def _check_alike(columns: Rows, rows: Rows) -> None:
-    def form(column: Tensor) -> str:
-        return f"{list(column.shape[1:])} {column.dtype}"
-
-    kept = {name: form(column) for name, column in columns.items()}
-    given = {name: form(column) for name, column in rows.items()}
-    if kept != given:
-        differing = sorted(name for name, _ in kept.items() ^ given.items())
-        raise ValueError(f"rows differ from those before in {', '.join(dict.fromkeys(differing))}")
+def _forms(rows: Rows) -> dict[str, str]:
+    return {name: f"{list(column.shape[1:])} {column.dtype}" for name, column in rows.items()}
 
 
 def draws(seed: int, step: int) -> torch.Generator:

@@ -6,9 +6,10 @@ See :mod:`rlinf.data.evaluation`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,8 +17,17 @@ from rlinf.data.estimates import Estimate, Metric, estimate
 from rlinf.data.evaluation import HashedSpec, SpecifiedResult, in_order
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
-from rlinf.data.text_answers import AnswerKind
 from rlinf.errors import ConfigError
+from rlinf.rewards.math_answer import MathConfig, MathReward
+from rlinf.rewards.protocol import RewardInput
+from rlinf.rewards.text import last_boxed
+
+AnswerKind = Literal["math", "letter"]
+"""``math``: a formula, equal to others by value; ``letter``: that of a choice."""
+
+_LETTER = re.compile(
+    r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?\s*([A-Za-z])(?![A-Za-z0-9])"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,3 +231,40 @@ class TextEvaluationResult(SpecifiedResult):
             "mean_length": self.mean_length,
             "n_invalid": self.n_invalid,
         }
+
+
+# -- what completions give as their answers, so that equal ones can be counted as votes ----------
+
+
+def read_answers(texts: Sequence[str], kind: AnswerKind) -> tuple[str | None, ...]:
+    """The answers in the last ``\\boxed{…}`` of each text of one prompt, None where there is none.
+
+    Equal ones are written equally, as the first of them. Must run in the main thread, in which
+    alone comparing two formulas can be limited in time.
+    """
+    boxes = [" ".join((last_boxed(text) or "").split()) for text in texts]
+    if kind == "letter":
+        letters = [_LETTER.match(box) for box in boxes]
+        return tuple(None if letter is None else letter[1].upper() for letter in letters)
+    written = _as_first_written([box for box in boxes if box])
+    return tuple(written.get(box) for box in boxes)
+
+
+def _as_first_written(formulas: Sequence[str]) -> dict[str, str]:
+    """Each formula with the first one that it equals."""
+    reward = MathReward(MathConfig())
+    first: dict[str, str] = {}
+    for formula in dict.fromkeys(formulas):
+        known = dict.fromkeys(first.values())
+        first[formula] = next((k for k in known if _equal(reward, formula, k)), formula)
+    return first
+
+
+def _equal(reward: MathReward, formula: str, other: str) -> bool:
+    sample = RewardInput(
+        prompt="", completion=rf"\boxed{{{formula}}}", num_tokens=0, answer=[other]
+    )
+    try:
+        return reward(sample) > 0
+    except ValueError:
+        return False  # what cannot be read equals only itself

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
-from rlinf.runners.embodied import POLICY_FILE
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights, playing_step
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, playing_step
 from rlinf.runners.sft import SupervisedTask
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
@@ -61,18 +60,9 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        weights = acting_weights(checkpoint.tree["workers"])
-        groups["rollout"].load_weights(weights, checkpoint.step).wait()
+        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
     def leave(self, run: Run) -> None:
         """The policy, as runs begin with it, and how often it succeeds."""
-        from rlinf.checkpoint.weights import export_weights
-
-        weights = acting_weights(run.groups.state())
-        export_weights(self.directory / POLICY_FILE, weights)
-        run.groups["rollout"].load_weights(weights, run.state.step).wait()
-        run.evaluate("held_out")
-        print(f"held-out episodes: {run.last_evaluation}")
-        video = self.evaluator.film(run.groups, run.directory.videos / "trained_policy.mp4")
-        if video is not None:
-            print(f"video of the trained policy: {video}", flush=True)
+        self.evaluator.load_weights(run.groups, run.groups.state(), run.state.step)
+        self.evaluator.leave_policy(run)

@@ -14,8 +14,7 @@ from rlinf.config.component import Component, illegal
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.benchmarks import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.text_answers import AnswerKind
-from rlinf.data.text_evaluation import TextEvaluationSpec
+from rlinf.data.text_evaluation import AnswerKind, TextEvaluationSpec
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
@@ -118,11 +117,7 @@ class Benchmark(Task[BenchmarkRunConfig]):
         answering_step(flow)
 
     def evaluate_alone(self, directory: RunDirectory) -> None:
-        """Answer every question, print the rates and write specification and result down.
-
-        Raises:
-            ConfigError: The file is not of the benchmark's format, or the model cannot be read.
-        """
+        """Answer every question, print the rates and write specification and result down."""
         from rlinf.models.language import load_tokenizer
         from rlinf.runners.groups import Groups
         from rlinf.runners.reasoning_model import check_context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -11,13 +11,9 @@ import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_evaluation import (
-    EpisodeEvaluator,
-    acting_weights,
-    playing_step,
-)
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, playing_step
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
-from rlinf.workers.config.acting import LearningConfig
+from rlinf.workers.config.acting import ActingConfig
 
 if TYPE_CHECKING:
     from rlinf.checkpoint.contents import Checkpoint
@@ -26,26 +22,27 @@ if TYPE_CHECKING:
     from rlinf.runners.run import Run
     from rlinf.workers.env import RolloutReport
 
-POLICY_FILE = "policy.safetensors"
-
-
-LearningT = TypeVar("LearningT", bound=LearningConfig)
+ActingT = TypeVar("ActingT", bound=ActingConfig)
 
 
 @dataclass
 class EpisodeCounts(Counts):
-    """What an embodied run counts."""
+    """What an embodied run counts, and whether an evaluation reached the rate that is enough."""
 
     env_steps: int = 0
     episodes: int = 0
     solved: bool = False
-    """Whether an evaluation reached the success rate that is enough."""
 
 
-class Acting(Task[LearningT]):
-    """What tasks share in which a policy acts in simulators and is trained: until steps are used
-    up, or it succeeds often enough."""
+class Acting(Task[ActingT]):
+    """What tasks share in which a policy acts in simulators and is trained."""
 
+    groups: ClassVar = {
+        "env": "rlinf.workers.env:EnvWorker",
+        "rollout": "rlinf.workers.rollout:RolloutWorker",
+        "replay": "rlinf.workers.replay:ReplayWorker",
+        "actor": "rlinf.workers.actor:ActorWorker",
+    }
     starts_with: ClassVar = {"rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
     changeable = (
@@ -60,10 +57,10 @@ class Acting(Task[LearningT]):
         ("return", "env/return", ".2f"),
     )
 
-    def __init__(self, config: LearningT, directory: Path) -> None:
+    def __init__(self, config: ActingT, directory: Path) -> None:
         super().__init__(config, directory)
-        self.counts = EpisodeCounts()
-        self.evaluator = EpisodeEvaluator(config)
+        self.counts: EpisodeCounts = EpisodeCounts()
+        self.evaluator: EpisodeEvaluator = EpisodeEvaluator(config)
 
     @classmethod
     def collect(cls, flow: Flow) -> None:
@@ -76,7 +73,7 @@ class Acting(Task[LearningT]):
         )
 
     @classmethod
-    def evaluation(cls, flow: Flow, config: LearningT) -> None:
+    def evaluation(cls, flow: Flow, config: ActingT) -> None:
         """Environments and policy answer each other until every episode has ended."""
         playing_step(flow)
 
@@ -102,12 +99,10 @@ class Acting(Task[LearningT]):
         self.counts.episodes += len(episodes)
         faults = sum((r.faults for r in rollouts), Counter[str]())
         metrics.update(self.counts.add_faults(faults, "env"))
-        if episodes:
-            metrics["env/success_once"] = float(np.mean([e.success_once for e in episodes]))
-            metrics["env/success_at_end"] = float(np.mean([e.success_at_end for e in episodes]))
-            metrics["env/return"] = float(np.mean([e.episode_return for e in episodes]))
-            metrics["env/episode_len"] = float(np.mean([e.episode_len for e in episodes]))
-            metrics["env/reward"] = float(np.mean([e.reward for e in episodes]))
+        fields = ("success_once", "success_at_end", "episode_return", "episode_len", "reward")
+        for field in fields if episodes else ():
+            name = "return" if field == "episode_return" else field
+            metrics[f"env/{name}"] = float(np.mean([getattr(e, field) for e in episodes]))
         metrics["env/steps"] = float(self.counts.env_steps)
         metrics["env/episodes"] = float(self.counts.episodes)
         metrics["env/steps_per_second"] = self.config.env_steps_per_rollout / seconds
@@ -124,47 +119,24 @@ class Acting(Task[LearningT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        weights = acting_weights(checkpoint.tree["workers"])
-        groups["rollout"].load_weights(weights, checkpoint.step).wait()
+        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
-        from rlinf.checkpoint.weights import export_weights
-
-        run.evaluate("held_out")
-        export_weights(self.directory / POLICY_FILE, acting_weights(run.groups.state()))
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
-        print(f"held-out episodes: {run.last_evaluation}")
+        self.evaluator.leave_policy(run)
         run.show_curve()
-        video = EpisodeEvaluator(self.config).film(
-            run.groups, run.directory.videos / "trained_policy.mp4"
-        )
-        if video is not None:
-            print(f"video of the trained policy: {video}", flush=True)
 
     def progress(self) -> dict[str, Any]:
         """Environment steps so far."""
         return {"env_steps": self.counts.env_steps}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was counted."""
-        return asdict(self.counts)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self.counts = EpisodeCounts(**state)
 
 
 class Embodied(Acting[EmbodiedConfig]):
     """Trains a policy on what it has just done."""
 
     config_class = EmbodiedConfig
-    groups: ClassVar = {
-        "env": "rlinf.workers.env:EnvWorker",
-        "rollout": "rlinf.workers.rollout:RolloutWorker",
-        "actor": "rlinf.workers.actor:ActorWorker",
-    }
     figures = (
         *Acting.figures,
         ("KL", "actor/approx_kl", ".4f"),

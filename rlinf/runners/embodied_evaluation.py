@@ -19,6 +19,7 @@ from rlinf.workers.config.acting import EvaluatedConfig
 
 if TYPE_CHECKING:
     from rlinf.runners.groups import Groups
+    from rlinf.runners.run import Run
     from rlinf.workers.env import EvaluationReport
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,6 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     The evaluations during training and the held-out ones at the end share no seed, and neither
     shares one with training: each is drawn from the evaluation seed and its purpose.
-
-    Args:
-        config: The recipe.
     """
 
     spec_class = EvaluationSpec
@@ -103,6 +101,22 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             "eval/return": result.mean_return,
         }
 
+    def load_weights(self, groups: Groups, workers: Mapping[str, Any], step: int) -> None:
+        """Let the policy act with what the state of a run's workers has."""
+        groups["rollout"].load_weights(acting_weights(workers), step).wait()
+
+    def leave_policy(self, run: Run) -> None:
+        """Evaluate held-out episodes, and leave weights and a video behind."""
+        from rlinf.checkpoint.weights import export_weights
+
+        run.evaluate("held_out")
+        path = run.directory.path / "policy.safetensors"
+        export_weights(path, acting_weights(run.groups.state()))
+        print(f"held-out episodes: {run.last_evaluation}")
+        video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
+        if video is not None:
+            print(f"video of the trained policy: {video}", flush=True)
+
     def film(self, groups: Groups, path: Path) -> Path | None:
         """Write held-out episodes side by side; None, with a warning, if nothing renders."""
         evaluation = self._config.evaluation
@@ -128,11 +142,7 @@ def playing_step(flow: Flow) -> None:
 
 
 def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights of the policy in the state of a run's workers.
-
-    Raises:
-        CheckpointError: The state is of an older format.
-    """
+    """Weights of the policy in the state of a run's workers."""
     from rlinf.trainers.modules import POLICY
     from rlinf.trainers.trainer import saved_weights
 
@@ -144,10 +154,7 @@ def play_episodes(
 ) -> EvaluationReport:
     """Play the given (episode id, seed) pairs with the policy's most likely actions.
 
-    Args:
-        groups: Env and rollout workers.
-        episodes: What to play.
-        frames: Environments, of all, to take pictures of.
+    The first ``frames`` environments of all are filmed.
     """
     report = groups.evaluate(
         {

@@ -1,7 +1,4 @@
-"""Evaluation as a contract: a file says what is played or answered, results carry its hash.
-
-What is the same for all tasks: while a run trains, and of a run or checkpoint by ``rlinf eval``.
-"""
+"""Evaluation as a contract: a file says what is played or answered, results carry its hash."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 
 SpecT = TypeVar("SpecT", bound=HashedSpec)
 ResultT = TypeVar("ResultT", bound=SpecifiedResult)
-ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 
 
 class Evaluator(ABC, Generic[SpecT, ResultT]):
@@ -35,30 +31,15 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 
     @abstractmethod
     def spec(self, purpose: Purpose, items: int | None = None) -> SpecT | None:
-        """What a run is evaluated on; None: nothing.
-
-        Args:
-            purpose: Whether training goes on by what is found, or it is what is reported at last.
-            items: Episodes or prompts; None: as many as the recipe says.
-        """
+        """What a run is evaluated on, or so many items; None: nothing."""
 
     @abstractmethod
     def check(self, spec: SpecT) -> None:
-        """Refuse a specification that is not of this run's task.
-
-        Raises:
-            ConfigError: Says in what they differ.
-        """
+        """Refuse, by a ConfigError, a specification that is not of this run's task."""
 
     @abstractmethod
     def play(self, groups: Groups, spec: SpecT, name: str) -> ResultT:
-        """Do what a specification says with the weights that the workers hold.
-
-        Args:
-            groups: The workers.
-            spec: What is played or answered.
-            name: What the weights are called.
-        """
+        """Do what a specification says with the weights that the workers hold, called ``name``."""
 
     @abstractmethod
     def metrics(self, result: ResultT) -> dict[str, float]:
@@ -78,15 +59,7 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
     def of_run(
         self, groups: Groups, purpose: Purpose, name: str, step: int, *, directory: Path
     ) -> Evaluated | None:
-        """Evaluate the weights that the workers hold, and write specification and result down.
-
-        Args:
-            groups: The workers.
-            purpose: See :meth:`spec`.
-            name: What the weights are called.
-            step: Training steps that were done.
-            directory: Where the files are written.
-        """
+        """Evaluate the weights that the workers hold, and write specification and result down."""
         spec = self.spec(purpose)
         if spec is None:
             return None
@@ -115,13 +88,13 @@ def evaluate(
     Args:
         task: Of the run.
         source: A run directory, or one of its checkpoints.
-        items: Number of held-out episodes or prompts; None: what the run's recipe says.
+        items: Held-out episodes or prompts; None: what the run's recipe says.
         spec: File with the exact list of them, instead.
         video: Whether to write a video.
         compare: Another run or checkpoint to compare with on the same items.
 
     Raises:
-        ConfigError: The specification is for another task than the run, or nothing is evaluated.
+        ConfigError: The specification is for another task, or nothing is evaluated.
         CheckpointError: There is no good checkpoint.
     """
     first, given = _evaluate_one(task, source, items=items, spec_file=spec, video=video)
@@ -143,7 +116,7 @@ def _evaluate_one(
     """The result, and by which specification."""
     from rlinf.runners.groups import Groups
 
-    config, checkpoint = load_run(source, task.config_class)
+    config, checkpoint = load_run(task, source)
     run = checkpoint.path.parent.parent
     prepared = task(config, run)
     evaluator = prepared.evaluator
@@ -171,12 +144,9 @@ def _evaluate_one(
     return result, spec
 
 
-def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkpoint]:
-    """Configuration and newest good checkpoint of a run, or those of one checkpoint.
-
-    Args:
-        source: A run directory, or one of its checkpoints.
-        config_class: Of the run's task.
+def load_run(task: type[Task[Any]], source: Path) -> tuple[PlacedConfig, Checkpoint]:
+    """Configuration of a run, and the checkpoint that is named, or else its good one: the newest,
+    or the best where the task leaves that behind.
 
     Raises:
         CheckpointError: There is no good checkpoint.
@@ -189,9 +159,10 @@ def load_run(source: Path, config_class: type[ConfigT]) -> tuple[ConfigT, Checkp
         store = CheckpointStore(run / "checkpoints", read_only=True)
         if not store.steps():
             raise CheckpointError(f"the run {run} has no checkpoint yet")
-        checkpoint = store.load()
+        scored = any(manifest.metric is not None for manifest in store.manifests().values())
+        checkpoint = store.load("best" if task.leaves_best and scored else "latest")
     else:
         run = source.parent.parent
         checkpoint = load_checkpoint(source)
     recipe = load_recipe(str(run / CONFIG_FILE), [])
-    return validate(config_class, recipe.data, recipe), checkpoint
+    return validate(task.config_class, recipe.data, recipe), checkpoint

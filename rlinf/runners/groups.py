@@ -34,9 +34,7 @@ _PATIENCE_SECONDS = 5.0
 class Groups:
     """A context manager that starts the groups of a task and ends them.
 
-    Args:
-        task: Says which groups there are, and what they do in a step.
-        trains: Whether there is a trainer; otherwise the groups that evaluate are started.
+    Without ``trains`` there is no trainer, and the groups that evaluate are started.
     """
 
     def __init__(self, task: Task[Any], *, trains: bool = True) -> None:
@@ -135,9 +133,8 @@ class Groups:
     def close(self, *, failed: bool = False) -> None:
         """End what workers hold, the worker groups and the cluster.
 
-        Args:
-            failed: Workers may be dead, or wait for one that is: they get a few seconds, and what
-                goes wrong is not told, as the first failure is.
+        After a failure workers may be dead, or wait for one that is: they get a few seconds, and
+        what goes wrong is not told, as the first failure is.
         """
         for executor in self._executors:
             executor.close()
@@ -170,7 +167,7 @@ class Groups:
         """Let the rollout of a training step begin; the rest begins when the step is waited for.
 
         Args:
-            step: Number of the step.
+            step: Its number.
             synchronise: Whether who receives weights gets the newest ones first.
             draw: Called when the rollout of the step before has ended; further arguments.
             ended: Called with the reports of the rollout when it has ended.
@@ -224,12 +221,7 @@ class Groups:
         return [place for handle in handles for place in handle.wait()]
 
     def evaluate(self, arguments: Arguments, sources: int | None = None) -> StepReport:
-        """Do what the task's evaluation says.
-
-        Args:
-            arguments: Of its stages.
-            sources: By how many its items are numbered; None: as in training.
-        """
+        """Do what the task's evaluation says; its items are numbered by so many sources."""
         count = self._task.sources if sources is None else sources
         if count not in self._evaluations:
             flow = Flow("evaluate")
@@ -237,13 +229,16 @@ class Groups:
             self._evaluations[count] = self._executor(flow, count)
         return self._evaluations[count].run(0, arguments)
 
+    def save_model(self, directory: Path) -> None:
+        """Let the actor write its language model to a directory of this machine."""
+        for written in self["actor"].save_model(directory).wait():
+            if written is not None:
+                written.bring(directory)
+
     # -- checkpoints ----------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """State of every component whose workers have one, for a checkpoint.
-
-        Of workers with states of their own a list by rank, of equal ones that of rank 0.
-        """
+        """State of the workers, by component: that of rank 0, or a list where all differ."""
         handles = {
             name: self._groups[name].state(**({"whole": False} if name in self._parts else {}))
             for name in self._with("state")
@@ -252,12 +247,7 @@ class Groups:
         return {n: s if self._workers[n].divides_state else s[0] for n, s in found.items()}
 
     def load_state(self, state: Mapping[str, Any], checkpoint: Path) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Directory of the checkpoint, where workers may have written parts.
-        """
+        """Continue from :meth:`state`; workers may have written parts into the checkpoint."""
         written = self._with("save_parts")
         handles = [
             self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))
@@ -279,16 +269,10 @@ class Groups:
         return bool(self._parts)
 
     def save_parts(self, checkpoint: Path) -> dict[str, FileRecord]:
-        """Let workers write what :meth:`state` leaves to them.
-
-        Args:
-            checkpoint: Directory of the checkpoint, which is not committed yet.
+        """Let workers write what :meth:`state` leaves to them into a checkpoint.
 
         Returns:
             The files that they wrote, by their names in it.
-
-        Raises:
-            OSError: One could not write.
         """
         handles = [self._groups[name].save_parts(checkpoint) for name in self._parts]
         return {
@@ -305,10 +289,6 @@ class WeightHandover:
     The sender begins before its next training phase, the receivers when their rollout has ended. A
     version is sent only after the one before was taken, so that which weights a rollout has does
     not depend on who is faster.
-
-    Args:
-        send: Starts the sending side.
-        receive: Starts the receiving side, whose methods return the version.
     """
 
     def __init__(

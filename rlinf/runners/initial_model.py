@@ -4,50 +4,61 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from rlinf.data.tasks import ANSWER_TAGS
+from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
-from rlinf.models.language import build_network, save_language_model
+from rlinf.models.language import build_network, load_tokenizer, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.services.files import SharedDirectory
+
+INITIAL_MODEL = "initial_model"
 
 
 def write_initial_model(
     config: LanguageModelConfig,
-    directory: Path,
-    *,
+    run: Path,
     seed: int,
-    tokenizer: Callable[[Path], Any],
-    teach: Callable[[Any, Any], None] = lambda network, tokenizer: None,
+    *,
+    texts: Callable[[], Iterable[str]] | None,
+    whole: Sequence[str] = ANSWER_TAGS,
+    teach: Callable[[LanguageModelConfig, Path], None] | None = None,
 ) -> LanguageModelConfig:
-    """Write a model whole, tokenizer included; one that is there is used.
+    """Write a model whole, tokenizer included; one that is there is used. Returns its section.
 
     So a resumed run and every worker load the same, and so can any other program.
 
     Args:
         config: The section of the run.
-        directory: Where the model is kept.
+        run: Directory of the run.
         seed: Of weights that are created.
-        tokenizer: Makes the tokenizer, given a directory to write one to.
-        teach: Changes the network, given with its tokenizer, before it is written.
-
-    Returns:
-        The section of the model that was written.
+        texts: What a tokenizer is trained on; None: that of the model is used.
+        whole: What each is one token in such a tokenizer.
+        teach: Writes the taught model to a directory, given the section of what it is before.
     """
-    path = SharedDirectory(directory)  # written on this machine alone
-    created = config.model_copy(update={"path": path, "architecture": None})
+    directory = SharedDirectory(run / INITIAL_MODEL)  # written on this machine alone
+    created = config.model_copy(update={"path": directory, "architecture": None})
     if directory.is_dir():
         return created
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
+    unfinished = SharedDirectory(directory.with_name(f".{directory.name}.{os.getpid()}"))
+    complete = unfinished / "complete"
     try:
         with in_section("model"):
-            words = tokenizer(unfinished)
-            network = build_network(config, tokenizer=words, seed=seed)
-        teach(network, words)
-        save_language_model(network, unfinished, tokenizer=words)
-        os.replace(unfinished, directory)
+            if texts is None:
+                words = load_tokenizer(config)
+            else:
+                words = train_tokenizer(texts(), unfinished, whole=whole)
+        if teach is None:
+            with in_section("model"):
+                network = build_network(config, tokenizer=words, seed=seed)
+            save_language_model(network, complete, tokenizer=words)
+        else:
+            words.save_pretrained(unfinished)
+            own = {} if config.path else {"path": unfinished}
+            teach(config.model_copy(update=own), complete)
+        os.replace(complete, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return created

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied import Acting
 from rlinf.workers.config.off_policy import OffPolicyConfig
@@ -12,17 +10,10 @@ from rlinf.workers.config.off_policy import OffPolicyConfig
 class OffPolicy(Acting[OffPolicyConfig]):
     """Trains a policy in simulators on transitions of the whole run.
 
-    A rollout may run ahead of the training by up to ``rollout.max_staleness`` steps: the training
-    of step s draws from the rollouts up to s either way.
+    The training of step s draws from the rollouts up to s, however far rollouts run ahead.
     """
 
     config_class = OffPolicyConfig
-    groups: ClassVar = {
-        "env": "rlinf.workers.env:EnvWorker",
-        "rollout": "rlinf.workers.rollout:RolloutWorker",
-        "replay": "rlinf.workers.replay:ReplayWorker",
-        "actor": "rlinf.workers.actor:ActorWorker",
-    }
     figures = (
         *Acting.figures,
         ("temperature", "actor/temperature", ".4f"),

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
-from rlinf.data.text_answers import AnswerKind, read_answers
 from rlinf.data.text_evaluation import (
+    AnswerKind,
     PromptOutcome,
     TextEvaluationResult,
     TextEvaluationSpec,
+    read_answers,
 )
 from rlinf.engines.config import SamplingConfig
 from rlinf.errors import ConfigError
@@ -27,13 +28,7 @@ if TYPE_CHECKING:
 
 
 class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
-    """Answers the first prompts of a validation set, and scores the answers.
-
-    Args:
-        config: The run's configuration.
-        dataset: Validation prompts; None: nothing is evaluated.
-        tokenizer: Of the model.
-    """
+    """Answers the first prompts of a validation set, where there is one, and scores the answers."""
 
     spec_class = TextEvaluationSpec
 
@@ -120,13 +115,6 @@ def answer_prompts(
     tokenizer: Any,
 ) -> TextEvaluationResult:
     """Answer the prompts of a specification with the weights that the engines hold.
-
-    Args:
-        groups: Generation and reward workers.
-        spec: What is sampled.
-        dataset: The prompts.
-        checkpoint: What the weights are called.
-        tokenizer: Of the model; turns tokens into the texts from which answers are read.
 
     Raises:
         ConfigError: The specification is of another prompt set.

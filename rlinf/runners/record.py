@@ -23,13 +23,7 @@ _PURPOSE = 2
 
 
 def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
-    """Seeds of episodes to record, none of which an evaluation of the recipe plays.
-
-    Args:
-        config: Says what is evaluated.
-        count: Number of episodes.
-        seed: Of the recording; another one gives other episodes.
-    """
+    """Seeds of episodes to record, none of which an evaluation of the recipe plays."""
     evaluated = {
         each for purpose in get_args(Purpose)
         for _, each in EpisodeEvaluator(config).spec(purpose).episodes
@@ -41,16 +35,8 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 
 
 def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
-    """The recipe of a run, its trained policy as who acts (by its mode), and what it is called.
-
-    Args:
-        task: Of the run.
-        run: A run directory, or one of its checkpoints.
-
-    Raises:
-        CheckpointError: There is no good checkpoint.
-    """
-    config, checkpoint = load_run(run, task.config_class)
+    """The recipe of a run, its trained policy as who acts (by its mode), and what it is called."""
+    config, checkpoint = load_run(task, run)
     assert isinstance(config, EvaluatedConfig)
     weights = acting_weights(checkpoint.tree["workers"])
 

@@ -14,7 +14,7 @@ from rlinf.config.registry import load_attribute
 from rlinf.monitor.decisions import Decision, note_decision
 
 if TYPE_CHECKING:
-    from rlinf.flow.executor import Arguments
+    from rlinf.flow.executor import Arguments, StepReport
     from rlinf.runners.reasoning_config import ReasoningConfig
     from rlinf.scheduler import Channel
 
@@ -121,12 +121,7 @@ def open_mailboxes(config: ReasoningConfig) -> list[Channel]:
 
 
 def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arguments:
-    """Arguments of the stages of a step in which devices are handed over.
-
-    Args:
-        config: The recipe.
-        mailboxes: Of each rollout worker.
-    """
+    """Arguments of the stages of a step in which devices are handed over."""
     rollout, sizes = config.rollout, trainer_sizes(config)
     devices = load_attribute(f"{_PLUGIN}.rollout:RolloutDevices")(
         leases=(),
@@ -151,14 +146,18 @@ def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arg
     return {"rollout": {"shared": devices}, "actor": {"shared": trainer}}
 
 
-def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
-    """Append what was decided inside a step to the decisions of the run.
+def note_choices(
+    directory: Path, step: int, report: StepReport, choices: Iterable[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Write down what was decided inside a step, by the trainer and else; returns metrics."""
+    parts = report.results("rollout")
+    write_choices(directory, step, (*(each for part in parts for each in part.choices), *choices))
+    return {"rollout/moved": float(sum(part.moved for part in parts))}
 
-    Args:
-        directory: Of the run.
-        step: Training steps that were done before.
-        choices: :class:`~rlinf.rescale.decisions.DeviceChoice` as plain data.
-    """
+
+def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
+    """Append to the decisions of a run what :class:`~rlinf.rescale.decisions.DeviceChoice`, as
+    plain data, says of a step."""
     for choice in choices:
         decision = Decision(
             step=step,

@@ -38,8 +38,7 @@ class RunState:
 
     step: int = 0
     training_seconds: float = 0.0
-    score: float = float("nan")
-    """What the last evaluation showed."""
+    score: float = float("nan")  # of the last evaluation
     score_step: int = -1
     best_score: float = float("-inf")
 
@@ -51,12 +50,7 @@ class RunState:
 
 @dataclass
 class WorstCase:
-    """What a run for its memory found.
-
-    Args:
-        reports: Of its steps.
-        places: Of its workers.
-    """
+    """What a run for its memory found: reports of its steps, and where its workers were."""
 
     reports: list[StepReport] = field(default_factory=list)
     places: list[WorkerPlace] = field(default_factory=list)
@@ -69,12 +63,6 @@ class Run:
     arrived, where k is how far the task lets it run ahead: with k = 0 each rollout waits for the
     training phase before it, with more it runs beside it. Which weights a rollout has depends on s
     and k alone.
-
-    Args:
-        task: Class of the task.
-        config: The run's configuration.
-        directory: Where everything is written.
-        stop: Set to end after the current step, with a checkpoint.
     """
 
     def __init__(
@@ -82,16 +70,12 @@ class Run:
         task: type[Task[Any]],
         config: PlacedConfig,
         directory: RunDirectory,
-        stop: threading.Event,
+        stop: threading.Event,  # set to end after the current step, with a checkpoint
     ) -> None:
-        self.task = task(config, directory.path)
-        self.directory = directory
-        self.state = RunState()
+        self.task, self.directory, self.state = task(config, directory.path), directory, RunState()
         self.groups: Groups
         self.last_evaluation: Evaluated | None = None
-        self._config = config
-        self._flow = task.flow(config)
-        self._stop = stop
+        self._config, self._flow, self._stop = config, task.flow(config), stop
         self._under_way: deque[RunningStep] = deque()
         self._weights_of = -1  # the step whose weights the rollout workers have, or will have
         self._counts_from = 0  # the first step whose time counts
@@ -101,10 +85,8 @@ class Run:
         """Train, evaluate, and leave curve and weights behind.
 
         Ends early, with a checkpoint, when ``stop`` is set. A failure of a worker is raised after
-        the other workers were ended; what was committed before stays.
-
-        Args:
-            resume: Go on from the newest good checkpoint, if there is one.
+        the other workers were ended; what was committed before stays. With ``resume`` it goes on
+        from the newest good checkpoint, if there is one.
         """
         with ExitStack() as stack:
             self._open(stack)
@@ -117,7 +99,7 @@ class Run:
             )
             while not self._finished():
                 observe(*self._step())
-            self._save(blocking=True)
+            self.save()
             self._progress.stop()
             if not self._stop.is_set():
                 self.task.conclude(self)
@@ -130,65 +112,68 @@ class Run:
 
     def _step(self) -> tuple[StepReport, float]:
         """One training step: train, write down, evaluate, commit; returns its report and time."""
-        begin = time.perf_counter()
-        self._start_steps(self.task.steps)
-        report = self._under_way.popleft().wait()
+        report, metrics, seconds = self._train(self.task.steps)
         if self._worst is not None:
             self._worst.reports.append(report)
             self._worst.places = self.groups.places()
-        seconds = time.perf_counter() - begin
-        metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
-        self.state.step += 1
         self.state.training_seconds += seconds
         metrics["time/step"] = seconds
         metrics["time/sync_weights"] = report.begin_seconds
-        interval = self.task.evaluation_interval
-        if interval > 0 and self.state.step % interval == 0:
+        if (interval := self.task.evaluation_interval) and self.state.step % interval == 0:
             metrics.update(self.evaluate("periodic"))
         self._metrics_log.log(self.state.step, metrics)
         self._progress.update(self.state.step, metrics)
         self._timeline.write(report.events)
         # Asked first: it remembers the best.
         if self._found_best() or self._config.checkpoint.due(self.state.step):
-            self._save(blocking=False)
+            self.save(blocking=False)
         return report, seconds
+
+    def _train(self, end: int) -> tuple[StepReport, dict[str, float], float]:
+        """The next step, of which there are ``end``: its report, its metrics and its time."""
+        begin = time.perf_counter()
+        self._start_steps(end)
+        report = self._under_way.popleft().wait()
+        seconds = time.perf_counter() - begin
+        metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
+        self.state.step += 1
+        return report, metrics, seconds
 
     def _start_steps(self, end: int) -> None:
         """Let all rollouts before ``end`` begin that may; the first takes the newest weights."""
-        done = self.state.step
+        done, worst = self.state.step, self._worst is not None
         for step in range(done + len(self._under_way), min(done + self.task.ahead + 1, end)):
-            self.groups.watch_memory(self._watches_memory(step))
-            fresh = self._weights_of == done and self.groups.keeps_weights
-            self._under_way.append(
-                self.groups.start_step(
-                    step,
-                    synchronise=not fresh,
-                    draw=lambda: self.task.draw(worst=self._worst is not None),
-                    ended=self.task.rolled_out,
-                )
+            # Not where time counts; without accelerators processes are watched from outside.
+            watched = self._config.on_accelerators if worst else step < self._counts_from
+            self.groups.watch_memory(watched)
+            begun = self.groups.start_step(
+                step,
+                synchronise=not self._has_weights,
+                draw=lambda: self.task.draw(worst=worst),
+                ended=self.task.rolled_out,
             )
+            self._under_way.append(begun)
             self._weights_of = done
 
-    def _watches_memory(self, step: int) -> bool:
-        """Whether the memory of a step is watched: its time must not count."""
-        if self._worst is not None:  # without accelerators processes are watched from outside
-            return self._config.on_accelerators
-        return step < self._counts_from
+    @property
+    def _has_weights(self) -> bool:
+        """Whether those who act have, or will have, the newest weights."""
+        return self._weights_of == self.state.step and self.groups.keeps_weights
 
     def _found_best(self) -> bool:
         """Whether this step's evaluation is the best so far, so that its weights are kept."""
         state = self.state
-        if not state.evaluated_now or not state.score > state.best_score:
+        if not (state.evaluated_now and state.score > state.best_score):
             return False
         state.best_score = state.score
         return self._config.checkpoint.keep_best > 0
 
-    # -- what tasks do with a run -----------------------------------------------------------------
-
     def evaluate(self, purpose: Purpose) -> dict[str, float]:
         """Evaluate with the newest weights; returns what is to be logged, nothing without a set."""
         begin = time.perf_counter()
-        self._synchronise()
+        if not self._has_weights:  # the next rollout would get the same
+            self.groups.sync_weights()
+            self._weights_of = self.state.step
         found = self.task.evaluate(self, purpose)
         if found is None:
             return {}
@@ -196,12 +181,6 @@ class Run:
         if purpose == "periodic":
             self.state.score, self.state.score_step = found.score, self.state.step
         return {**found.metrics, "time/eval": time.perf_counter() - begin}
-
-    def _synchronise(self) -> None:
-        """Bring the newest weights to the rollout workers; the next rollout would get the same."""
-        if self._weights_of != self.state.step or not self.groups.keeps_weights:
-            self.groups.sync_weights()
-            self._weights_of = self.state.step
 
     def restore_best(self) -> int:
         """Give the workers what they held after the best evaluation that is kept; its step."""
@@ -219,56 +198,36 @@ class Run:
         """Draw the learning curve, and say where it is."""
         print(f"learning curve: {write_learning_curve(self.directory.path)}", flush=True)
 
-    def save(self) -> None:
-        """Commit a checkpoint now."""
-        self._save(blocking=True)
-
-    # -- workers and files ----------------------------------------------------------------------
-
     def _open(self, stack: ExitStack) -> None:
         """Open everything that the run writes, then start its workers."""
-        config, directory = self._config, self.directory
-        self._store = stack.enter_context(
-            CheckpointStore(
-                directory.checkpoints, config.checkpoint, config_hash=config_hash(config)
-            )
-        )
-        self._metrics_log = stack.enter_context(
-            MetricsLog(directory.path, config.logger, run_config=to_data(config))
-        )
-        self._timeline = stack.enter_context(
-            TimelineFile(directory.timeline, enabled=config.runner.timeline)
-        )
+        config, directory, enter = self._config, self.directory, stack.enter_context
+        store, hashed = config.checkpoint, config_hash(config)
+        self._store = enter(CheckpointStore(directory.checkpoints, store, config_hash=hashed))
+        log = MetricsLog(directory.path, config.logger, run_config=to_data(config))
+        self._metrics_log = enter(log)
+        self._timeline = enter(TimelineFile(directory.timeline, enabled=config.runner.timeline))
         self.groups = Groups(self.task)
         self.groups.__enter__()
-        stack.push(self._leave_groups)
-
-    def _leave_groups(self, *exception: Any) -> None:
-        """End the workers that there are then; those of the beginning may be gone."""
-        self.groups.__exit__(*exception)
+        # Those that there are then: the ones of the beginning may be gone.
+        stack.push(lambda *exception: self.groups.__exit__(*exception))  # noqa: PLW0108
 
     # -- another placement ----------------------------------------------------------------------
 
     @property
     def _plannable(self) -> bool:
-        """Whether the task says what planning must know."""
         return type(self._config).planning is not PlacedConfig.planning
 
     def _observer(self) -> Callable[[StepReport, float], None]:
         """What sees each step and its time: who seeks a faster placement, or else a profile."""
+        config, path = self._config, self.directory.path
         if not self._plannable:
             return lambda report, seconds: None
         from rlinf.planner.auto import step_observer
 
-        config = self._config
         observer = step_observer(
-            config,
-            self._flow,
-            self.directory.path,
-            step=self.state.step,
-            switch=self._switch,
+            config, self._flow, path, step=self.state.step, switch=self._switch,
             warm_up=self._warm_up,
-        )
+        )  # fmt: skip
 
         def after_step(report: StepReport, seconds: float) -> None:
             if config.auto_plan is None or not self._finished():  # else there is no step to place
@@ -278,24 +237,20 @@ class Run:
 
     def _warm_up(self) -> None:
         """Let the next steps be the first ones of a measurement: their memory counts, not time."""
-        self._counts_from = self.state.step
-        if self._plannable:
-            self._counts_from += warm_up_steps(self._config)
+        warm_up = warm_up_steps(self._config) if self._plannable else 0
+        self._counts_from = self.state.step + warm_up
 
     def _switch(self, config: PlacedConfig) -> float:
         """Go on under another placement, as if nothing had happened; returns the seconds it took.
-
-        Args:
-            config: The same run, placed otherwise.
 
         Raises:
             SwitchFailure: Its workers did not start, or did not take the state; the run goes on
                 under the placement that it had.
         """
         begin = time.perf_counter()
-        tree, before = self._save(blocking=True), self._config
+        tree, before = self.save(), self._config
+        # What workers write themselves is nowhere else.
         if self.groups.writes_parts and self._store.last_committed_step != self.state.step:
-            # What workers write themselves is nowhere else.
             reason = CheckpointError("the run's state did not fit on the disk")
             raise SwitchFailure(reason, time.perf_counter() - begin)
         self.groups.close()
@@ -322,12 +277,11 @@ class Run:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, *, blocking: bool) -> dict[str, Any]:
+    def save(self, *, blocking: bool = True) -> dict[str, Any]:
         """Commit everything that the run needs to continue; returns it.
 
         What workers write into the checkpoint themselves is in its directory alone.
         """
-        begin = time.perf_counter()
         tree: dict[str, Any] = {
             "run": asdict(self.state),
             "task": self.task.state_dict(),
@@ -335,31 +289,21 @@ class Run:
             "workers": self.groups.state(),
             "metrics": self._metrics_log.cursor(),
         }
-        parts = None
-        if self.groups.writes_parts:
-            parts = self._save_parts()
-            if parts is None:
-                return tree
+        written = self.groups.writes_parts
+        parts = self._save_parts() if written else None
+        if written and parts is None:
+            return tree
+        metric = self.state.score if self.state.evaluated_now else None
         self._store.save(
-            self.state.step,
-            tree,
-            parts=parts,
-            meta=self.task.progress(),
-            metric=self.state.score if self.state.evaluated_now else None,
+            self.state.step, tree, parts=parts, meta=self.task.progress(), metric=metric,
             blocking=blocking,
-        )
-        log.debug("checkpoint blocked the run for %.1f ms", 1e3 * (time.perf_counter() - begin))
+        )  # fmt: skip
         return tree
 
     def _save_parts(self) -> Parts | None:
-        """Let workers write their parts of a checkpoint; None where there was no room for them.
-
-        Raises:
-            CheckpointError: They could not write, and the run is not to go on.
-        """
+        """Let workers write their parts of a checkpoint; None where there was no room for them."""
         step = self.state.step
-        directory = self._store.begin(step)
-        if directory is None:
+        if (directory := self._store.begin(step)) is None:
             return None
         try:
             return Parts(directory, self.groups.save_parts(directory))
@@ -387,23 +331,15 @@ class Run:
         self.groups.load_state(tree["workers"], checkpoint)
         self._under_way = deque(self.groups.restore_steps(tree["under_way"]))
 
-    # -- without a run ---------------------------------------------------------------------------
-
     def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
-        """Train some steps of which nothing is kept; what they reported, and their metrics.
+        """Train so many steps, of which nothing is kept; what they reported, and their metrics.
 
-        As many as are asked for, also where the run has fewer. The reports of the first say how
-        much memory was held; those of the others do not, as to watch it takes time.
+        The reports of the first say how much memory was held; to watch it takes time.
         """
         self._warm_up()
         with Groups(self.task) as self.groups:
             for _ in range(steps):
-                begin = time.perf_counter()
-                self._start_steps(max(steps, self.task.steps))
-                report = self._under_way.popleft().wait()
-                seconds = time.perf_counter() - begin
-                metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
-                self.state.step += 1
+                report, metrics, _ = self._train(max(steps, self.task.steps))
                 yield report, metrics
 
     def run_worst_case(self) -> WorstCase:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -13,32 +13,35 @@ from rlinf.workers.config.supervised import FineTuningConfig, SupervisedRunConfi
 
 if TYPE_CHECKING:
     from rlinf.flow.executor import Arguments, StepReport
-    from rlinf.models.language_config import LanguageModelConfig
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedRunConfig)
-INITIAL_MODEL, FINAL_MODEL = "initial_model", "model"
 
 
 @dataclass
 class FitCounts:
-    """What a supervised run counts."""
+    """What a supervised run counts: rows, terms; the last and the smallest loss of a validation,
+    and the validations since then."""
 
     rows: int = 0
     terms: int = 0
     loss: float = math.inf
-    """Of the last validation."""
     best: float = math.inf
-    """Smallest loss of a validation."""
     waited: int = 0
-    """Validations since then."""
+
+    def validated(self, loss: float, min_improvement: float) -> None:
+        """Take note of the loss of a validation."""
+        better = loss < self.best - min_improvement
+        self.loss, self.best = loss, loss if better else self.best
+        self.waited = 0 if better else self.waited + 1
 
 
 class SupervisedTask(Task[ConfigT]):
     """Fits one global batch per step, and ends once the loss on held-out rows falls no more."""
 
     weights = None
+    leaves_best = True
     changeable = ("runner", "cluster", "checkpoint", "logger")
     figures = (
         ("rows", "train/rows", ",.0f"),
@@ -50,7 +53,7 @@ class SupervisedTask(Task[ConfigT]):
 
     def __init__(self, config: ConfigT, directory: Path) -> None:
         super().__init__(config, directory)
-        self.counts = FitCounts()
+        self.counts: FitCounts = FitCounts()
 
     @classmethod
     def step(cls, flow: Flow, config: ConfigT) -> None:
@@ -63,8 +66,8 @@ class SupervisedTask(Task[ConfigT]):
 
     def arguments(self, step: int) -> Arguments:
         """Both are told the number of the step, and the source whether a validation is due."""
-        validate = self.config.validates_after(step)
-        return {"source": {"step": step, "validate": validate}, "actor": {"step": step}}
+        due = self.config.validates_after(step)
+        return {"source": {"step": step, "validate": due}, "actor": {"step": step}}
 
     def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
         """What both returned, and totals of the run."""
@@ -76,14 +79,8 @@ class SupervisedTask(Task[ConfigT]):
         if "actor/tokens" in found:
             found["train/tokens_per_second"] = found["actor/tokens"] / seconds
         if "validation/loss" in found:
-            self._note(found["validation/loss"])
+            counts.validated(found["validation/loss"], self.config.validation.min_improvement)
         return found
-
-    def _note(self, loss: float) -> None:
-        counts, counts.loss = self.counts, loss
-        better = loss < counts.best - self.config.validation.min_improvement
-        counts.waited = 0 if better else counts.waited + 1
-        counts.best = loss if better else counts.best
 
     @property
     def evaluation_interval(self) -> int:
@@ -104,13 +101,11 @@ class SupervisedTask(Task[ConfigT]):
 
     def conclude(self, run: Run) -> None:
         """The best weights, where there was a validation, else the last ones, are left behind."""
-        counts, state = self.counts, run.state
-        print(
-            f"training: {counts.rows} rows, {counts.terms} terms in {state.training_seconds:.1f} s"
-        )
+        counts, seconds = self.counts, run.state.training_seconds
+        print(f"training: {counts.rows} rows, {counts.terms} terms in {seconds:.1f} s")
         if math.isfinite(counts.best):
             step = run.restore_best()
-            print(f"smallest validation loss: {-state.best_score:.4f}, after step {step}")
+            print(f"smallest validation loss: {-run.state.best_score:.4f}, after step {step}")
         self.leave(run)
         run.show_curve()
 
@@ -120,14 +115,6 @@ class SupervisedTask(Task[ConfigT]):
     def progress(self) -> dict[str, Any]:
         """Rows so far."""
         return {"rows": self.counts.rows}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was counted."""
-        return asdict(self.counts)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self.counts = FitCounts(**state)
 
 
 class FineTuning(SupervisedTask[FineTuningConfig]):
@@ -143,22 +130,10 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         super().__init__(config, directory)
         self._model = config.model
         if config.model.architecture is not None:
-            self._model = self._created(directory / INITIAL_MODEL)
+            from rlinf.runners.initial_model import write_initial_model
 
-    def _created(self, directory: Path) -> LanguageModelConfig:
-        """A model with random weights; without a tokenizer one is trained on the task's texts."""
-        from rlinf.data.tokenizer import train_tokenizer
-        from rlinf.models.language import load_tokenizer
-        from rlinf.runners.initial_model import write_initial_model
-
-        model, data = self.config.model, self.config.data
-
-        def tokenizer(unfinished: Path) -> Any:
-            if model.path is not None:
-                return load_tokenizer(model)
-            return train_tokenizer(data.texts(), unfinished)
-
-        return write_initial_model(model, directory, seed=self.config.seed, tokenizer=tokenizer)
+            texts = None if config.model.path else config.data.texts
+            self._model = write_initial_model(config.model, directory, config.seed, texts=texts)
 
     def context(self, *, trains: bool) -> WorkerContext:
         """With the model that the run begins with."""
@@ -166,6 +141,6 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
 
     def leave(self, run: Run) -> None:
         """The model, as other programs read it."""
-        path = self.directory / FINAL_MODEL
-        run.groups["actor"].save_model(path).wait()
+        path = self.directory / "model"
+        run.groups.save_model(path)
         print(f"model: {path}", flush=True)

@@ -1,14 +1,13 @@
 """What a task is: the training step of one kind of run, and where all of them are found.
 
-The modules of tasks import no torch, so that a recipe is checked in an instant; worker classes are
-named, and imported when they are launched.
+The modules of tasks import no torch: worker classes are named, and imported when launched.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -33,13 +32,7 @@ Purpose = Literal["periodic", "held_out"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation of a run showed.
-
-    Args:
-        metrics: What is logged.
-        score: The figure by which the best checkpoint is kept; higher is better.
-        text: The result in words.
-    """
+    """What an evaluation showed: what is logged, by what the best is kept (higher), in words."""
 
     metrics: Mapping[str, float]
     score: float
@@ -54,10 +47,6 @@ class Task(ABC, Generic[ConfigT]):
 
     A subclass gives `config_class`, `groups`, `step`, `steps` and `metrics`; everything else has a
     default. An object belongs to one run: it holds what the run draws from and counts.
-
-    Args:
-        config: The run's configuration.
-        directory: Of the run.
     """
 
     config_class: ClassVar[type[PlacedConfig]]
@@ -74,6 +63,9 @@ class Task(ABC, Generic[ConfigT]):
     """Components that ``rlinf eval`` starts; None: all."""
     trains: ClassVar[bool] = True
     """Whether there is something to train; otherwise `evaluate_alone` is all that the task does."""
+    leaves_best: ClassVar[bool] = False
+    """Whether what a run leaves behind, and ``rlinf eval`` takes, are the best weights, where any
+    were evaluated, and not the newest ones."""
     changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
     """Keys, or sections, that may change when a run is resumed: those that do not decide what was
     trained so far."""
@@ -83,6 +75,7 @@ class Task(ABC, Generic[ConfigT]):
     def __init__(self, config: ConfigT, directory: Path) -> None:
         self.config = config
         self.directory = directory
+        self.counts: Any = None  # a dataclass of what the task counts, or none
         self.evaluator: Evaluator[Any, Any] | None = None
 
     # -- the step -------------------------------------------------------------------------------
@@ -130,11 +123,8 @@ class Task(ABC, Generic[ConfigT]):
         return {}
 
     def draw(self, *, worst: bool = False) -> Arguments:
-        """Further arguments, drawn when the rollout of the step before has ended.
-
-        Args:
-            worst: Whether the step is to need as much memory as any can.
-        """
+        """Further arguments, drawn when the rollout of the step before has ended; with ``worst``
+        those with which a step needs as much memory as any can."""
         del worst
         return {}
 
@@ -142,13 +132,7 @@ class Task(ABC, Generic[ConfigT]):
         """Take note of what the rollout of a step reported when it ended."""
 
     def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
-        """Metrics of a step, from what the workers returned.
-
-        Args:
-            report: Of the step.
-            step: Steps that were done before.
-            seconds: What it took.
-        """
+        """Metrics of a step that took so many seconds, from what the workers returned."""
         del step, seconds
         found = {f"time/{name}": report.seconds(name) for name in report.stages}
         for name in report.stages:
@@ -159,11 +143,7 @@ class Task(ABC, Generic[ConfigT]):
     # -- workers --------------------------------------------------------------------------------
 
     def context(self, *, trains: bool) -> WorkerContext:
-        """What workers are told beside the config.
-
-        Args:
-            trains: Whether there is a trainer.
-        """
+        """What workers are told beside the config."""
         from rlinf.workers.context import WorkerContext
 
         return WorkerContext(self.directory, trains=trains)
@@ -179,12 +159,7 @@ class Task(ABC, Generic[ConfigT]):
         return 0
 
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
-        """Evaluate the newest weights, which the workers have; None: there is nothing to.
-
-        Args:
-            run: The run.
-            purpose: Whether training goes on by what is found, or it is what is reported at last.
-        """
+        """Evaluate the newest weights, which the workers have; None: there is nothing to."""
         if self.evaluator is None:
             return None
         name, directory = f"{self.directory.name} step {run.state.step}", run.directory.evaluations
@@ -218,10 +193,11 @@ class Task(ABC, Generic[ConfigT]):
 
     def state_dict(self) -> dict[str, Any]:
         """What was counted and drawn, for a checkpoint."""
-        return {}
+        return {} if self.counts is None else asdict(self.counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
+        self.counts = None if self.counts is None else type(self.counts)(**state)
 
 
 @dataclass

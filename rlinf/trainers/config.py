@@ -154,6 +154,8 @@ class RowTrainerConfig(ActionTrainerConfig):
     type: Literal["plain", "fsdp"] = "plain"
     """How ranks hold the modules: whole on each, with gradients summed in an order that does not
     depend on their number; or divided over them by FSDP2, which needs processes of their own."""
+    global_batch_size: int = Field(ge=1)
+    """Rows of one optimizer step, over all data-parallel ranks."""
 
     @model_validator(mode="after")
     def _check_reshard(self) -> Self:
@@ -352,7 +354,7 @@ class SupervisedConfig(StrictModel):
     steps: int = Field(ge=1)
     """Optimizer steps."""
     batch_size: int = Field(default=256, ge=1)
-    """Sequences of one optimizer step, over all ranks."""
+    """Sequences of one optimizer step."""
     optim: OptimizerConfig = OptimizerConfig(lr=1e-3, max_grad_norm=1.0)
     """Optimizer."""
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()

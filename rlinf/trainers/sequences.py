@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,18 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm
-from rlinf.algorithms.supervised import Supervised
 from rlinf.models.adapters import inject_adapters
-from rlinf.scheduler.process import own_device
 from rlinf.trainers.config import (
     CriticTrainerConfig,
-    FSDPTrainerConfig,
-    LanguageTrainerConfig,
     PolicyTrainerConfig,
     SequenceConfig,
-    SupervisedConfig,
 )
 from rlinf.trainers.export import save_adapter, save_model
 from rlinf.trainers.modules import CRITIC, POLICY
 from rlinf.trainers.packing import Sequences
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.scoring import ScoringModel, TokenScorer, ValueScorer
-from rlinf.trainers.trained import PlainModule
-from rlinf.trainers.trainer import Trainer, row_order
+from rlinf.trainers.trainer import Trainer
 
 Tokens = Sequence[int] | np.ndarray
 Example = tuple[Tokens, Tokens]
@@ -128,46 +122,6 @@ def text_batch(
         mask[row, : len(wanted)] *= torch.tensor(wanted)
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(attended)}
     return Batch.of(inputs=inputs, mask=mask)
-
-
-def fine_tune(
-    model: Any,
-    texts: Batch,
-    config: SupervisedConfig,
-    *,
-    seed: int,
-    compute: LanguageTrainerConfig | None = None,
-) -> Iterator[dict[str, float]]:
-    """Teach a causal language model texts on this process alone, and give the metrics of each step.
-
-    The texts are passed over again and again, each time in another order; a remainder smaller than
-    a batch is left out of a pass. At the end the model has float32 weights in memory of their own,
-    on the device of this process. Of ``compute`` the optimizer is not looked at.
-    """
-    changed = {
-        "optim": config.optim,
-        "lr_sched": config.lr_sched,
-        "max_skipped_updates": config.max_skipped_updates,
-        "lora": None,
-    }
-    trainer = policy_trainer(
-        model,
-        Supervised(),
-        (compute or FSDPTrainerConfig()).model_copy(update=changed),
-        ranks=Ranks(device=own_device()),
-        total_steps=config.steps,
-        seed=seed,
-        section="warm_start",
-    )
-    size = min(config.batch_size, len(texts))
-    per_pass = len(texts) // size
-    for step in range(config.steps):
-        epoch, number = divmod(step, per_pass)
-        order = row_order(len(texts), seed=seed, step=0, epoch=epoch)
-        yield trainer.train([texts.select(order[number * size : (number + 1) * size])], step)
-    held = trainer.modules.held[POLICY]
-    assert isinstance(held, PlainModule)
-    held.release_parameters()
 
 
 def save_pretrained(trainer: Trainer, directory: Path) -> None:

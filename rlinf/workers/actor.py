@@ -14,7 +14,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
-from rlinf.workers.config.acting import LearningConfig
+from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker
 
@@ -22,18 +22,13 @@ from rlinf.workers.training_ranks import TrainingWorker
 class ActorWorker(TrainingWorker):
     """One data-parallel rank of the trainer."""
 
-    def __init__(self, config: LearningConfig, context: WorkerContext) -> None:
+    def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
         self._weights: WeightSender[Any] | None = None
 
     def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters.
-
-        Args:
-            env_spec: What the policy sees and does.
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Build policy and trainer; returns the number of parameters."""
         config = self._config
         algorithm = config.algorithm.build(group_size=config.group_size)
         modules = algorithm.modules(config.model, env_spec, seed=config.seed)
@@ -66,12 +61,7 @@ class ActorWorker(TrainingWorker):
     def train(
         self, trajectories: InputStream, *, step: int
     ) -> Generator[Emit, None, dict[str, float]]:
-        """Stage: train on the trajectories of one rollout; returns the phase's metrics.
-
-        Args:
-            trajectories: Stream of :class:`Trajectory`, one per sub-batch of environments.
-            step: Number of the training phase.
-        """
+        """Stage: train on the trajectories of one rollout; returns the phase's metrics."""
         parts: list[Trajectory] = [item.payload for item in trajectories]
         yield from ()  # a stage is a generator, also one that yields nothing
         return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
@@ -83,10 +73,6 @@ class ActorWorker(TrainingWorker):
 
         Statistics of observations are taken afterwards, so that those who act and the trainer
         compute with equal ones.
-
-        Args:
-            batches: Stream of :class:`Batch`, each an optimizer step of every loss.
-            step: Number of the training phase.
         """
         yield from ()
         trained: list[Batch] = []

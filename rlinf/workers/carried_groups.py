@@ -16,7 +16,7 @@ from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest
-from rlinf.workers.config.partial_rollout import PartialRolloutConfig
+from rlinf.workers.config.answering import PartialRolloutConfig
 from rlinf.workers.group_book import Drawn, GenerationReport, GroupBook, OpenGroup
 
 
@@ -27,13 +27,6 @@ class CarryBook(GroupBook):
     as many are complete as there are slots to fill, so that the speed of the reward changes
     nothing. Every group that was begun is in the book until it has a slot, so that none is lost or
     trained on twice.
-
-    Args:
-        config: How much is generated at once, and in which order.
-        group_size: G.
-        sampling: How tokens are drawn.
-        seeds: See :class:`GroupBook`.
-        worth: Likewise.
     """
 
     def __init__(
@@ -59,14 +52,7 @@ class CarryBook(GroupBook):
     def begin(
         self, step: int, slots: range, prompts: Sequence[Drawn], spares: Iterable[Drawn] = ()
     ) -> list[GenerationRequest]:
-        """The requests to begin a step with, while the engine has none.
-
-        Args:
-            step: Number of the training phase that the slots are for.
-            slots: What is to be filled.
-            prompts: New prompts.
-            spares: Prompts that take the places of groups that are not worth training on.
-        """
+        """The requests to fill the slots of a step with, while the engine has none."""
         self.report = GenerationReport(begun=len(prompts))
         self._own, self._slots, self._spares = slots, deque(slots), deque(spares)
         self._forget_old(step)
@@ -172,13 +158,7 @@ class CarryBook(GroupBook):
         }
 
     def load_state(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
-        """Take this worker's share of what the workers of a run had.
-
-        Args:
-            states: :meth:`state` of each.
-            rank: This worker.
-            ranks: Workers there are now.
-        """
+        """Take this worker's share of what the workers of a run had, who may have been others."""
         records = (OpenGroup, PromptGroup, Completion, Score)
         if len(states) == ranks:
             states, rank, ranks = [states[rank]], 0, 1

@@ -16,12 +16,10 @@ class WorkerContext:
 
     Args:
         directory: Of the run.
-        model: The language model that every worker loads, where it is not that of the config: one
-            that the run created.
+        model: What every worker loads, where the run created a model.
         trains: Whether there is a trainer; False: the workers evaluate alone.
-        training_hook: What lets the number of ranks of an actor change inside a step: makes a
-            :class:`~rlinf.workers.global_batches.TrainingHook` from the arguments of
-            :class:`~rlinf.trainers.ranks.Ranks`. None: nothing does.
+        training_hook: Makes a :class:`~rlinf.workers.global_batches.TrainingHook` from arguments
+            of :class:`~rlinf.trainers.ranks.Ranks`; None: ranks do not change inside a step.
     """
 
     directory: Path

@@ -26,11 +26,7 @@ class CriticWorker(TrainingWorker):
         self._algorithm = config.algorithm.build()
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
-        """Build the value network; returns the number of parameters.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Build the value network; returns the number of parameters."""
         config, critic = self._config, self._config.critic
         source = self._context.model or config.model
         if critic is None:
@@ -54,12 +50,7 @@ class CriticWorker(TrainingWorker):
         return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
 
     def train(self, groups: InputStream, *, step: int) -> Generator[Emit, None, dict[str, float]]:
-        """Stage: hand the batch with its advantages on, then train; returns the phase's metrics.
-
-        Args:
-            groups: See :func:`~rlinf.workers.training_ranks.read_batch`.
-            step: Number of the training phase, and so of the weights that it begins with.
-        """
+        """Stage: hand the batch with its advantages on, then train; returns the phase's metrics."""
         batch = read_batch(groups, pad_id=padding_token(self._tokenizer), version=step)
         begin = time.perf_counter()
         batch, metrics = self._algorithm.prepare(replace(batch, values=self._trainer.values(batch)))

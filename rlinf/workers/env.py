@@ -43,12 +43,7 @@ class RolloutReport:
 
 @dataclass
 class EvaluationReport:
-    """What happened in one worker's share of an evaluation.
-
-    Args:
-        episodes: Records of the episodes that ended.
-        frames: Pictures [H, W, 3] of each environment, by chunk step, where they were asked for.
-    """
+    """Episodes that ended in an evaluation; pictures [H, W, 3] by environment and chunk step."""
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
     frames: list[list[np.ndarray]] = field(default_factory=list)
@@ -150,8 +145,7 @@ class EnvWorker(StageWorker):
 
         Args:
             actions: Stream of :class:`PolicyBatch`.
-            episodes: (episode id, reset seed) of the whole evaluation, walked once over all
-                evaluation environments.
+            episodes: (episode id, reset seed) of the whole evaluation, over all its environments.
             frames: Environments of the whole evaluation to take pictures of, from the first on.
         """
         env = self._evaluation_env(episodes)
@@ -258,19 +252,13 @@ class EnvWorker(StageWorker):
     # -- state ----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Simulator states, episode counters and the observations that wait for an answer.
-
-        Without training environments there is nothing to go on from.
-        """
+        """Simulator states, episode counters and the observations that wait for an answer."""
         if not self._context.trains:
             return {}
         return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
-        """Continue from the :meth:`state` of every rank, which may have been another number.
-
-        Every environment goes on where it was.
-        """
+        """Continue from the :meth:`state` of every rank, which may have been another number."""
         if not self._context.trains:
             return
         envs = reshard([state["envs"] for state in states], self._world_size)

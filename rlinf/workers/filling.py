@@ -37,11 +37,7 @@ class RolloutHook(Protocol):
         """Called after each step of the engine that had something to do."""
 
     def tell(self, bounds: Mapping[int, int]) -> None:
-        """Called where progress is reported.
-
-        Args:
-            bounds: See :meth:`SlotBook.bounds`.
-        """
+        """Called with :meth:`SlotBook.bounds` where progress is reported."""
 
     def exchange(self) -> Iterator[Emit]:
         """Take requests away, or bring some."""
@@ -63,27 +59,12 @@ class DeviceSharing(Protocol):
         rank: int,
         release: Callable[[], None],
     ) -> RolloutHook:
-        """Get this worker's device; returns what acts in the step.
-
-        Args:
-            former: Of the step before, on this worker.
-            engine: Generates.
-            book: The groups, none of them begun.
-            step: Number of the training step.
-            rank: Of the worker.
-            release: Frees the device.
-        """
+        """Get this worker's device; returns what acts in the step. ``former`` did in the one
+        before."""
 
 
 class Filling:
-    """Generates the groups of one step until every slot has a scored one.
-
-    Args:
-        book: The groups.
-        engine: Has no requests, before and after.
-        hook: May take requests away and bring some; None: nobody does.
-        tells_progress: Whether it is told how long unfinished answers are already.
-    """
+    """Generates the groups of one step, in an idle engine, until every slot has a scored one."""
 
     def __init__(
         self,
@@ -99,12 +80,7 @@ class Filling:
     def run(
         self, requests: Iterable[GenerationRequest], scored: InputStream
     ) -> Generator[Emit, None, None]:
-        """Complete groups on the edge ``completions``; on ``groups`` those that fill a slot.
-
-        Args:
-            requests: What is generated first.
-            scored: Stream of scored groups.
-        """
+        """Complete groups on the edge ``completions``; on ``groups`` those that fill a slot."""
         book, engine, hook = self._book, self._engine, self._hook
         self._submit(requests)
         yield from self._filled()

@@ -10,24 +10,25 @@ from typing import Any, cast
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import ConfigError, in_section
-from rlinf.flow.stage_worker import StageWorker
+from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_language_model
+from rlinf.models.language import save_language_model
 from rlinf.models.policy import Policy
 from rlinf.trainers.modules import POLICY
-from rlinf.trainers.sequences import policy_trainer, save_pretrained
+from rlinf.trainers.scoring import TokenScorer
+from rlinf.trainers.sequences import policy_trainer
+from rlinf.trainers.trained import PlainModule
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.actor import ActorWorker
+from rlinf.workers.config.answering import WarmStartConfig
 from rlinf.workers.config.supervised import BehaviourCloningConfig, FineTuningConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.training_ranks import TrainingWorker
+from rlinf.workers.training_ranks import LanguageWorker, TrainingWorker
 
 
-class FitStage(StageWorker):
+class FitStage(TrainingWorker):
     """What fits: one global batch per step, and the loss on what validates."""
 
-    _trainer: Trainer
     _algorithm: Supervised
 
     def fit(
@@ -35,11 +36,7 @@ class FitStage(StageWorker):
     ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on the global batch of a step; returns its metrics.
 
-        Args:
-            batches: One :class:`~rlinf.algorithms.batch.Batch`.
-            held_out: Batches that are not trained on, of which the loss is computed afterwards;
-                most steps have none.
-            step: Number of the step, from 0.
+        Of ``held_out`` batches, which most steps have none of, the loss is computed afterwards.
         """
         batch: Batch = next(batches).payload
         metrics = self._trainer.train([batch], step)
@@ -51,7 +48,7 @@ class FitStage(StageWorker):
             seen: Batch = item.payload
             errors += self._row_errors(seen)
             terms += float((seen.mask > 0).sum())
-        metrics["train/loss"] = metrics["actor/loss"]
+        metrics["train/loss"] = metrics[f"{self.section}/loss"]
         metrics["train/terms"] = float((batch.mask > 0).sum())
         if terms:
             # The exact sum: in which batches the rows came changes nothing.
@@ -107,12 +104,10 @@ class CloningWorker(FitStage, ActorWorker):
         return {"parameters": sum(parameter.numel() for parameter in policy.parameters())}
 
 
-class FineTuningWorker(FitStage, TrainingWorker):
+class FineTuningWorker(FitStage, LanguageWorker):
     """One rank that trains a language model on texts."""
 
-    def __init__(self, config: FineTuningConfig, context: WorkerContext) -> None:
-        super().__init__()
-        self._config, self._context = config, context
+    _config: FineTuningConfig | WarmStartConfig
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the trainer; returns the number of parameters.
@@ -120,25 +115,31 @@ class FineTuningWorker(FitStage, TrainingWorker):
         Args:
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
         """
-        config = self._config
-        with in_section("model"):
-            source = self._context.model or config.model
-            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        config, model = self._config, self._build_model()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self._algorithm = Supervised()
         self._trainer = policy_trainer(
             model,
             self._algorithm,
-            cast(Any, config.actor),
-            ranks=cast(Any, self._meet(rendezvous)),
+            config.actor,
+            ranks=self._meet(rendezvous),
             total_steps=config.training_steps,
             seed=config.seed,
+            section=self.section,
             failure_directory=self._context.failures,
         )
         return {"parameters": parameters}
 
-    def save_model(self, directory: Path) -> None:
-        """Write model and tokenizer in the format of transformers."""
-        save_pretrained(self._trainer, directory)
-        if self._rank == 0:
-            self._tokenizer.save_pretrained(directory)
+
+class WarmStartWorker(FineTuningWorker):
+    """The one rank that teaches a model before the first step of a run."""
+
+    section = "warm_start"
+
+    def _write(self, directory: Path) -> None:
+        """In float32, whatever number format it was trained in."""
+        held = self._trainer.modules.held[POLICY]
+        assert isinstance(held, PlainModule)
+        held.release_parameters()
+        assert isinstance(held.module, TokenScorer)
+        save_language_model(held.module.model, directory, tokenizer=self._tokenizer)

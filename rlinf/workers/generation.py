@@ -48,11 +48,8 @@ class GenerationWorker(StageWorker):
         self._engine: Engine
         self._weights: WeightReceiver[Any] | None = None
         self._released = False
-        if context.trains:
-            self._prepare_training(config)
-
-    def _prepare_training(self, config: AnsweringConfig) -> None:
-        """What no evaluation needs, whose config may say nothing of it."""
+        if not context.trains:
+            return  # the config of an evaluation may say nothing of what follows
         rollout = config.rollout
         self._algorithm = config.algorithm.build()
         self._hook: RolloutHook | None = None
@@ -71,15 +68,10 @@ class GenerationWorker(StageWorker):
                 model, tokenizer = build_language_model(source, seed=config.seed)
             else:
                 model, tokenizer = None, load_tokenizer(source)
-        self._engine = engine.build(
-            ModelSource(
-                path=source.path,
-                module=model,
-                shared=False,
-                tokenizer=tokenizer,
-                dtype=source.dtype,
-            )
+        found = ModelSource(
+            path=source.path, module=model, shared=False, tokenizer=tokenizer, dtype=source.dtype
         )
+        self._engine = engine.build(found)
         if not self._context.trains:
             return
         agent = config.rollout.agent
@@ -137,13 +129,12 @@ class GenerationWorker(StageWorker):
         Args:
             scored: Stream of scored :class:`~rlinf.data.sequences.PromptGroup`.
             step: Number of the training phase that the groups are for.
-            slots: Slots of the step; this worker fills its share.
-            prompts: Prompts to begin with, of which this worker takes its share: one for each slot,
-                or, where groups are carried from step to step, as many as are lacking.
-            spares: Prompts to draw again from: attempt a of slot s, both from 0, has number
-                a · ``slots`` + s, so that neither the speed of the reward nor the number of workers
-                changes a group. Where groups have no slots yet, a worker takes its share one by
-                one.
+            slots: Of the step; this worker fills its share.
+            prompts: To begin with, of which this worker takes its share: one for each slot, or,
+                where groups are carried from step to step, as many as are lacking.
+            spares: To draw again from: attempt a of slot s, both from 0, has number a · ``slots``
+                + s, so that neither the speed of the reward nor the number of workers changes a
+                group. Where groups have no slots yet, a worker takes its share one by one.
             shared: How devices are shared with the trainer inside the step; None: they are not.
         """
         book: GroupBook
@@ -181,11 +172,7 @@ class GenerationWorker(StageWorker):
     ) -> Generator[Emit, None, GenerationReport]:
         """Stage: answer prompts for an evaluation; the report holds the scored groups.
 
-        Args:
-            scored: Stream of scored groups.
-            prompts: Prompts of all slots, no two of them of one draw; this worker takes its share.
-            seeds: Of the completions of each slot, equally many.
-            sampling: How tokens are drawn.
+        No two prompts are of one draw; ``seeds`` are those of the completions of each.
         """
         mine = {slot: prompts[slot] for slot in self._slots(len(prompts))}
         by_draw = {draw: seeds[slot] for slot, (draw, _) in mine.items()}

@@ -43,8 +43,7 @@ class GlobalBatches:
         stream: Groups, the source of each its slot, and :class:`LengthBounds` of those to come.
         slots: Groups of the step.
         size: Groups of a global batch.
-        by_length: Whether those with the shortest longest answers come first, and not those with
-            the first slots.
+        by_length: Whether those with the shortest longest answers come first, or the first slots.
     """
 
     def __init__(self, stream: InputStream, *, slots: int, size: int, by_length: bool) -> None:
@@ -114,16 +113,9 @@ class TrainingHook(Protocol):
         step: int,
         shared: Any,
     ) -> dict[str, Any] | None:
-        """Train on the batches of a phase, each with some ranks; returns the phase's metrics.
+        """Train on the batches of a phase, each with some ranks; rank 0 returns its metrics.
 
-        Args:
-            batches: As they become known.
-            prepare: From groups to a batch with everything that the loss needs.
-            step: Number of the phase.
-            shared: How devices are shared in it.
-
-        Returns:
-            Of rank 0; None on the others.
+        ``prepare`` makes of groups a batch with everything that the loss needs.
         """
 
     def close(self) -> None:

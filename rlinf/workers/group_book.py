@@ -38,8 +38,7 @@ class GenerationReport:
         dropped_tokens: Tokens of these.
         engine_restarts: How often the engine's process was started anew in the run so far.
         moved: Completions that went on at another worker.
-        spares: Draws of the spare prompts that took the places of groups that were not worth
-            training on: one for each.
+        spares: Draws of the prompts that took the places of groups not worth training on.
         choices: What was decided about devices, as plain data.
         groups: The scored groups in the order of their slots, where they were asked for.
     """
@@ -100,13 +99,7 @@ class OpenGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class MovingGroup:
-    """A group on its way to another worker.
-
-    Args:
-        slot: Its slot.
-        group: What there is of it.
-        caches: Of its interrupted completions, from an engine that gives them along; else None.
-    """
+    """A group on its way to another worker, and caches of its completions from some engines."""
 
     slot: int
     group: OpenGroup
@@ -114,16 +107,13 @@ class MovingGroup:
 
 
 class GroupBook(ABC):
-    """Groups from their prompt to a slot.
+    """Groups from their prompt to a slot; ``report`` is of the present step.
 
     Args:
         group_size: G.
         sampling: How tokens are drawn.
         seeds: From a draw to the seeds of its G completions.
         worth: Whether a scored group is worth training on.
-
-    Attributes:
-        report: Of the present step.
     """
 
     def __init__(
@@ -154,11 +144,7 @@ class GroupBook(ABC):
         """Whether scores are looked at now."""
 
     def waits(self, *, idle: bool) -> bool:
-        """Whether scores are waited for before the next step of the engine.
-
-        Args:
-            idle: Whether the engine has nothing to do.
-        """
+        """Whether scores are waited for before the next step of the engine."""
         return idle
 
     @abstractmethod
@@ -221,12 +207,7 @@ class GroupBook(ABC):
     def _requests(
         self, groups: Iterable[OpenGroup], caches: Mapping[int, KeptCache | None] | None = None
     ) -> list[GenerationRequest]:
-        """What is missing of some groups.
-
-        Args:
-            groups: The groups.
-            caches: With which completions go on, by the number of the request.
-        """
+        """What is missing of some groups, which may go on with caches, by number of the request."""
         found = []
         for group in groups:
             seeds = self._seeds(group.draw)
@@ -272,12 +253,9 @@ class SlotBook(GroupBook):
     def begin(
         self, prompts: Mapping[int, Drawn], spares: Mapping[int, Iterable[Drawn]] | None = None
     ) -> list[GenerationRequest]:
-        """The requests to begin with.
+        """The requests to begin with, of a prompt for each slot.
 
-        Args:
-            prompts: Of each slot.
-            spares: Prompts of each slot to draw again from. A slot has its own, as which group is
-                scored first depends on who is faster.
+        A slot has its own spares, as which group is scored first depends on who is faster.
         """
         self._slots = {draw: slot for slot, (draw, _) in prompts.items()}
         self._spares = {slot: deque(found) for slot, found in (spares or {}).items()}
@@ -322,11 +300,7 @@ class SlotBook(GroupBook):
     # -- groups that change their worker --------------------------------------------------------
 
     def give(self, interrupted: Iterable[FinishedCompletion]) -> list[MovingGroup]:
-        """The groups of these completions, which are generated elsewhere from now on.
-
-        Args:
-            interrupted: Everything that the engine had not ended.
-        """
+        """The groups of all that the engine had not ended; they are generated elsewhere now."""
         caches = {}
         for item in interrupted:
             self._note(item)
@@ -362,11 +336,8 @@ class SlotBook(GroupBook):
         return self._requests([group], dict(enumerate(moving.caches, first)))
 
     def bounds(self, running: Mapping[int, int]) -> dict[int, int]:
-        """What the longest answer of each group that is generated here has at least, by slot.
-
-        Args:
-            running: Tokens of each unfinished request, by its number.
-        """
+        """What the longest answer of each group that is generated here has at least, by slot, from
+        the tokens of each unfinished request, by its number."""
         found = {}
         for draw, group in self._open.items():
             if draw in self._away or not group.unfinished:

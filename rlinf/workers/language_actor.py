@@ -5,50 +5,40 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.sequences import PromptGroup
-from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_language_model, padding_token
-from rlinf.scheduler.services.files import WrittenFiles, place_for
+from rlinf.models.language import padding_token
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained
 from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
-    TrainingWorker,
+    LanguageWorker,
     read_batch,
     token_batch,
     without_old_tokens,
 )
 
 
-class LanguageActorWorker(TrainingWorker):
+class LanguageActorWorker(LanguageWorker):
     """One rank of the trainer of a language model."""
 
+    _config: AnsweringConfig
+
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
-        super().__init__()
-        self._config, self._context = config, context
+        super().__init__(config, context)
         self._algorithm = config.algorithm.build()
         self._weights: WeightSender[Any] | None = None
         self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
-        """Build the trainer; returns the number of parameters.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Build the trainer; returns the number of parameters."""
         config, failures = self._config, self._context.failures
-        hook = self._context.training_hook
-        source = self._context.model or config.model
-        with in_section("model"):
-            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        hook, model = self._context.training_hook, self._build_model()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if hook is not None:
             self._hook = self._joined(hook, rendezvous)
@@ -70,12 +60,7 @@ class LanguageActorWorker(TrainingWorker):
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
-        """Stage: hand the batch of all slots on, with the log-probs that the algorithm needs.
-
-        Args:
-            groups: Stream of :class:`~rlinf.data.sequences.PromptGroup`; the source of an item is
-                the slot of its group.
-        """
+        """Stage: hand the batch of all slots on, with the log-probs that the algorithm needs."""
         batch = self._trainer.with_log_probs(self._read(groups))
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
@@ -85,10 +70,8 @@ class LanguageActorWorker(TrainingWorker):
     ) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: train on the scored groups of all slots; returns the phase's metrics.
 
-        Args:
-            groups: The same stream, or one batch that a critic gave its advantages.
-            step: Number of the training phase.
-            shared: How devices are shared with the rollout inside the step; None: they are not.
+        The stream may be one batch, to which a critic gave advantages; ``shared`` says how devices
+        are shared with the rollout inside the step.
         """
         yield from ()  # a stage is a generator, also one that yields nothing
         if self._trains_parts:
@@ -167,17 +150,6 @@ class LanguageActorWorker(TrainingWorker):
             # Takes part in gathering, and keeps none: they would be the whole model.
             deque(weights, maxlen=0)
         return self._trainer.version
-
-    def save_model(self, directory: Path) -> WrittenFiles | None:
-        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
-        if not self._has_model:
-            return None
-        place = place_for(directory)
-        save_pretrained(self._trainer, place)
-        if self._rank > 0:
-            return None
-        self._tokenizer.save_pretrained(place)
-        return WrittenFiles.at(place)
 
     @property
     def _has_model(self) -> bool:

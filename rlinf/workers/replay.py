@@ -32,12 +32,7 @@ class ReplayWorker(StageWorker):
     def sample(
         self, trajectories: InputStream, *, step: int
     ) -> Generator[Emit, None, dict[str, float]]:
-        """Stage: take a rollout in, then yield the global batches of one training phase.
-
-        Args:
-            trajectories: Stream of :class:`Trajectory`, one per sub-batch of environments.
-            step: Number of the rollout.
-        """
+        """Stage: take a rollout in, then yield the global batches of one training phase."""
         config = self._config
         parts: list[Trajectory] = [item.payload for item in trajectories]
         rows, metrics = self._algorithm.prepare(concatenate(parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.errors import in_section
@@ -12,19 +13,14 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream, Item
 from rlinf.models.language import load_tokenizer
 from rlinf.rewards.pool import RewardPool
-from rlinf.rewards.protocol import RewardInput, RewardOutput
+from rlinf.rewards.protocol import RewardInput
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 
 
 @dataclass
 class RewardReport:
-    """What one worker scored.
-
-    Args:
-        faults: How often what went wrong.
-        values: What each function returned for the valid completions, by its name.
-    """
+    """How often what went wrong, and what each function returned for the valid completions."""
 
     faults: dict[str, int] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -48,11 +44,7 @@ class RewardWorker(StageWorker):
         self._pool = RewardPool(self._reward)
 
     def score(self, completions: InputStream) -> Generator[Emit, None, RewardReport]:
-        """Stage: score groups as they come; returns a :class:`RewardReport`.
-
-        Args:
-            completions: Stream of :class:`~rlinf.data.sequences.PromptGroup`.
-        """
+        """Stage: score groups as they come; returns a :class:`RewardReport`."""
         if self._pool is None:
             raise RuntimeError("the worker was not started")
         report = RewardReport(values={name: [] for name in self._reward.functions})
@@ -72,7 +64,11 @@ class RewardWorker(StageWorker):
         inputs = [sample for group in groups for sample in self._inputs(group)]
         outputs = iter(pool.score(inputs))
         for item, group in zip(items, groups, strict=True):
-            scores = tuple(_score(next(outputs)) for _ in group.completions)
+            found = islice(outputs, len(group.completions))
+            scores = tuple(
+                Score(reward=each.reward, parts=each.parts, valid=each.valid, reason=each.reason)
+                for each in found
+            )
             for score in (score for score in scores if score.valid):
                 for name, value in score.parts.items():
                     report.values[name].append(value)
@@ -100,7 +96,3 @@ class RewardWorker(StageWorker):
         """End the processes."""
         if self._pool is not None:
             self._pool.close()
-
-
-def _score(output: RewardOutput) -> Score:
-    return Score(reward=output.reward, parts=output.parts, valid=output.valid, reason=output.reason)

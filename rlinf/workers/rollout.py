@@ -62,11 +62,7 @@ class RolloutWorker(StageWorker):
             self._weights.close()
 
     def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Take weights from a checkpoint, where there is no actor to send them.
-
-        Raises:
-            CheckpointError: The weights are of another model.
-        """
+        """Take weights from a checkpoint, where there is no actor to send them."""
         check_compatible(self._policy.state_dict(), weights)
         self._policy.load_state_dict(weights)
         self._version = version
@@ -76,10 +72,7 @@ class RolloutWorker(StageWorker):
     ) -> Iterator[Emit]:
         """Stage: answer every observation batch of one rollout.
 
-        Args:
-            observations: Stream of :class:`ObservationBatch`.
-            step: Number of the rollout; it chooses the exploration noise.
-            deterministic: Whether to take the most likely action, for evaluation.
+        ``step`` chooses the exploration noise; with ``deterministic`` there is none.
         """
         memories: dict[int, _Memory] = {}
         noise = _Noise(self._config, self._policy, step)
@@ -144,10 +137,8 @@ class RolloutWorker(StageWorker):
 
     @torch.inference_mode()
     def _value_while_waiting(self, observations: InputStream, memories: dict[int, _Memory]) -> None:
-        """Values of what was seen, as long as no environment waits for an answer.
-
-        Each is computed by itself, then or at the end: the result does not depend on the time.
-        """
+        """Values of what was seen, as long as no environment waits for an answer; each is computed
+        by itself, then or at the end, so that the result does not depend on the time."""
         while not observations.ready():
             memory = max(memories.values(), key=lambda each: len(each.unvalued), default=None)
             if memory is None or not memory.unvalued:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
 from rlinf.data.demonstrations import Demonstrations
 from rlinf.data.prompts.loader import Draws
@@ -19,6 +20,8 @@ from rlinf.flow.stream import Emit
 from rlinf.models.language import load_tokenizer
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.trainers.sequences import text_batch
+from rlinf.trainers.trainer import row_order
+from rlinf.workers.config.answering import WarmStartConfig
 from rlinf.workers.config.supervised import (
     BehaviourCloningConfig,
     FineTuningConfig,
@@ -45,12 +48,7 @@ class Texts:
 
 
 class Chunks:
-    """Observations with the action chunks that followed, as rows.
-
-    Args:
-        demonstrations: The recorded episodes.
-        size: C, primitive actions of a chunk.
-    """
+    """Observations with the chunks of C primitive actions that followed, as rows."""
 
     def __init__(self, demonstrations: Demonstrations, size: int) -> None:
         self._seen = {
@@ -104,14 +102,9 @@ class SourceWorker(StageWorker):
         return spec
 
     def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
-        """Stage: the global batch of a step, and what validates after it, where that is due.
+        """Stage: the global batch of a step, from 0, and what validates after it, where due.
 
-        Args:
-            step: Number of the step, from 0.
-            validate: Whether it is.
-
-        Returns:
-            How often the rows have been passed over.
+        Returns how often the rows have been passed over.
         """
         size = self._config.actor.global_batch_size
         yield Emit("batches", 0, self._train.batch(self._draws.batch(step, size)))
@@ -121,3 +114,39 @@ class SourceWorker(StageWorker):
                 rows = range(first, min(first + size, count))
                 yield Emit("held_out", number, self._held_out.batch(rows))
         return {"train/epoch": (step + 1) * size / len(self._train)}
+
+
+class WarmStartSource(StageWorker):
+    """Hands out the targets of a generated task, pass after pass, each in another order.
+
+    A remainder smaller than a batch is left out of a pass.
+    """
+
+    def __init__(self, config: WarmStartConfig, context: WorkerContext) -> None:
+        super().__init__()
+        self._config, self._context = config, context
+
+    def start(self) -> None:
+        """Generate the task, and let its tools reply to what the targets call."""
+        config = self._config
+        tokenizer = load_tokenizer(self._context.model or config.model)
+        items = config.examples.items("train")
+        prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
+        said, learnt = [item.target for item in items], None
+        if config.agent is None:
+            targets = tokenizer(said, add_special_tokens=False)["input_ids"]
+        else:
+            use = ToolUse(config.agent, tokenizer)
+            targets, masks = zip(*map(use.demonstration, said), strict=True)
+            learnt = [[*mask, True] for mask in masks]
+        ended = [[*target, tokenizer.eos_token_id] for target in targets]
+        self._texts = text_batch(list(zip(prompts, ended, strict=True)), learnt)
+
+    def draw(self, *, step: int) -> Generator[Emit, None, None]:
+        """Stage: the global batch of a step, from 0."""
+        count = len(self._texts)
+        size = min(self._config.learning.batch_size, count)
+        epoch, number = divmod(step, count // size)
+        order = row_order(count, seed=self._config.seed, step=0, epoch=epoch)
+        rows = order[number * size : (number + 1) * size]
+        yield Emit("batches", 0, self._texts.select(rows))

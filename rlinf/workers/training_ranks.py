@@ -13,12 +13,17 @@ import torch
 from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
 from rlinf.data.sequences import PromptGroup, assemble_sequences
+from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
+from rlinf.models.language import build_language_model
 from rlinf.scheduler.process import own_device, require_process
+from rlinf.scheduler.services.files import WrittenFiles, place_for
 from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.trainers.ranks import Ranks
+from rlinf.trainers.sequences import save_pretrained
 from rlinf.trainers.trainer import Trainer
+from rlinf.workers.context import WorkerContext
 
 Made = TypeVar("Made")
 
@@ -39,21 +44,13 @@ class TrainingWorker(StageWorker):
         return open_place()
 
     def _meet(self, rendezvous: str | None) -> Ranks:
-        """Join the other ranks.
-
-        Args:
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """Join the other ranks; ``rendezvous`` is :meth:`meeting` of rank 0, None for one rank."""
         self._ranks = self._joined(Ranks, rendezvous)
         return self._ranks
 
     def _joined(self, make: Callable[..., Made], rendezvous: str | None) -> Made:
-        """What stands for this rank among the others.
-
-        Args:
-            make: Takes arguments as :class:`Ranks` does.
-            rendezvous: :meth:`meeting` of rank 0; None for one rank.
-        """
+        """What stands for this rank among the others: ``make`` takes arguments as :class:`Ranks`
+        does."""
         seconds = require_process().deadline_seconds
         return make(
             self._rank,
@@ -85,11 +82,8 @@ class TrainingWorker(StageWorker):
             self._trainer.offload()
 
     def state(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """Everything that training needs to continue; rank 0 gives it.
-
-        Args:
-            whole: The trainer's state, gathered; otherwise :meth:`save_parts` writes it.
-        """
+        """Everything that training needs; rank 0 gives it. :meth:`save_parts` writes what is not
+        whole."""
         state = self._trainer.state_dict() if whole and self._has_model else None
         return {"trainer": state} if self._rank == 0 else None
 
@@ -108,12 +102,7 @@ class TrainingWorker(StageWorker):
         return {path.relative_to(checkpoint).as_posix(): record_file(path) for path in written}
 
     def load_state(self, state: dict[str, Any], checkpoint: Path | None = None) -> None:
-        """Continue from :meth:`state`.
-
-        Args:
-            state: What it gave.
-            checkpoint: Where :meth:`save_parts` wrote, if it did.
-        """
+        """Continue from :meth:`state`, or from what :meth:`save_parts` wrote into a checkpoint."""
         if self._has_model and state["trainer"] is not None:
             self._trainer.load_state_dict(state["trainer"])
         elif self._has_model:
@@ -128,14 +117,39 @@ class TrainingWorker(StageWorker):
             self._ranks.close()
 
 
+class LanguageWorker(TrainingWorker):
+    """One rank of the trainer of a language model."""
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        super().__init__()
+        self._config, self._context = config, context
+
+    def _build_model(self) -> Any:
+        """The model that the run begins with; its tokenizer is kept."""
+        config = self._config
+        with in_section("model"):
+            source = self._context.model or config.model
+            model, self._tokenizer = build_language_model(source, seed=config.seed)
+        return model
+
+    def save_model(self, directory: Path) -> WrittenFiles | None:
+        """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
+        if not self._has_model:
+            return None
+        place = place_for(directory)
+        self._write(place)
+        return None if self._rank else WrittenFiles.at(place)
+
+    def _write(self, directory: Path) -> None:
+        save_pretrained(self._trainer, directory)
+        if self._rank == 0:
+            self._tokenizer.save_pretrained(directory)
+
+
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
     """What a stream holds: the scored groups of all slots, or a batch that was made of them.
 
-    Args:
-        stream: Items of :class:`~rlinf.data.sequences.PromptGroup`, the source of each its slot;
-            or one :class:`~rlinf.algorithms.batch.Batch`.
-        pad_id: Token of the padding.
-        version: Of the weights that training begins with.
+    ``version`` is of the weights that training begins with.
     """
     found = {item.source: item.payload for item in stream}
     first = found[min(found)]
@@ -145,13 +159,7 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
 
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:
-    """Tensors of scored groups, in their order.
-
-    Args:
-        groups: The groups.
-        pad_id: Token of the padding.
-        version: Of the weights that training begins with.
-    """
+    """Tensors of scored groups, in their order."""
     columns = assemble_sequences(groups, pad_id=pad_id)
     tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
@@ -159,12 +167,8 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Bat
 
 
 def without_old_tokens(batch: Batch, bound: int) -> tuple[Batch, int]:
-    """Let no token count in the loss that was sampled too long ago; also, how many there were.
-
-    Args:
-        batch: With the version that training begins with.
-        bound: Most phases between the weights that sampled a token and these.
-    """
+    """Let no token count in the loss whose weights are more than ``bound`` phases old; also, how
+    many there were."""
     if batch.version is None:
         raise ValueError("the age of tokens needs the version in the batch")
     old = (batch.version - batch.versions > bound) & (batch.mask > 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.cli.health import machine, packages, rendering
-from rlinf.cli.health.finding import Finding
+from rlinf.cli.health.packages import Finding
 from rlinf.cli.main import main
 from rlinf.errors import install_command
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlinf.cli.interrupt import stop_on_interrupt
+from rlinf.cli.train import stop_on_interrupt
 
 
 def test_the_first_signal_sets_the_flag_and_the_handlers_come_back() -> None:
@@ -26,7 +26,7 @@ def test_the_first_signal_sets_the_flag_and_the_handlers_come_back() -> None:
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
-from rlinf.cli.interrupt import stop_on_interrupt
+from rlinf.cli.train import stop_on_interrupt
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 with stop_on_interrupt() as stop:
     print(child.pid, flush=True)

@@ -10,8 +10,8 @@ import pytest
 import rlinf
 from rlinf.cli import main as main_module
 from rlinf.cli.failure import report, reporting
-from rlinf.cli.interrupt import INTERRUPTED
 from rlinf.cli.main import main
+from rlinf.cli.train import INTERRUPTED
 from rlinf.errors import MissingPackageError, RunFailure
 
 

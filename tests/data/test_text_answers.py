@@ -3,7 +3,7 @@
 import pytest
 
 from rlinf.data.estimates import majority
-from rlinf.data.text_answers import read_answers
+from rlinf.data.text_evaluation import read_answers
 
 
 @pytest.mark.parametrize(

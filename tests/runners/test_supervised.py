@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.runners.behaviour_cloning import BehaviourCloning
+from rlinf.runners.evaluation import evaluate
 
 from . import reasoning_support, support
 from .supervised_support import (
@@ -87,6 +89,9 @@ def test_the_best_weights_are_left_behind(tmp_path: Path) -> None:
     for name, value in weights(tmp_path / "run").items():
         np.testing.assert_array_equal(value, weights(tmp_path / "other")[name])
     assert run.state.best_score == -losses[best - 1]
+    # An evaluation plays them, too.
+    result = evaluate(BehaviourCloning, tmp_path / "run", items=2)
+    assert result.checkpoint == f"run step {best}"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from rlinf.algorithms.supervised import Supervised
+from rlinf.data.prompts.loader import Draws
 from rlinf.errors import RunFailure
-from rlinf.trainers.config import ActorConfig, FSDPTrainerConfig, SupervisedConfig
+from rlinf.trainers.config import ActorConfig, FSDPTrainerConfig
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import fine_tune, policy_trainer, text_batch
+from rlinf.trainers.sequences import policy_trainer, text_batch
 from rlinf.trainers.trainer import Trainer
 from tests.trainers.language_models import model
 
 EXAMPLES = [([3 + a, 3 + b, 12], [3 + (a + b) % 8, 2]) for a in range(8) for b in range(8)]
-CONFIG = SupervisedConfig.model_validate(
-    {"steps": 60, "batch_size": 32, "optim": {"lr": 5e-3}, "lr_sched": {"type": "cosine"}}
-)
 
 
 def test_examples_are_padded_on_both_sides():
@@ -28,13 +26,23 @@ def test_examples_are_padded_on_both_sides():
     assert batch.mask.tolist() == [[1, 0], [1, 1]]
 
 
+def fit(of, steps=60, seed=0, **compute):
+    """Losses of a model that is taught the examples."""
+    config = FSDPTrainerConfig.model_validate(
+        {"optim": {"lr": 5e-3}, "lr_sched": {"type": "cosine"}, **compute}
+    )
+    one = policy_trainer(of, Supervised(), config, ranks=Ranks(), total_steps=60, seed=seed)
+    texts, draws = text_batch(EXAMPLES), Draws(len(EXAMPLES), seed=seed)
+    rows = (texts.select(torch.from_numpy(draws.batch(step, 32))) for step in range(steps))
+    losses = [one.train([batch], step)["actor/loss"] for step, batch in enumerate(rows)]
+    one.modules.held["policy"].release_parameters()
+    return losses
+
+
 @pytest.mark.parametrize("param", ["float32", "bfloat16"])
 def test_loss_falls_and_the_model_answers(param):
     of = model(hidden_size=64)
-    compute = FSDPTrainerConfig.model_validate({"precision": {"param": param}})
-    steps = fine_tune(of, text_batch(EXAMPLES), CONFIG, seed=0, compute=compute)
-    losses = [metrics["warm_start/loss"] for metrics in steps]
-    assert len(losses) == 60
+    losses = fit(of, precision={"param": param})
     assert losses[-1] < 0.1 * losses[0]
     assert {p.dtype for p in of.parameters()} == {torch.float32}
     of.set_attn_implementation("sdpa")
@@ -60,20 +68,15 @@ def test_one_step_is_the_mean_cross_entropy():
 
 
 def test_same_seed_same_losses():
-    def losses(seed):
-        fit = fine_tune(model(), text_batch(EXAMPLES), CONFIG, seed=seed)
-        return [next(fit)["warm_start/loss"] for _ in range(3)]
-
-    assert losses(0) == losses(0)
-    assert losses(0) != losses(1)
+    assert fit(model(), 3) == fit(model(), 3)
+    assert fit(model(), 3) != fit(model(), 3, seed=1)
 
 
 def test_skipped_steps_are_bounded():
     of = model()
     of.model.norm.weight.data[0] = torch.nan
-    config = SupervisedConfig(steps=5, max_skipped_updates=1)
-    with pytest.raises(RunFailure, match=r"2 updates in a row.*lower warm_start\.optim\.lr"):
-        list(fine_tune(of, text_batch(EXAMPLES), config, seed=0))
+    with pytest.raises(RunFailure, match=r"2 updates in a row.*lower actor\.optim\.lr"):
+        fit(of, 5, max_skipped_updates=1)
 
 
 def test_a_policy_copies_actions(make_policy, make_algorithm, rollout):

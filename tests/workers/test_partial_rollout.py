@@ -16,7 +16,7 @@ from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
 from rlinf.flow.stream import Emit, Item
 from rlinf.workers.carried_groups import CarryBook
-from rlinf.workers.config.partial_rollout import PartialRolloutConfig
+from rlinf.workers.config.answering import PartialRolloutConfig
 from rlinf.workers.filling import Filling
 from rlinf.workers.group_book import completion_seed
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from rlinf.cli.health.finding import Finding, gigabytes
-from rlinf.cli.health.packages import installed
+from rlinf.cli.health.packages import Finding, gigabytes, installed
 from rlinf.errors import install_command
 
 _SMALL_SHARED_MEMORY = 1e9

@@ -1,4 +1,4 @@
-"""Versions of Python and of the packages, by metadata alone: nothing is imported."""
+"""What a look at the machine finds; at first versions of Python and packages, by metadata alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from packaging.requirements import Requirement
 
-from rlinf.cli.health.finding import Finding
 from rlinf.errors import install_command
+
+Status = Literal["ok", "absent", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at and how it is.
+
+    Args:
+        name: What was looked at.
+        status: ``absent`` is optional; with a ``warning`` it works, but worse than it could; with
+            ``failed`` a run will fail.
+        detail: Version, size, or the cause of the failure.
+        fix: The command that puts it right, empty if nothing is wrong.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes as ``3.2 GB``."""
+    return f"{size / 1e9:.1f} GB"
+
 
 _OLDEST_PYTHON = (3, 11)
 

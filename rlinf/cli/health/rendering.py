@@ -11,8 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from rlinf.cli.health.finding import Finding
-from rlinf.cli.health.packages import installed
+from rlinf.cli.health.packages import Finding, installed
 
 _SECONDS = 120
 
@@ -77,10 +76,7 @@ def rendering_findings() -> Iterator[Finding]:
 def draw(simulator: str, renderer: str, program: str) -> Finding:
     """Draw one frame in a process of its own and look whether it shows anything.
 
-    Args:
-        simulator: Name in the finding.
-        renderer: Key of the environment variables and of the fix.
-        program: Python statements that leave an env named ``env``.
+    ``program`` leaves an env named ``env``.
     """
     name = f"render {simulator} ({renderer})"
     try:

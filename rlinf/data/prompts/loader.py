@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,14 @@ class PromptLoader:
         draws = self._passed_over[:n]
         draws += range(self._next, self._next + n - len(draws))
         return [(draw, self.at(draw)) for draw in draws]
+
+    def longest(self, drawn: Iterable[tuple[int, Prompt]]) -> list[tuple[int, Prompt]]:
+        """The same draws, each with the longest prompt, rolled: equal ones are computed once."""
+        found = max(self._dataset, key=lambda prompt: len(prompt.tokens))
+        return [
+            (draw, replace(found, tokens=np.roll(found.tokens, number)))
+            for number, (draw, _) in enumerate(drawn)
+        ]
 
     def use(self, draws: Iterable[int]) -> None:
         """Note that some of the :meth:`coming` draws are drawn; those passed over come again.

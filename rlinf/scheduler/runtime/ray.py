@@ -33,7 +33,7 @@ from rlinf.scheduler.runtime.attach import (
     enter_from_environment,
 )
 from rlinf.scheduler.runtime.launch import Membership
-from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
+from rlinf.scheduler.runtime.ray_actors import RayClientRuntime
 from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
 from rlinf.scheduler.transport.blocks import remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
@@ -128,19 +128,26 @@ class RayRuntime(RayClientRuntime):
         """Wait for the end of a worker: of one on this node the kernel tells, of others Ray."""
         node, path, _ = address.split("|")
         pid = int(PurePath(path).name.partition(".")[0])
-        cause = None
+        near = int(node) == self.process.node_rank
+        cause: str | None = None
+
+        def lives() -> bool:
+            return registry.runs_at(name, address) and not self._ended.is_set()
+
         with suppress(SchedulerValueError):  # it ended, and Ray has forgotten it
             worker = self.find(name, incarnation)
-            if int(node) == self.process.node_rank:
+            if near:
                 self._wait_for_end(pid)
-                if registry.runs_at(name, address) and not self._ended.is_set():
-                    cause = worker.cause_of_death()
-            else:
-                cause = self._look_for_end(registry, worker, address)
+            while lives() and cause is None:
+                cause = worker.cause_of_death()
+                if near:
+                    break
+                if cause is None:
+                    self._ended.wait(_LOOK_SECONDS)
         with self.process.endpoint.lock:
-            if registry.runs_at(name, address) and not self._ended.is_set():
+            if lives():
                 registry.died(name, cause or f"its process {pid} ended")
-        if int(node) == self.process.node_rank and self._files is not None:
+        if near and self._files is not None:
             remove_free_blocks(self._files, pid)
 
     def _wait_for_end(self, pid: int) -> None:
@@ -151,14 +158,6 @@ class RayRuntime(RayClientRuntime):
             while not poll.poll(_LOOK_SECONDS * 1000) and not self._ended.is_set():
                 pass
             os.close(descriptor)
-
-    def _look_for_end(
-        self, registry: RegistryService, worker: RayWorker, address: str
-    ) -> str | None:
-        while registry.runs_at(worker.name, address) and not self._ended.wait(_LOOK_SECONDS):
-            if cause := worker.cause_of_death():
-                return cause
-        return None
 
     def flush_traces(self, registry: RegistryService) -> None:
         """Have every process hand over its trace events."""

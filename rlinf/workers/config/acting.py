@@ -1,10 +1,11 @@
-"""The part of a recipe by which a policy acts in simulators; every task with robots has it."""
+"""The part of a recipe by which a policy acts in simulators, and what planning knows of it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from functools import partial
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -12,12 +13,23 @@ from pydantic_core import PydanticCustomError
 from rlinf.algorithms.base_config import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.config.nearest import join_choices, nearest_multiples
+from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.config.ranges import device_span
 from rlinf.envs.config import EnvConfig
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
+from rlinf.flow.planning_traits import (
+    ComponentConstraint,
+    Constraints,
+    Knob,
+    PlanningTraits,
+    Trial,
+    device_counts,
+    first_devices,
+    timed_sections,
+)
 from rlinf.models.config import REGISTRY as MODELS
 from rlinf.models.config import ModelConfig
-from rlinf.trainers.config import ActorConfig, OptimizerConfig, RowTrainerConfig
+from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
 from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
 
 ModelSection = Annotated[ModelConfig, Component(MODELS)]
@@ -122,20 +134,19 @@ class EvaluatedConfig(PlacedConfig):
     def evaluation_problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
-        if self.evaluation.num_envs % (workers * stages):
-            unit = workers * stages
+        unit, count = workers * stages, self.evaluation.num_envs
+        if count % unit:
             yield illegal(
                 "evaluation.num_envs",
                 f"does not divide into {workers} env workers × {stages} pipeline stages",
-                hint=f"nearest: {join_choices(nearest_multiples(unit, self.evaluation.num_envs))}",
+                hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
-        if self.world_size("rollout") > workers * stages:
+        if self.world_size("rollout") > unit:
             yield illegal(
                 "cluster.component_placement",
-                f"places {self.world_size('rollout')} rollout workers, but there are only "
-                f"{workers * stages} sub-batches of environments (env workers × pipeline stages)",
-                hint=f"at most {workers * stages} rollout processes, or a larger "
-                "rollout.pipeline_stage_num",
+                f"places {self.world_size('rollout')} rollout workers, but there are only {unit} "
+                "sub-batches of environments (env workers × pipeline stages)",
+                hint=f"at most {unit} rollout processes, or a larger rollout.pipeline_stage_num",
             )
         if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(
@@ -157,10 +168,13 @@ class EvaluatedConfig(PlacedConfig):
 
 
 class ActingConfig(EvaluatedConfig):
-    """A run in which a policy collects experience in simulators."""
+    """A run in which a policy collects, in simulators, what it is trained on."""
 
+    runner: ActingRunnerConfig
     env: TrainingEnvironments
     rollout: RolloutConfig
+    algorithm: ActionAlgorithm
+    actor: RowTrainerConfig
 
     @property
     def keeps_next_observations(self) -> bool:
@@ -171,6 +185,16 @@ class ActingConfig(EvaluatedConfig):
         """Whether the rollout of a step is taken with uniformly random actions."""
         del step
         return False
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        """Settings of modules that are not trained by ``actor.optim``."""
+        return {}
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -194,6 +218,17 @@ class ActingConfig(EvaluatedConfig):
         """Environments that share their reset states."""
         return self.env.train.group_size
 
+    @property
+    def training_steps(self) -> int:
+        """Rollouts of the run, each followed by one training phase."""
+        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows of one forward and backward pass."""
+        actor = self.actor
+        return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
+
     # -- rules between sections, for the validator of a task's config ----------------------------
 
     def acting_problems(self) -> Iterator[PydanticCustomError]:
@@ -216,37 +251,125 @@ class ActingConfig(EvaluatedConfig):
             )
         yield from self.evaluation_problems()
 
-
-class LearningConfig(ActingConfig):
-    """A run that collects what its policy is trained on."""
-
-    runner: ActingRunnerConfig
-    algorithm: ActionAlgorithm
-    actor: RowTrainerConfig
+    # -- planning -------------------------------------------------------------------------------
 
     @property
-    def optimizers(self) -> dict[str, OptimizerConfig]:
-        """Settings of modules that are not trained by ``actor.optim``."""
-        return {}
+    def planning(self) -> PlanningTraits:
+        """What planning and profiling must know of the recipe: the items are environments."""
+        envs, stages = self.env.num_envs, self.rollout.pipeline_stage_num
+        learners = [name for name in self.components if name not in ("env", "rollout")]
+        # A training phase begins with all trajectories of the rollout.
+        whole = ComponentConstraint(streams=False, even=False, residency="resident")
+        # Nothing is offloaded.
+        loop = ComponentConstraint(
+            pipeline_stages=tuple(sorted({1, 2, stages})), residency="resident"
+        )
+        constraints = Constraints(
+            items=envs,
+            group_size=self.group_size,
+            # The rollout hands its trajectories over at its end.
+            granularities=(envs,),
+            staleness=self.rollout.max_staleness,
+            exchanges={"rollout": self.chunk_steps},
+            components={
+                # They divide the environments of an evaluation as they do those of training.
+                "env": loop.model_copy(update={"also_divide": (self.evaluation.num_envs,)}),
+                "rollout": loop.model_copy(update={"serves": "env"}),
+                **{name: whole.model_copy(update={"processes": (1,)}) for name in learners},
+                "actor": whole.model_copy(update={"processes": dividing_ranks(self.actor)}),
+            },
+        )
+        sections = timed_sections(self, ("algorithm", "env", "rollout", "weight_sync", *learners))
+        del sections["env"]["num_envs"]
+        del sections["rollout"]["pipeline_stage_num"], sections["rollout"]["max_staleness"]
+        return PlanningTraits(
+            items=envs,
+            constraints=constraints,
+            trials=partial(_trials, self),
+            concurrent=frozenset(),
+            packages=("gymnasium", "mujoco", "metaworld"),
+            sections=sections,
+            worst_case=(
+                *_from_the_first_step(self),
+                f"runner.total_env_steps={self.env_steps_per_rollout}",
+                # More episodes take longer, not more memory.
+                f"evaluation.episodes={self.evaluation.num_envs}",
+            ),
+            memory_knobs=(
+                Knob("actor.micro_batch_size", self.micro_batch_size),
+                Knob("env.num_envs", envs),
+            ),
+        )
 
-    @property
-    def divides_policy(self) -> bool:
-        """Whether each actor rank has a part of the policy."""
-        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
-    @property
-    def training_steps(self) -> int:
-        """Rollouts of the run, each followed by one training phase."""
-        return -(-self.runner.total_env_steps // self.env_steps_per_rollout)
+# -- a global batch over ranks ------------------------------------------------------------------
 
 
-class OnPolicyConfig(LearningConfig):
-    """A run in which a policy is trained on what it has just done."""
+class _Batches(Protocol):
+    global_batch_size: int
+    micro_batch_size: int | None
 
-    actor: ActorConfig
 
-    @property
-    def value_dim(self) -> int:
-        """V, values per chunk that the algorithm needs."""
-        algorithm = self.algorithm.build(group_size=self.group_size)
-        return algorithm.value_dim(self.model.num_action_chunks)
+def dividing_ranks(actor: _Batches) -> tuple[int, ...]:
+    """Numbers of ranks whose shares of the global batch are whole micro batches."""
+    pieces = actor.global_batch_size // (actor.micro_batch_size or 1)
+    return tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
+
+
+def rank_problems(actor: _Batches, ranks: int, rows: str) -> Iterator[PydanticCustomError]:
+    """What stands against dividing the global batch over ranks, and a share into micro batches."""
+    batch, micro = actor.global_batch_size, actor.micro_batch_size
+    if batch % ranks:
+        yield illegal(
+            "actor.global_batch_size",
+            f"does not divide over {ranks} actor ranks",
+            hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
+        )
+    if micro is not None and (batch // ranks) % micro:
+        yield illegal(
+            "actor.micro_batch_size",
+            f"does not divide the {batch // ranks} {rows} of a rank",
+            hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
+        )
+
+
+def _trials(config: ActingConfig, first: int, devices: int) -> Iterator[Trial]:
+    envs, one_stage = config.env.num_envs, "rollout.pipeline_stage_num=1"
+
+    def trial(label: str, places: dict[str, str], *overrides: str) -> Trial:
+        # What there is one of stands with the first device of the actor.
+        rest = {n: places["actor"] for n in config.components if n not in places}
+        alone = {n: p.partition("-")[0] for n, p in rest.items()}
+        written = ", ".join(f"{name}: '{place}'" for name, place in (places | alone).items())
+        placed = f"cluster.component_placement={{{written}}}"
+        return Trial(label, (*_from_the_first_step(config), placed, *overrides))
+
+    def together(count: int) -> dict[str, str]:
+        return dict.fromkeys(("env", "rollout", "actor"), first_devices(count, first))
+
+    for count in device_counts(devices):
+        for parts in (1, 2, 4):
+            if parts > 1 and count not in (1, devices):
+                continue
+            label = f"{envs // parts} environments on {count} devices"
+            yield trial(label, together(count), f"env.num_envs={envs // parts}", one_stage)
+    if devices > 1:
+        stages = f"{envs} environments on {devices} devices, 2 pipeline stages"
+        yield trial(stages, together(devices), "rollout.pipeline_stage_num=2")
+        half = devices // 2
+        front, rear = first_devices(half, first), device_span(first + half, first + devices)
+        yield trial(
+            f"{envs} environments, actor apart, one step ahead",
+            {"env": front, "rollout": front, "actor": rear},
+            one_stage,
+            "rollout.max_staleness=1",
+        )
+        apart = {"env": front, "rollout": rear, "actor": str(first)}
+        label = f"{envs} environments, env and rollout apart"
+        yield trial(f"{label}, 2 pipeline stages", apart, "rollout.pipeline_stage_num=2")
+        yield trial(label, apart, one_stage)
+
+
+def _from_the_first_step(config: ActingConfig) -> tuple[str, ...]:
+    """Overrides by which every step trains."""
+    return ("replay.start_steps=0",) if "replay" in config.components else ()

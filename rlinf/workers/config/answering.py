@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
-from rlinf.config.component import Component
+from rlinf.config.component import Component, illegal
+from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
-from rlinf.trainers.config import REGISTRY, CriticTrainerConfig, LanguageTrainerConfig
+from rlinf.trainers.config import (
+    REGISTRY,
+    CriticTrainerConfig,
+    LanguageTrainerConfig,
+    SupervisedConfig,
+)
 from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
-from rlinf.workers.config.partial_rollout import PartialRolloutConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
+
+
+class PartialRolloutConfig(StrictModel):
+    """More groups are generated than a step has slots; what is unfinished when these are filled is
+    interrupted, and goes on in the next step under the weights of that one."""
+
+    oversample: float = Field(default=1.25, gt=1)
+    """Groups that are generated at the same time, over the slots of a step."""
+    schedule: Literal["fifo", "longest_first", "history"] = "fifo"
+    """Which interrupted groups go on first: those that were drawn first, those with most tokens,
+    or those of which earlier answers to the same prompt let expect most. New prompts follow, and
+    with `history` they are ordered in the same way."""
+    max_token_staleness: int | None = Field(default=None, ge=1)
+    """Most training phases between the weights that sampled a token and its training; null: any
+    number."""
+    too_old: Literal["mask", "drop"] = "mask"
+    """What becomes of tokens beyond that: they do not count in the loss, or their group is
+    generated anew."""
+
+    @model_validator(mode="after")
+    def _check_bound(self) -> Self:
+        if self.max_token_staleness is None and "too_old" in self.model_fields_set:
+            raise illegal(
+                "too_old",
+                "has no effect without a bound",
+                hint="write max_token_staleness, or leave it out",
+            )
+        return self
 
 
 class ReasoningRolloutConfig(StrictModel):
@@ -66,3 +99,26 @@ class AnsweringConfig(PlacedConfig):
     @abstractmethod
     def training_steps(self) -> int:
         """Training phases of the run."""
+
+
+class WarmStartConfig(PlacedConfig):
+    """What a model is taught before the first step of a run, as a run of its own."""
+
+    task: Literal["warm_start"] = "warm_start"
+    examples: PromptTask
+    """The generated task whose targets are learnt."""
+    agent: AgentConfig | None
+    """Tools that reply to the calls in them; the replies are not learnt."""
+    model: LanguageModelConfig
+    learning: SupervisedConfig
+    actor: LanguageTrainerConfig
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Worker groups of the run."""
+        return ("source", "actor")
+
+    @property
+    def training_steps(self) -> int:
+        """Optimizer steps."""
+        return self.learning.steps

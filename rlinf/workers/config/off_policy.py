@@ -15,13 +15,8 @@ from pydantic_core import PydanticCustomError
 from rlinf.algorithms.config import SACConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
-from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
-from rlinf.workers.config.acting import LearningConfig
-from rlinf.workers.config.acting_traits import acting_traits
-
-COMPONENTS = ("env", "rollout", "replay", "actor")
+from rlinf.workers.config.acting import ActingConfig, rank_problems
 
 
 class ReplayConfig(StrictModel):
@@ -57,7 +52,7 @@ class LearnerConfig(RowTrainerConfig):
         return self
 
 
-class OffPolicyConfig(LearningConfig):
+class OffPolicyConfig(ActingConfig):
     """A run that learns from transitions of all its rollouts."""
 
     task: Literal["off_policy"]
@@ -68,7 +63,7 @@ class OffPolicyConfig(LearningConfig):
     @property
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run."""
-        return COMPONENTS
+        return ("env", "rollout", "replay", "actor")
 
     @property
     def value_dim(self) -> int:
@@ -93,10 +88,7 @@ class OffPolicyConfig(LearningConfig):
         return step * self.env_steps_per_rollout < self.replay.start_steps
 
     def updates(self, step: int) -> int:
-        """Global batches of a step: what is due after its rollout, without what was due before.
-
-        None is due while actions are random.
-        """
+        """Global batches that are due after the rollout of a step; none while it is random."""
         if self.acts_at_random(step):
             return 0
         return self._due(step + 1) - self._due(step)
@@ -104,12 +96,6 @@ class OffPolicyConfig(LearningConfig):
     def _due(self, rollouts: int) -> int:
         assert isinstance(self.algorithm, SACConfig)
         return int(rollouts * self.samples * self.algorithm.update_to_data)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Transitions of one forward and backward pass."""
-        actor = self.actor
-        return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
 
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show how environments become transitions, batches and updates."""
@@ -127,56 +113,16 @@ class OffPolicyConfig(LearningConfig):
             ("training steps", f"{self.training_steps} ({self.runner.total_env_steps} env steps)"),
         ]
 
-    @property
-    def planning(self) -> PlanningTraits:
-        """What planning and profiling must know of the recipe."""
-        # A rank's share of the global batch is trained on in whole micro batches.
-        pieces = self.actor.global_batch_size // (self.actor.micro_batch_size or 1)
-        ranks = [n for n in range(1, pieces + 1) if pieces % n == 0]
-        return acting_traits(self, ranks=ranks, micro_batch=self.micro_batch_size)
-
     # -- rules between sections -----------------------------------------------------------------
 
     @model_validator(mode="after")
     def _rules(self) -> OffPolicyConfig:
         self.check_cluster()
-        for problem in (*self.acting_problems(), *self._replay_problems(), *self._part_problems()):
+        for problem in (*self.acting_problems(), *self._problems()):
             raise problem
         return self
 
-    def _part_problems(self) -> Iterator[PydanticCustomError]:
-        if not self.algorithm.needs_replay:
-            yield illegal(
-                "algorithm.type",
-                f"{self.algorithm.type} learns from the newest rollout, not from a replay",
-                hint="nearest: sac, or task: embodied",
-            )
-        if self.model.q_implementation is None:
-            yield illegal(
-                "model.type", f"{self.model.type} has no Q functions", hint="nearest: squashed_mlp"
-            )
-        if self.world_size("replay") > 1:
-            yield illegal(
-                "cluster.component_placement",
-                f"places {self.world_size('replay')} replay workers, but there is one memory",
-                hint="nearest: replay on one device",
-            )
-        batch, ranks = self.actor.global_batch_size, self.world_size("actor")
-        if batch % ranks:
-            yield illegal(
-                "actor.global_batch_size",
-                f"does not divide over {ranks} actor ranks",
-                hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
-            )
-        micro = self.actor.micro_batch_size
-        if micro is not None and (batch // ranks) % micro:
-            yield illegal(
-                "actor.micro_batch_size",
-                f"does not divide the {batch // ranks} transitions of a rank",
-                hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
-            )
-
-    def _replay_problems(self) -> Iterator[PydanticCustomError]:
+    def _problems(self) -> Iterator[PydanticCustomError]:
         if self.replay.capacity < self.samples:
             yield illegal(
                 "replay.capacity",
@@ -190,3 +136,19 @@ class OffPolicyConfig(LearningConfig):
                 f"leaves nothing of {total} environment steps for training",
                 hint=f"nearest: {total - self.env_steps_per_rollout}",
             )
+        if not self.algorithm.needs_replay:
+            yield illegal(
+                "algorithm.type",
+                f"{self.algorithm.type} learns from the newest rollout, not from a replay",
+                hint="nearest: sac, or task: embodied",
+            )
+        if self.model.q_implementation is None:
+            why = f"{self.model.type} has no Q functions"
+            yield illegal("model.type", why, hint="nearest: squashed_mlp")
+        if self.world_size("replay") > 1:
+            yield illegal(
+                "cluster.component_placement",
+                f"places {self.world_size('replay')} replay workers, but there is one memory",
+                hint="nearest: replay on one device",
+            )
+        yield from rank_problems(self.actor, self.world_size("actor"), "transitions")

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.data.demonstrations import DemonstrationsConfig
 from rlinf.data.text_examples import TextExamplesConfig
 from rlinf.errors import ConfigError
@@ -33,12 +33,8 @@ from rlinf.flow.planning_traits import (
 )
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.trainers.config import (
-    ActionTrainerConfig,
-    OptimizerConfig,
-    PolicyTrainerConfig,
-)
-from rlinf.workers.config.acting import EvaluatedConfig, ModelSection
+from rlinf.trainers.config import ActionTrainerConfig, OptimizerConfig, PolicyTrainerConfig
+from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
 
 
 class SupervisedRunnerConfig(RunnerConfig):
@@ -240,19 +236,11 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
     @property
     def legal_ranks(self) -> tuple[int, ...]:
         """Ranks whose shares of the global batch are whole micro batches."""
-        pieces = self.actor.global_batch_size // (self.actor.micro_batch_size or 1)
-        return tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
+        return dividing_ranks(self.actor)
 
     def _own_problems(self) -> Iterator[PydanticCustomError]:
         yield from self.evaluation_problems()
-        batch, ranks = self.actor.global_batch_size, self.world_size("actor")
-        micro = self.actor.micro_batch_size
-        if micro is not None and (batch // ranks) % micro:
-            yield illegal(
-                "actor.micro_batch_size",
-                f"does not divide the {batch // ranks} rows of a rank",
-                hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
-            )
+        yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 
 
 # -- planning -----------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""The supervised steps before the first step of a reasoning run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from safetensors.numpy import load_file
+
+from rlinf.cli.main import main
+
+from .reasoning_support import train, write_recipe
+
+ONE = ("runner.total_steps=1", "warm_start.steps=20")
+
+
+def taught(run: Path) -> dict[str, np.ndarray]:
+    """Weights that the first step began with."""
+    return load_file(run / "initial_model" / "model.safetensors")
+
+
+def test_the_loss_falls_and_where_it_is_taught_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "one", *ONE)
+    said = re.search(r"loss ([\d.]+) to ([\d.]+)", capsys.readouterr().out)
+    assert said is not None
+    assert float(said[2]) < 0.7 * float(said[1])
+    assert {path.name for path in run.iterdir() if path.name.startswith(".initial")} == set()
+    place = "cluster.component_placement={'rollout,reward': '0', actor: '1'}"
+    other = train(tmp_path / "two", *ONE, place, "cluster.cpu_devices_per_node=2")
+    for name, value in taught(run).items():
+        assert np.array_equal(taught(other)[name], value), name
+
+
+def test_what_is_taught_has_float32_weights(tmp_path: Path) -> None:
+    weights = taught(train(tmp_path, *ONE, "actor.precision.param=bfloat16"))
+    assert {value.dtype for value in weights.values()} == {np.dtype(np.float32)}
+    assert any((value.view(np.uint32) & 0xFFFF).any() for value in weights.values())
+
+
+def test_a_loss_that_is_not_finite_names_the_rate_to_lower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    huge = ["warm_start.optim.lr=1.0e+38", "warm_start.max_skipped_updates=1"]
+    assert main([*words, *ONE, *huge]) != 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"2 updates in a row.*lower warm_start\.optim\.lr", told)
+    assert not (tmp_path / "run" / "initial_model").exists()

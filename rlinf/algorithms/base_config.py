@@ -99,13 +99,8 @@ class AlgorithmConfig(StrictModel):
         return type(self).model_validate(given, context={"family": family})
 
     def build(self, *, family: Family | None = None, group_size: int = 1) -> Algorithm:
-        """The algorithm.
-
-        Args:
-            family: Whose policy is trained; None: the section was validated for it.
-            group_size: Consecutive environments that share their reset states; a ConfigError where
-                the algorithm needs another one.
-        """
+        """The algorithm, for a family (None: that of the section) and groups of consecutive
+        environments that share their reset states; a ConfigError where it needs larger ones."""
         config = self if family is None else self.of_family(family)
         if config._family is None:
             raise ValueError(f"whether {self.type} is to train actions or tokens is not known yet")

@@ -41,8 +41,7 @@ def decision_steps(
 
     Args:
         trajectory: A rollout.
-        reward_type: ``chunk_level`` sums the rewards of a chunk and has one value per chunk;
-            ``action_level`` has one reward and one value per primitive step.
+        reward_type: One reward and value per chunk (``chunk_level``, the sum) or primitive step.
         bootstrap_type: Ended episodes that continue in value: ``standard`` those that were only
             truncated, ``always`` all, ``none`` none.
     """
@@ -109,13 +108,8 @@ def generalized_advantages(
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16) with truncation bootstrap.
 
     δ_t = r_t + γ[(1 − d_t) V_{t+1} + b_t V(final_t)] − V_t and A_t = δ_t + γλ(1 − d_t) A_{t+1},
-    where b_t marks ended episodes that continue in value (Pardo et al. 2018).
-
-    Args:
-        steps: The rollout; its own rewards are not used.
-        rewards: [S, B], those of ``steps`` or normalised ones.
-        gamma: Discount per step.
-        gae_lambda: λ.
+    where b_t marks ended episodes that continue in value (Pardo et al. 2018). Rewards [S, B] are
+    those of ``steps`` or normalised ones.
 
     Returns:
         Advantages and returns A_t + V_t, each [S, B].
@@ -145,21 +139,14 @@ def at_last_token(*, rewards: Tensor, mask: Tensor) -> Tensor:
 def token_advantages(
     *, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over tokens (Schulman et al. 2016, eq. 16).
+    """Generalised advantage estimation over tokens (Schulman et al. 2016, eq. 16), all [N, L].
 
     δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, where t + 1 is the next *valid* token
     of the sequence, and V = A = 0 after the last one. With V = 0 and λ = 1 this is the discounted
     sum of the rewards to come.
 
-    Args:
-        rewards: [N, L]; those of tokens that are not valid do not count.
-        values: [N, L].
-        mask: [N, L].
-        gamma: Discount per token.
-        gae_lambda: λ.
-
     Returns:
-        Advantages and returns A_t + V_t, each [N, L], 0 where not valid.
+        Advantages and returns A_t + V_t, 0 where not valid.
     """
     counted = (mask > 0).T
     here, passed = counted.to(rewards.dtype), (~counted).to(rewards.dtype)
@@ -200,15 +187,10 @@ def whiten(*, advantages: Tensor, mask: Tensor) -> Tensor:
 def group_advantages(
     *, scores: Tensor, groups: Tensor, epsilon: float = 1e-6, divide_by_std: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """GRPO advantage (Shao et al. 2024, §4.1.2): (R − mean of group) / (std of group + ε).
+    """GRPO advantage (Shao et al. 2024, §4.1.2): (R − mean of group) / (std of group + ε), ddof 1.
 
-    Without the division it is that of Dr. GRPO (Liu et al. 2025, §3.1).
-
-    Args:
-        scores: [M] one score per episode.
-        groups: [M] int64, number of the group of each episode.
-        epsilon: Added to the sample standard deviation (ddof 1).
-        divide_by_std: Whether to divide by the standard deviation.
+    Without the division it is that of Dr. GRPO (Liu et al. 2025, §3.1). Scores [M] are of
+    episodes, ``groups`` [M] int64 the numbers of their groups.
 
     Returns:
         [M] advantages (0 for the only member of a group), [M] mean score of the episode's group,
@@ -239,15 +221,10 @@ def leave_one_out_advantages(*, scores: Tensor, groups: Tensor) -> tuple[Tensor,
 
 
 def overlong_penalty(*, lengths: Tensor, safe_length: int, max_length: int) -> Tensor:
-    """Soft overlong punishment (Yu et al. 2025, "DAPO", eq. 13), in [−1, 0].
+    """Soft overlong punishment (Yu et al. 2025, "DAPO", eq. 13) of responses of lengths [N].
 
     0 up to ``safe_length``, then linear down to −1 at ``max_length`` and beyond; in the paper's
     letters ``max_length`` is L_max and ``safe_length`` L_max − L_cache.
-
-    Args:
-        lengths: [N] tokens of each response.
-        safe_length: Longest response without penalty.
-        max_length: Shortest one with the full penalty.
     """
     return ((safe_length - lengths) / (max_length - safe_length)).clamp(-1.0, 0.0)
 

@@ -20,16 +20,11 @@ _K3_BOUND = 10.0
 
 def kl_estimate(*, log_probs: Tensor, reference_log_probs: Tensor, kl_type: KLType) -> Tensor:
     """Elementwise estimate of KL(policy ‖ reference), in nats, of samples of the policy (Schulman,
-    "Approximating KL divergence", 2020).
+    "Approximating KL divergence", 2020); any shape.
 
     With d = log p_ref − log p and r = exp d: ``k1`` −d (unbiased, any sign), ``abs`` |d|, ``k2``
-    d²/2 (biased, low variance), ``k3`` r − 1 − d (unbiased, never negative), its log-ratio clamped
-    to ±20 and the result to ±10. Any shape.
-
-    Args:
-        log_probs: Of the policy.
-        reference_log_probs: Of the reference.
-        kl_type: Which; ``low_var_kl`` is another name of ``k3``.
+    d²/2 (biased, low variance), ``k3`` or ``low_var_kl`` r − 1 − d (unbiased, never negative), its
+    log-ratio clamped to ±20 and the result to ±10.
     """
     difference = log_probs - reference_log_probs
     match kl_type:
@@ -69,15 +64,9 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clipped surrogate (Schulman et al. 2017, eq. 7) with separate bounds and a dual clip.
 
-    L = max(−Aρ, −A clip(ρ, 1 − low, 1 + high)); with ``clip_ratio_c`` = c, L = min(L, c|A|), which
-    binds for negative advantages only (Ye et al. 2020, eq. 5).
-
-    Args:
-        log_ratio: log ρ, any shape.
-        advantages: Broadcasts to ``log_ratio``.
-        clip_ratio_low: ε below 1.
-        clip_ratio_high: ε above 1 (clip-higher).
-        clip_ratio_c: c > 1; None for no dual clip.
+    L = max(−Aρ, −A clip(ρ, 1 − low, 1 + high)); with ``clip_ratio_c`` = c > 1, L = min(L, c|A|),
+    which binds for negative advantages only (Ye et al. 2020, eq. 5). ``log_ratio`` is log ρ, of any
+    shape that the advantages broadcast to.
 
     Returns:
         Elementwise loss, ratio ρ, clipped ratio.
@@ -95,12 +84,8 @@ def clipped_value_loss(
 ) -> tuple[Tensor, Tensor | None]:
     """max of the Huber losses of V and of V clipped to the old value ± ``value_clip``.
 
-    Args:
-        values: [N, V] under the present weights.
-        old_values: [N, V] of the critic that acted.
-        returns: [N, V] targets.
-        value_clip: Bound of the change; None for none.
-        delta: Where the Huber loss becomes linear.
+    Values under the present weights, of the critic that acted, and targets are [N, V]; the Huber
+    loss becomes linear at ``delta``.
 
     Returns:
         Elementwise loss, and where the clipped one was taken (None without a bound).
@@ -119,13 +104,7 @@ def clipped_value_loss(
 def aggregation_normalizer(
     *, mode: AggregationMode, mask: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """What :func:`aggregate` divides by.
-
-    Args:
-        mode: How tokens and sequences are weighted.
-        mask: [N, L] of a whole global batch, 1 where a token counts.
-        weights: [N] weight of each sequence; None for 1.
-    """
+    """What :func:`aggregate` divides by, from mask [N, L] and weights [N] of a global batch."""
     if mode == "token-mean":
         per_sequence = mask.sum(dim=-1)
     else:
@@ -144,15 +123,9 @@ def aggregate(
     """Share of a micro batch in the mean loss of its global batch.
 
     ``token-mean`` Σ L m / Σ m; ``seq-mean-token-sum`` mean over sequences of Σ_t L m;
-    ``seq-mean-token-mean`` mean over sequences of Σ_t L m / Σ_t m. Because the normaliser is that
-    of the global batch, the sum over micro batches does not depend on how it was split.
-
-    Args:
-        loss: [n, L] elementwise.
-        mode: How tokens and sequences are weighted.
-        normalizer: :func:`aggregation_normalizer` of the global batch.
-        mask: [n, L]; None where every token counts.
-        weights: [n] weight of each sequence; None for 1.
+    ``seq-mean-token-mean`` mean over sequences of Σ_t L m / Σ_t m. Because the normaliser,
+    :func:`aggregation_normalizer`, is that of the global batch, the sum over micro batches does not
+    depend on how it was split. Loss and mask are [n, L], the weights of sequences [n]; None: 1.
     """
     if mask is not None:
         loss = loss * mask
@@ -167,17 +140,12 @@ def aggregate(
 def interpolated_log_probs(
     *, behaviour_log_probs: Tensor, log_probs: Tensor, staleness: Tensor
 ) -> Tensor:
-    """Proximal log-probs without a forward pass, log-linear in the version of the weights.
+    """Proximal log-probs without a forward pass, log-linear in the version of the weights; [n, L].
 
     log π_prox = log π_rollout + s / (s + 1) · (log π − log π_rollout) for a token whose weights
     were s versions old when the step began, as AReaL approximates them (Fu et al. 2025): counted
     from the weights that sampled, the proximal ones are version s and the present ones, in the
-    making, version s + 1.
-
-    Args:
-        behaviour_log_probs: [n, L] of the policy that acted.
-        log_probs: [n, L] of the present weights; the result carries no gradient.
-        staleness: [n, L], versions between sampling and the beginning of the step, ≥ 0.
+    making, version s + 1. The result carries no gradient.
     """
     stale = staleness.clamp(min=0).to(log_probs.dtype)
     return behaviour_log_probs + stale / (stale + 1) * (log_probs.detach() - behaviour_log_probs)
@@ -195,15 +163,8 @@ def importance_weights(
     """Truncated importance weights (Ionides 2008; Yao et al. 2025 for rollout engines).
 
     w_t = clip(exp(log_ratio_t), low, high) for each token, or one weight per sequence from the
-    product of its tokens' ratios. With ``mode`` mask a weight out of bounds is 0 instead.
-
-    Args:
-        log_ratio: [n, L], log of proximal over behaviour probability.
-        mask: [n, L].
-        level: What one weight belongs to.
-        low: Smallest weight.
-        high: Largest weight.
-        mode: ``truncate`` or ``mask``.
+    product of its tokens' ratios; ``log_ratio`` [n, L] is that of proximal over behaviour
+    probability. With ``mode`` mask a weight out of bounds is 0 instead.
 
     Returns:
         Weights [n, L], and [n, L] bool where they were out of bounds.

@@ -31,14 +31,9 @@ class RewardNormalizer:
     """r / std of the discounted return, clipped (Engstrom et al. 2020, "reward scaling").
 
     Every environment carries its discounted return R ← γR + r from rollout to rollout, back to 0
-    where an episode ends. The variance of all R seen so far scales the rewards of the rollout it
-    was updated with. A whole rollout is taken in at once in the order of environment numbers, so
-    the result does not depend on how environments are split over workers.
-
-    Args:
-        gamma: Discount per step.
-        clip: Bound of a scaled reward.
-        epsilon: Added to the variance.
+    where an episode ends. The variance of all R seen so far, plus ε, scales the rewards of the
+    rollout it was updated with. A whole rollout is taken in at once in the order of environment
+    numbers, so that the result does not depend on how they are split over workers.
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
@@ -47,14 +42,7 @@ class RewardNormalizer:
         self._carried: dict[int, float] = {}
 
     def __call__(self, *, rewards: Tensor, dones: Tensor, valid: Tensor, env_ids: Tensor) -> Tensor:
-        """Take a rollout into the statistics and return its scaled rewards.
-
-        Args:
-            rewards: [S, B].
-            dones: [S, B] bool.
-            valid: [S, B] bool; other steps do not enter the statistics.
-            env_ids: [B].
-        """
+        """Take the valid steps of a rollout [S, B] into the statistics; its scaled rewards."""
         envs = env_ids.tolist()
         carried = [self._carried.get(env, 0.0) for env in envs]
         running = torch.tensor(carried, dtype=torch.float64, device=rewards.device)

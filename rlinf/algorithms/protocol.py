@@ -112,16 +112,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
-        """Give a whole rollout its credit, and return metrics about it.
+        """Give a whole rollout, of chunk steps or of groups of answers, its credit; metrics too.
 
         Rows of a trajectory that a fault spoilt are left out. In a batch of answers ``mask``
-        becomes 0 for whole sequences that are not trained on. Running statistics are updated.
-
-        Args:
-            rollout: Chunk steps over time; or answers, of which groups must be whole.
-
-        Raises:
-            ValueError: The rollout lacks what the algorithm needs.
+        becomes 0 for whole sequences that are not trained on. Running statistics are updated. A
+        ValueError says what the rollout lacks.
         """
 
     def prepare_stale(
@@ -152,15 +147,10 @@ class Algorithm(ABC):
         return self.loss(modules["policy"](batch), batch, normalizer=normalizer)
 
     def loss(self, evaluation: Evaluation, batch: Batch, *, normalizer: float) -> Share:
-        """Share of a prepared micro batch in loss and metrics of the policy.
+        """Share of a prepared micro batch, under the present weights, in the loss of the policy.
 
-        Summed over micro batches they are those of the global batch whatever the split. A
-        ValueError says what the batch lacks.
-
-        Args:
-            evaluation: The micro batch under the present weights.
-            batch: It.
-            normalizer: :meth:`normalizer` of the global batch.
+        Summed over micro batches loss and metrics are those of the global batch, of which the
+        normaliser is, whatever the split. A ValueError says what the batch lacks.
 
         Returns:
             Scalar loss, and scalars without gradient; ``actor/approx_kl`` among them where

@@ -123,13 +123,9 @@ def rows_of(
 def row_weights(
     trajectory: Trajectory, trained: Tensor | None, *, by_length: bool
 ) -> Tensor | None:
-    """[T, B] share of each row in the loss; None where all are 1.
-
-    Args:
-        trajectory: The rollout.
-        trained: [T, B] bool, what can be trained on; None: every row of a running episode.
-        by_length: Give every environment's rollout the same share however early it ended.
-    """
+    """[T, B] share of each row in the loss; None where all are 1. With ``by_length`` every
+    environment's rollout has the same one however early it ended; ``trained`` [T, B] bool says what
+    can be trained on, None: every row of a running episode."""
     idle = idle_rows(trajectory)
     active = ~idle & trajectory.uninterrupted()
     rows = active if trained is None else trained & active
@@ -197,12 +193,8 @@ def critic_metrics(batch: Batch) -> dict[str, float]:
 
 
 def staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    """Mean and largest staleness, and the share of each value that occurs.
-
-    Args:
-        staleness: [N] int64 of samples or tokens: training phases between the weights that made
-            them and those that the phase began with.
-    """
+    """Mean, largest value, and share of each, of the training phases [N] between the weights that
+    made samples or tokens and those that the phase began with."""
     if not staleness.numel():
         return {}
     values, counts = torch.unique(staleness, return_counts=True)

@@ -18,9 +18,6 @@ class Supervised(Algorithm):
     With ``likelihood`` the error of a term is −log π: of target tokens their mean cross entropy, of
     recorded actions behaviour cloning (Pomerleau 1991). With ``squared_error`` it is the squared
     distance between a dimension of a recorded action and the mode of the policy there.
-
-    Args:
-        objective: Which error.
     """
 
     def __init__(self, objective: Objective = "likelihood") -> None:

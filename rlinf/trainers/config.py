@@ -292,14 +292,7 @@ class PhaseConfig(SequenceConfig):
         return self.update_epoch == 1 and not self.shuffle and self.n_minibatches > 1
 
     def global_batch_size(self, sequences: int) -> int:
-        """Sequences of one optimizer step.
-
-        Args:
-            sequences: Prompts of a rollout times answers to each.
-
-        Raises:
-            ConfigError: They do not divide; of the key `n_minibatches`.
-        """
+        """Sequences of one optimizer step of a rollout; a ConfigError where they do not divide."""
         if sequences % self.n_minibatches:
             nearest = join_choices(nearest_divisors(sequences, self.n_minibatches))
             raise ConfigError(

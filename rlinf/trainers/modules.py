@@ -63,11 +63,8 @@ class TrainedModules:
     ) -> TrainedModule:
         """A module as ranks hold it.
 
-        Args:
-            name: Of the module.
-            module: On the host; divided modules may also be without weights, on ``meta``.
-            ranks: The ranks.
-            blank: Weights and moments are going to be set.
+        It lies on the host; where it is divided it may also be without weights, on ``meta``. With
+        ``blank`` weights and moments are going to be set.
         """
         optim = self._optim.get(name)
         if not isinstance(ranks, Grid) or ranks.mesh is None:
@@ -85,15 +82,12 @@ class TrainedModules:
     def gradients(
         self, names: Collection[str], parts: Sequence[PartT], share: Share[PartT]
     ) -> dict[str, float]:
-        """Add up the gradients of some modules, and of no other, over micro batches and ranks.
+        """Add up the gradients of named modules, and of no other, over micro batches and ranks.
 
         Args:
             names: Of the modules.
             parts: This rank's micro batches.
-            share: Loss and metrics of one, to be summed.
-
-        Returns:
-            The metrics.
+            share: Loss and metrics of one, whose sums are returned.
         """
         self.need_loaded()
         if isinstance(self.ranks, Replicas):
@@ -235,16 +229,8 @@ def _repeated_layers(module: nn.Module) -> list[nn.Module]:
 
 
 class Reference:
-    """The policy that a run began with: copies of its weights and buffers on the host; none with an
-    adapter, which can be switched off.
-
-    Args:
-        modules: The policy among them.
-
-    Attributes:
-        weights: This rank's part of them, as forward passes read them.
-        buffers: The others.
-    """
+    """The policy that a run began with: copies of its weights, of which this rank has a
+    part, and buffers on the host; none where only an adapter is trained, which can be off."""
 
     def __init__(self, modules: TrainedModules) -> None:
         self._modules = modules

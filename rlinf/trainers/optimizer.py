@@ -16,13 +16,8 @@ class AdamW:
 
     It works on each number by itself, so a rank can step its part of a tensor alone. Torch's class
     of that name imports the compiler on the first step, which costs a second and 65 MB per process,
-    and twice the time of every step of a small network.
-
-    Args:
-        tensors: What is trained, float32.
-        config: Moments and clipping.
-        rates: Learning rate of each tensor.
-        blank: The moments are going to be set, and need not be 0.
+    and twice the time of every step of a small network. With ``blank`` the moments are going to be
+    set, and need not be 0.
 
     Attributes:
         steps: Steps that were applied.

@@ -4,7 +4,6 @@ batch, so nothing is communicated."""
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -18,25 +17,39 @@ from rlinf.trainers.layout import lengths_of, prompts_of, window_of
 Parts = list[list[int]]
 
 
-class Packing(ABC):
-    """How a batch becomes micro batches."""
+class Rows:
+    """How a batch becomes micro batches: rows of one size, in their order, in consecutive blocks
+    over the ranks.
 
-    @abstractmethod
+    Args:
+        size: Rows of a micro batch; None: all of a rank.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size
+
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
         """The micro batches of each data-parallel rank, as indices of the rows of the whole batch;
         the same number for each rank."""
+        shares = _blocks(len(batch), ranks)
+        size = self._size or max(map(len, shares))
+        plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
+        count = max(map(len, plans))
+        return [plan + [[]] * (count - len(plan)) for plan in plans]
 
-    @abstractmethod
     def trained(self, batch: Batch) -> Batch:
-        """The rows that a training step must read."""
+        """The rows that a training step must read: all, as which micro batch a row is in must not
+        depend on the others."""
+        return batch
 
-    @abstractmethod
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A micro batch where it is computed."""
+        return batch.to(device)
 
-    @abstractmethod
     def tokens(self, batch: Batch) -> int | None:
         """Tokens that a forward pass on a micro batch reads; None where rows are no text."""
+        del batch
+        return None
 
     def micro_batches(self, batch: Batch, rank: int, ranks: int) -> list[tuple[list[int], Batch]]:
         """The rows of each micro batch of a rank; an empty one holds a row that counts nowhere."""
@@ -61,38 +74,7 @@ def _blocks(rows: int, ranks: int) -> Parts:
     return [list(range(first, last)) for first, last in pairwise(bounds)]
 
 
-class Rows(Packing):
-    """Rows of one size, in their order, in consecutive blocks over the ranks.
-
-    Args:
-        size: Rows of a micro batch; None: all of a rank.
-    """
-
-    def __init__(self, size: int | None = None) -> None:
-        self._size = size
-
-    def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """See :meth:`Packing.plan`."""
-        shares = _blocks(len(batch), ranks)
-        size = self._size or max(map(len, shares))
-        plans = [[share[i : i + size] for i in range(0, len(share), size)] for share in shares]
-        count = max(map(len, plans))
-        return [plan + [[]] * (count - len(plan)) for plan in plans]
-
-    def trained(self, batch: Batch) -> Batch:
-        """All: which micro batch a row is in must not depend on the others."""
-        return batch
-
-    def place(self, batch: Batch, device: torch.device) -> Batch:
-        """See :meth:`Packing.place`."""
-        return batch.to(device)
-
-    def tokens(self, batch: Batch) -> None:
-        """None."""
-        del batch
-
-
-class Sequences(Packing):
+class Sequences(Rows):
     """Token sequences, of which only those are read that count.
 
     Args:
@@ -100,10 +82,11 @@ class Sequences(Packing):
     """
 
     def __init__(self, config: SequenceConfig) -> None:
+        super().__init__(config.micro_batch_size)
         self._config = config
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """See :meth:`Packing.plan`."""
+        """See :meth:`Rows.plan`."""
         lengths = lengths_of(batch)
         return plan_micro_batches(lengths, prompts_of(batch), ranks=ranks, config=self._config)
 
@@ -123,15 +106,11 @@ class Sequences(Packing):
 
 
 def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> Parts:
-    """Divide numbers so that their sums differ little (Karmarkar and Karp 1982, "differencing").
+    """Divide numbers [N] so that their sums differ little (Karmarkar and Karp 1982).
 
     The two divisions with the largest differences are merged, the largest part of one with the
-    smallest of the other, until one is left.
-
-    Args:
-        lengths: [N].
-        parts: Number of parts, ≥ 1.
-        equal_count: Let the sizes of the parts differ by at most 1.
+    smallest of the other, until one is left. With ``equal_count`` the sizes of the parts differ by
+    at most 1.
 
     Returns:
         Indices of each part, ascending; a part is empty where there are more parts than numbers.
@@ -157,17 +136,11 @@ def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> 
 def plan_micro_batches(
     lengths: Sequence[int], prompts: Sequence[int], *, ranks: int, config: SequenceConfig
 ) -> list[Parts]:
-    """The micro batches of each rank, as indices of sequences; the same number for each rank.
+    """The micro batches of each data-parallel rank, as indices of sequences; equally many for each.
 
     Where a rank has too little for that number, some of its micro batches are empty. Without
-    padding a prompt is computed once in a micro batch, so that answers to it stay together where
-    they can.
-
-    Args:
-        lengths: [N] tokens of each sequence.
-        prompts: [N] equal numbers where sequences have the same prompt.
-        ranks: Data-parallel ranks.
-        config: Bounds of a micro batch, and whether ranks are balanced by tokens.
+    padding a prompt is computed once in a micro batch, so that answers to it, which have equal
+    numbers in ``prompts`` [N], stay together where they can.
     """
     if config.balance and ranks > 1:
         shares = balanced_parts(lengths, ranks, equal_count=True)

@@ -167,10 +167,8 @@ class Replicas:
 
 
 def tree_sum(first: int, last: int, leaf: Callable[[int], Tensor]) -> Tensor:
-    """Sum ``leaf(first) … leaf(last - 1)`` as a balanced binary tree.
-
-    Leaves are computed from left to right; at most log2(last − first) + 1 sums are alive at once.
-    """
+    """Sum ``leaf(first) … leaf(last - 1)`` as a balanced binary tree, from left to right; at most
+    log2(last − first) + 1 sums are alive at once."""
     if last - first == 1:
         return leaf(first)
     middle = (first + last) // 2

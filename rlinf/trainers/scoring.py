@@ -59,8 +59,8 @@ class TokenScorer(ScoringModel):
     """A causal language model of transformers that gives log-probs instead of logits.
 
     Args:
-        model: The model; with ``packing`` its attention is replaced.
-        packing: Forward passes come without padding.
+        model: See :class:`ScoringModel`.
+        packing: Likewise.
         logits_per_chunk: See :class:`~rlinf.trainers.config.SequenceConfig`.
         temperature: Divisor of the logits.
         entropy: Whether the entropy is wanted.
@@ -221,23 +221,20 @@ def packed_attention(
     arrangement: Arrangement | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Each token looks at those before it in its own sequence.
+    """Each token looks at those before it in its own sequence; the mask is not used.
 
     Args:
         module: The attention layer.
         query: [1, Z, T, D].
         key: [1, K, T, D].
         value: [1, K, T, D].
-        attention_mask: Not used.
+        attention_mask: None.
         scaling: Factor of the scores.
         arrangement: Where the sequences stand.
-        options: What the architecture asks for besides.
+        options: What the architecture asks for besides; a ConfigError where it is not computed.
 
     Returns:
         [1, T, Z, D], and nothing for the attention weights.
-
-    Raises:
-        ConfigError: The architecture needs what this function does not compute.
     """
     window = options.get("sliding_window")
     assert arrangement is not None

@@ -107,12 +107,8 @@ def _ready(scorer: ScoringModel, config: SequenceConfig) -> ScoringModel:
 def text_batch(
     examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
 ) -> Batch:
-    """Pad prompts (at least one token each) on the left and targets on the right, by 0.
-
-    Args:
-        examples: The texts.
-        learnt: Which tokens of each target are to be learnt; None: all.
-    """
+    """Pad prompts (at least one token each) on the left and targets on the right, by 0; ``learnt``
+    says which tokens of each target count, None: all."""
     prompts, targets = zip(*examples, strict=True)
     window, length = max(map(len, prompts)), max(map(len, targets))
     ids = np.zeros((len(prompts), window + length), np.int64)

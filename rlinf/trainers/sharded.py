@@ -35,18 +35,9 @@ class ShardedModule(TrainedModule):
     With ``reshard: auto`` a little module is taken for one layer, whose weights stay gathered:
     messages of its own layers would take longer than what they carry.
 
-    Parameters, gradients and moments are float32 parts. The module is divided while it has no
-    weights, and then each rank takes its parts of them: of the whole weights one at a time comes to
-    the device, in the number format that it has.
-
-    Args:
-        module: A scoring module on the host, the same on every rank, whose parameters are replaced
-            by parts on the device; on the device ``meta``, where its weights and moments are going
-            to be set.
-        layers: Its repeated layers, each gathered by itself.
-        config: Precision, gradient exchange.
-        optim: Of its optimizer; None: no loss trains it.
-        ranks: The processes.
+    The module lies on the host, the same on every rank, or on ``meta`` where its weights and
+    moments are going to be set. It is divided while it has no weights, and then each rank takes
+    its float32 parts of them: of the whole weights one at a time comes to the device.
     """
 
     def __init__(

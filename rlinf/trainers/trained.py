@@ -171,12 +171,8 @@ class TrainedModule(ABC):
         return column
 
     def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any]:
-        """Weights and moments whole, by name, on the CPU; they may share memory with this.
-
-        Args:
-            keep: False on ranks that only take part.
-            copy: Give copies even of what lies there.
-        """
+        """Weights and moments whole, by name, on the CPU; they may share memory with this, unless
+        ``copy``. Ranks without ``keep`` only take part."""
         sources = self.sources().items()
         columns = {kind: self.gather(source, keep=keep, copy=copy) for kind, source in sources}
         if not keep:
@@ -344,14 +340,8 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 class Offloaded:
-    """Storages whose contents lie in host memory; every tensor and view of them stays valid.
-
-    Until :meth:`restore` nothing may read the tensors.
-
-    Args:
-        tensors: Those to take away; several may share a storage.
-        keep: Copy the contents; otherwise they come back as zeros.
-    """
+    """Storages whose contents lie in host memory; every tensor and view of them stays valid, but
+    may not be read until :meth:`restore`. Without ``keep`` they come back as zeros."""
 
     def __init__(self, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
         storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}

@@ -25,7 +25,7 @@ from rlinf.models.policy import ActionEvaluation, Policy
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
-from rlinf.trainers.packing import Packing, Rows
+from rlinf.trainers.packing import Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import Source, TrainedModule
 from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
@@ -68,7 +68,7 @@ class Trainer:
         config: TrainerConfig,
         *,
         ranks: Ranks | Replicas | None = None,
-        packing: Packing | None = None,
+        packing: Rows | None = None,
         optim: Mapping[str, OptimizerConfig] | None = None,
         total_steps: int,
         seed: int,
@@ -304,8 +304,8 @@ class Trainer:
         the end.
 
         Names and shapes are those of the model's own state, a tied tensor comes once, numbers are
-        in ``precision.param``. They are views of what is trained or gathered where possible: write
-        or copy them before the next phase. ``adapter`` gives an adapter by the names of its file.
+        in ``precision.param``. They may be views of what is trained: write or copy them before the
+        next phase. ``adapter`` gives an adapter by the names of its file.
         """
         with self.modules.loaded("weights") as away:
             for name, tensor in weights_of(self.modules.held[POLICY], content):
@@ -419,8 +419,7 @@ class Trainer:
         trained.changed()
 
     def offload(self) -> None:
-        """Take from the device what ``offload`` in the config names; nothing else works until
-        :meth:`onload`, but for saving and sending, which bring it back for a moment."""
+        """See :meth:`TrainedModules.offload`."""
         self.modules.offload()
 
     def onload(self) -> None:

@@ -47,15 +47,8 @@ def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]
 
 
 class SkippedUpdates:
-    """Counts updates without a finite loss and gradient, and stops the run past a bound.
-
-    Weights that are spoilt themselves skip every update from then on, few of them in each phase:
-    so the bound also holds for updates in a row, over phases.
-
-    Args:
-        bound: How many may be skipped in a phase, and in a row.
-        section: Of the config, in the message.
-        directory: Where the batch of the last one is kept; None: nowhere.
+    """Counts updates without a finite loss and gradient, and stops the run where more than the
+    bound are skipped in a phase, or in a row, as spoilt weights do with few updates in each.
 
     Attributes:
         in_a_row: Skipped since the last one that was applied; part of a checkpoint.
@@ -111,14 +104,8 @@ _KL, _MEAN, _FAR, _COUNT = (f"first/{name}" for name in ("kl", "mean", "far", "c
 
 
 class FirstUpdate:
-    """Compares the policy that trains with the one that acted, while their weights are equal.
-
-    Args:
-        bounds: How far they may be apart.
-
-    Attributes:
-        kl: Mean KL that was found last; None before.
-    """
+    """Compares the policy that trains with the one that acted, while their weights are equal;
+    ``kl`` is the mean that was found last, None before."""
 
     def __init__(self, bounds: FirstUpdateBounds) -> None:
         self._bounds = bounds

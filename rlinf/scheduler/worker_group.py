@@ -309,7 +309,7 @@ class WorkerGroupFuncResult:
         names = [self._names[position] for position in missing]
         calls = [self._calls[position] for position in missing]
         with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
-            if wait(calls, process.deadline_seconds, return_when=FIRST_COMPLETED).done:
+            if _one_done(calls, process.deadline_seconds):
                 return
         for name in names:
             if not process.ask_driver("registry.started", name):
@@ -317,6 +317,19 @@ class WorkerGroupFuncResult:
                     f"worker '{name}' did not start within {process.deadline_seconds / 60:g} "
                     "minutes; see the cluster's logs for why its process is missing"
                 )
+
+
+def _one_done(calls: Sequence[Future[Outcome]], seconds: float) -> bool:
+    """Wait until one of several calls is done; False if none is by then."""
+    if len(calls) > 1:
+        if any(call.done() for call in calls):
+            return True
+        return bool(wait(calls, seconds, return_when=FIRST_COMPLETED).done)
+    try:
+        calls[0].exception(seconds)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _reduce(values: Sequence[float], reduction: str) -> float:

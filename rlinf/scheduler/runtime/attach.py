@@ -17,6 +17,7 @@ from rlinf.scheduler.process import (
     require_process,
     set_current_worker,
     set_process,
+    take_launching,
 )
 from rlinf.scheduler.runtime.launch import Launch, Membership
 from rlinf.scheduler.services.tracer import Tracer
@@ -96,6 +97,18 @@ def adopt(worker: Any, launch: Launch) -> None:
     dead = process.ask_driver("registry.register", launch.name, endpoint.address, launch.info)
     for name, cause in dead.items():
         process.mailbox.mark_dead(name, cause)
+
+
+class ChannelHost:
+    """The process that answers for the channels of a node other than the driver's.
+
+    Those of the driver's node live in the driver.
+    """
+
+    def __init__(self) -> None:
+        launch: Launch = take_launching()
+        self.worker_address = launch.info.address
+        adopt(self, launch)
 
 
 def _first_argument(record: logging.LogRecord) -> str | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import ray
 from ray.experimental import internal_kv
 
-from rlinf.scheduler.channel.channel_worker import ChannelWorker
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
@@ -29,6 +28,7 @@ from rlinf.scheduler.placement import NodePlacementStrategy
 from rlinf.scheduler.process import set_process
 from rlinf.scheduler.runtime.attach import (
     ATTACH_VARIABLE,
+    ChannelHost,
     enter_cluster,
     enter_from_environment,
 )
@@ -105,7 +105,7 @@ class RayRuntime(RayClientRuntime):
                 continue
             if node not in self._channel_nodes:
                 self._channel_nodes.add(node)
-                start_group(cluster, name, ChannelWorker, NodePlacementStrategy([node]), log=False)
+                start_group(cluster, name, ChannelHost, NodePlacementStrategy([node]), log=False)
             hosts[node] = f"{name}:0"
         return hosts
 

@@ -6,8 +6,9 @@ import logging
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import ray
@@ -42,20 +43,7 @@ class RayWorker(WorkerHandle):
     def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Start a method call; the future fails if the worker's process ends."""
         wire = to_wire(arguments, method, require_process().node_rank)
-        call: Future[Outcome] = Future()
-        answer = self.actor._rlinf_invoke.remote(wire).future()
-        answer.add_done_callback(partial(self._finish, call))
-        return call
-
-    def _finish(self, call: Future[Outcome], answer: Future[bytes]) -> None:
-        error = answer.exception()
-        if isinstance(error, RayActorError):
-            error = WorkerDiedError(f"worker '{self.name}' died: {describe_death(error)}")
-        if error is not None:
-            try_fail(call, error)
-        else:
-            payload, (failed, seconds) = from_wire(answer.result())
-            try_resolve(call, Outcome(payload, failed, seconds))
+        return RayCall(self.name, self.actor._rlinf_invoke.remote(wire))
 
     def kill(self) -> None:
         """End the process."""
@@ -72,6 +60,73 @@ class RayWorker(WorkerHandle):
             except GetTimeoutError:
                 pass  # it is busy
         return None
+
+
+class RayCall(Future[Outcome]):
+    """A method call in flight.
+
+    Whoever waits for it alone asks Ray directly; another thread's answer, which several waiters or
+    a callback need, takes a tenth longer.
+    """
+
+    def __init__(self, worker: str, ref: Any) -> None:
+        super().__init__()
+        self._worker, self._ref, self._watched = worker, ref, False
+
+    def done(self) -> bool:
+        """Whether the answer, or the end of the worker, is known."""
+        self._watch()
+        return super().done()
+
+    def add_done_callback(self, fn: Callable[[Future[Outcome]], object]) -> None:
+        """Call back when it is done, from another thread."""
+        self._watch()
+        super().add_done_callback(fn)
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        """Wait for the outcome; raises what :meth:`exception` returns, or a TimeoutError."""
+        self._ask(timeout)
+        return super().result(timeout if self._watched else 0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; the end of the worker if that came first, a TimeoutError if nothing did."""
+        self._ask(timeout)
+        return super().exception(timeout if self._watched else 0)
+
+    def _ask(self, timeout: float | None) -> None:
+        if self._watched or super().done():
+            return
+        try:
+            answer = ray.get(self._ref, timeout=timeout)
+        except GetTimeoutError:
+            return
+        except RayError as error:
+            self._watched = True
+            self._fail(error)
+        else:
+            self._watched = True  # nothing is left to watch for
+            self._resolve(answer)
+
+    def _watch(self) -> None:
+        if not self._watched and not super().done():
+            self._watched = True
+            self._ref.future().add_done_callback(self._answered)
+
+    def _answered(self, answer: Future[bytes]) -> None:
+        error = answer.exception()
+        if error is None:
+            self._resolve(answer.result())
+        else:
+            self._fail(error)
+
+    def _resolve(self, answer: bytes) -> None:
+        payload, (failed, seconds) = from_wire(answer)
+        try_resolve(self, Outcome(payload, failed, seconds))
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, RayActorError):
+            error = WorkerDiedError(f"worker '{self._worker}' died: {describe_death(error)}")
+        try_fail(self, error)
 
 
 def describe_death(error: RayActorError) -> str:

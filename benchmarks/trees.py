@@ -10,7 +10,7 @@ steps of a turn do not count. Printed: the median seconds of a step in each, and
 turns of the other's time divided by ours: above 1 this checkout is the faster one. Some metrics of
 the last step are printed, too: the same program gives the same numbers. With ``--program`` each
 checkout runs its own copy of a benchmark in its turns, and of every line that both print (equal but
-for its numbers) the median of the first number in each is printed, with ours divided by the
+for its numbers) the medians of the numbers that differ are printed, with ours divided by the
 other's. One thread per process (``OMP_NUM_THREADS=1``) is set unless given.
 """
 
@@ -92,8 +92,8 @@ def compare(other: Path, recipe: str, overrides: list[str], rounds: int) -> None
             print(f"  {name}: {last[HERE][name]:.9g} here, {last[other][name]:.9g} there")
 
 
-def figures(tree: Path, program: list[str]) -> dict[str, float]:
-    """Run a benchmark of a checkout; the first number of each line printed, by its text."""
+def figures(tree: Path, program: list[str]) -> dict[str, list[float]]:
+    """Run a benchmark of a checkout; the numbers of each line printed, by its text."""
     command = [tree / ".venv/bin/python", f"benchmarks/{program[0]}", *program[1:]]
     done = subprocess.run(
         [*map(str, command)], env=environment(), cwd=tree, capture_output=True, text=True,
@@ -101,20 +101,21 @@ def figures(tree: Path, program: list[str]) -> dict[str, float]:
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{shlex.join(program)} failed in {tree}:\n{done.stdout}\n{done.stderr}")
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     heading = ""
     for line in done.stdout.splitlines():
         text = " ".join(NUMBER.sub("#", line).split())
-        if not (number := NUMBER.search(line)):
-            heading = f"{text} | "
+        numbers = [float(number) for number in NUMBER.findall(line)]
+        if numbers:
+            found.setdefault(heading + text, numbers)
         else:
-            found.setdefault(heading + text, float(number.group()))
+            heading = f"{text} | "
     return found
 
 
 def compare_program(other: Path, program: list[str], rounds: int) -> None:
     """Let both checkouts run their copy of a benchmark in turns, and print what came of it."""
-    found: dict[Path, list[dict[str, float]]] = {HERE: [], other: []}
+    found: dict[Path, list[dict[str, list[float]]]] = {HERE: [], other: []}
     for number in range(rounds):
         for tree in (HERE, other) if number % 2 else (other, HERE):
             found[tree].append(figures(tree, program))
@@ -123,9 +124,16 @@ def compare_program(other: Path, program: list[str], rounds: int) -> None:
         ours, theirs = ([turn[line] for turn in found[t] if line in turn] for t in (HERE, other))
         if not theirs:
             continue
-        mine, its = statistics.median(ours), statistics.median(theirs)
-        ratio = f"{mine / its:.3f}" if its else "-"
-        print(f"  {mine:12.4g} {its:12.4g} {ratio:>7}  {line}", flush=True)
+        print(f"  {line}", flush=True)
+        for mine, its in zip(_medians(ours), _medians(theirs), strict=True):
+            ratio = f"{mine / its:.3f}" if its else "-"
+            if mine != its:
+                print(f"    {mine:12.4g} {its:12.4g} {ratio:>7}")
+
+
+def _medians(turns: list[list[float]]) -> list[float]:
+    """The median over the turns of each number of a line."""
+    return [statistics.median(values) for values in zip(*turns, strict=True)]
 
 
 def main() -> None:

@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 
 import rlinf
-from rlinf.cli import check, doctor, evaluate, explain, listing, plan, record, resume, train, view
+from rlinf.cli import (
+    check,
+    doctor,
+    env,
+    evaluate,
+    explain,
+    listing,
+    plan,
+    record,
+    resume,
+    train,
+    view,
+)
 from rlinf.cli.failure import Debug, report, reporting
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
@@ -31,6 +43,7 @@ app.command("record")(record.record)
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
+app.add_typer(env.app, name="env")
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)

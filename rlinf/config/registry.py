@@ -4,10 +4,10 @@ Env processes use this too, under other interpreters: it imports the standard li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from rlinf.config.nearest import did_you_mean
@@ -33,16 +33,25 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the known names, sorted; nothing is imported."""
-        return sorted({*self.table, *(point.name for point in entry_points(group=self.group))})
+        return sorted({*self.table, *(point.name for point in self._points())})
 
     def load(self, name: str) -> type[T]:
         """Import the class behind a name; ConfigError if it is unknown or cannot be used."""
         if name in self.table:
             return self._class(name, self.table[name], "of this project")
-        for point in entry_points(group=self.group, name=name):
-            package = point.dist.name if point.dist is not None else "an unknown package"
+        for point in (each for each in self._points() if each.name == name):
+            package = getattr(getattr(point, "dist", None), "name", "an unknown package")
             return self._class(name, point.value, f"(entry point {self.group} of {package})")
         raise ConfigError(f"unknown {self.kind} `{name}`; {did_you_mean(name, self.names())}")
+
+    def _points(self) -> Iterable[EntryPoint]:
+        """Entry points of the group; before Python 3.10 they come by group, and cannot be asked."""
+        try:
+            return entry_points(group=self.group)
+        except TypeError:
+            by_group: Any = entry_points()
+            found: Iterable[EntryPoint] = by_group.get(self.group, ())
+            return found
 
     def usable(self) -> Iterator[tuple[str, type[T] | ConfigError]]:
         """Yield every name with its class, or with why it cannot be used, in one line."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -105,7 +105,7 @@ class SpecifiedResult(ABC, _Dataclass):
         try:
             found = content["outcomes"]
             content["outcomes"] = tuple(cls.outcome(**_with_tuples(each)) for each in found)
-            return cls(**content)
+            return cls(**_with_tuples(content))
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path} is no result: {error}") from error
 
@@ -242,6 +242,8 @@ class EpisodeOutcome:
     episode_len: int
     valid: bool = True
     """False when the simulator failed; such an episode counts as no success."""
+    task: int = 0
+    """Which of the result's tasks it was."""
 
 
 @dataclass(frozen=True)
@@ -259,10 +261,16 @@ class EvaluationResult(SpecifiedResult):
     checkpoint: str
     outcomes: tuple[EpisodeOutcome, ...]
     """One per episode."""
+    tasks: tuple[str, ...] = ()
+    """What the tasks are, in words; empty where the simulator says nothing."""
 
     @classmethod
     def of(
-        cls, spec: EvaluationSpec, outcomes: Iterable[EpisodeOutcome], checkpoint: str
+        cls,
+        spec: EvaluationSpec,
+        outcomes: Iterable[EpisodeOutcome],
+        checkpoint: str,
+        tasks: Iterable[str] = (),
     ) -> EvaluationResult:
         """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
@@ -273,7 +281,7 @@ class EvaluationResult(SpecifiedResult):
             done="played",
             by=", by id and seed",
         )
-        return cls(spec.sha256, spec.success, checkpoint, ordered)
+        return cls(spec.sha256, spec.success, checkpoint, ordered, tuple(tasks))
 
     def scores(self, metric: str = metric) -> np.ndarray:
         """[episodes] float64, 1 for success by the specification's definition."""
@@ -305,6 +313,22 @@ class EvaluationResult(SpecifiedResult):
         return wilson_interval(self.successes, self.n)
 
     @property
+    def by_task(self) -> dict[str, tuple[int, int]]:
+        """Successes and episodes of every task; one that was not played has 0 of 0."""
+        found = dict.fromkeys(self.tasks, (0, 0))
+        for outcome, score in zip(self.outcomes, self.scores(), strict=True):
+            task = self.tasks[outcome.task] if self.tasks else ""
+            successes, episodes = found.get(task, (0, 0))
+            found[task] = (successes + int(score), episodes + 1)
+        return found
+
+    @property
+    def mean_over_tasks(self) -> float:
+        """Mean of the tasks' success rates, NaN where a task was not played."""
+        rates = [won / played if played else math.nan for won, played in self.by_task.values()]
+        return math.fsum(rates) / len(rates)
+
+    @property
     def mean_return(self) -> float:
         """Mean return of the valid episodes; NaN if there is none."""
         returns = [outcome.episode_return for outcome in self.outcomes if outcome.valid]
@@ -312,9 +336,26 @@ class EvaluationResult(SpecifiedResult):
 
     def __str__(self) -> str:
         low, high = self.interval
-        return (
+        whole = (
             f"success rate {self.success_rate:.3f} (95 % interval {low:.3f} to {high:.3f}, "
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
+        )
+        return "\n".join([whole, *self._lines_of_tasks()]) if len(self.tasks) > 1 else whole
+
+    def _lines_of_tasks(self) -> Iterator[str]:
+        """Every task's rate with its interval, then their mean; what was not played is named."""
+        for task, (won, played) in self.by_task.items():
+            if played:
+                low, high = wilson_interval(won, played)
+                yield f"  {won / played:.3f} ({low:.3f} to {high:.3f}, n = {played})  {task}"
+            else:
+                yield f"  not played  {task}"
+        missing = sum(not played for _, played in self.by_task.values())
+        mean = self.mean_over_tasks
+        yield (
+            f"  no mean over tasks: {missing} of {len(self.tasks)} were not played"
+            if missing
+            else f"  {mean:.3f}  mean over {len(self.tasks)} tasks"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -327,4 +368,13 @@ class EvaluationResult(SpecifiedResult):
             "success_rate": self.success_rate,
             "wilson_interval_95": list(self.interval),
             "mean_return": None if math.isnan(mean_return) else mean_return,
+            "tasks": {
+                task: {
+                    "n": played,
+                    "successes": won,
+                    "wilson_interval_95": list(wilson_interval(won, played)) if played else None,
+                }
+                for task, (won, played) in self.by_task.items()
+            },
+            "missing_tasks": [task for task, (_, played) in self.by_task.items() if not played],
         }

@@ -15,7 +15,9 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
 from rlinf.envs.base import REGISTRY
+from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
+from rlinf.processes.supervised import ONE_THREAD, ProcessLostError, SupervisedProcess
 
 
 class EnvConfig(StrictModel):
@@ -66,7 +68,15 @@ class EnvConfig(StrictModel):
     in several threads."""
 
     python: str | None = None
-    """Interpreter of the env processes, for a simulator in a virtual environment of its own."""
+    """Interpreter of the env processes; by default that of the virtual environment which
+    ``rlinf env install`` made for this type, else this one."""
+
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the env processes, on top of those that the adapter asks for."""
+
+    memory_limit_mb: int | None = Field(default=None, gt=0)
+    """Resident memory beyond which an env process is replaced, its envs going on where they were;
+    for a simulator that leaks."""
 
     @pydantic.model_validator(mode="after")
     def _options_are_legal(self) -> Self:
@@ -89,14 +99,46 @@ class EnvConfig(StrictModel):
             ConfigError: An option or the interpreter is not usable.
             MissingPackageError: The simulator is not installed.
         """
-        if self.python is None:
+        python = self.interpreter
+        if python is None:
             REGISTRY.load(self.type).check(self.adapter_options, self.max_episode_steps)
-        elif shutil.which(self.python) is None:
+            return
+        if shutil.which(python) is None:
             raise ConfigError(
-                f"{self.python} is no executable file; give the path of the interpreter, for "
+                f"{python} is no executable file; give the path of the interpreter, for "
                 "example envs/simulator/bin/python",
                 key="python",
             )
+        settings = {
+            "type": self.type,
+            "options": dataclasses.asdict(self.adapter_options),
+            "max_episode_steps": self.max_episode_steps,
+        }
+        process = SupervisedProcess(
+            "rlinf.envs.option_check", settings, environment=self.environment, python=python
+        )
+        try:
+            process.receive(self.start_deadline)
+        except ProcessLostError as lost:
+            last = lost.detail.strip().splitlines()[-1]
+            raise ConfigError(f"{python} cannot run env type `{self.type}`: {last}") from lost
+        finally:
+            process.close()
+
+    @property
+    def interpreter(self) -> str | None:
+        """Interpreter of the env processes, None for this one.
+
+        Raises:
+            ConfigError: The simulator has an environment of its own, which is not there or not of
+                these pins.
+        """
+        return self.python or interpreter(self.type)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the env processes."""
+        return {**ONE_THREAD, **variables(self.type), **self.variables}
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

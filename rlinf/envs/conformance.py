@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,9 @@ import numpy as np
 import psutil
 
 from rlinf.conformance import CheckResult, outcome, require
+from rlinf.envs.base import REGISTRY
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.results import Observations, VectorStep
+from rlinf.envs.results import FaultReason, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure
@@ -24,6 +26,8 @@ _CHUNK = 5
 _HORIZON = 7  # no multiple of the chunk: episodes end inside one
 _ROUNDS = 4
 _SEED = 20
+_NEAR = 1e-2
+"""How far starts of a simulator may be apart that is declared as not deterministic."""
 
 
 def check_env(config: EnvConfig) -> list[CheckResult]:
@@ -50,6 +54,8 @@ class _Play:
     state: dict[str, Any]
     picture: np.ndarray | str
     processes: list[psutil.Process]
+    seconds: float
+    """Of the steps."""
 
 
 class _Evidence:
@@ -57,6 +63,8 @@ class _Evidence:
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
+        adapter = REGISTRY.load(config.type)
+        self.deterministic, self.replayable = adapter.deterministic, adapter.replayable
 
     def _open(self, processes: int, **changes: Any) -> SupervisedVectorEnv:
         plain = {
@@ -71,6 +79,12 @@ class _Evidence:
         config = self._config.model_copy(update={**plain, **changes})
         return SupervisedVectorEnv(config, num_envs=_ENVS, seed=_SEED)
 
+    def alike(self, one: np.ndarray, other: np.ndarray) -> bool:
+        """Whether two starts are the same, to the bit where the simulator can do that."""
+        if self.deterministic:
+            return np.array_equal(one, other)
+        return np.allclose(one.astype(np.float64), other.astype(np.float64), atol=_NEAR)
+
     @cached_property
     def play(self) -> _Play:
         with self._open(2) as env:
@@ -78,12 +92,14 @@ class _Evidence:
             first, actions = env.reset(), _actions(env.env_spec)
             steps = [env.chunk_step(actions[0])]
             state = env.state_dict()
+            begin = time.perf_counter()
             steps += map(env.chunk_step, actions[1:])
+            seconds = time.perf_counter() - begin
             try:
                 picture: np.ndarray | str = env.render(0)
             except RunFailure as error:
                 picture = str(error).strip().splitlines()[-1]
-            return _Play(env.env_spec, first, steps, state, picture, processes)
+            return _Play(env.env_spec, first, steps, state, picture, processes, seconds)
 
     @cached_property
     def replay(self) -> tuple[list[VectorStep], list[VectorStep], list[VectorStep]]:
@@ -150,10 +166,14 @@ def _steps(evidence: _Evidence) -> str:
     for step in evidence.play.steps:
         require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
         require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
-    return f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
+    rate = sum(step.rewards.size for step in evidence.play.steps[1:]) / evidence.play.seconds
+    done = f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
+    return f"{done}, {rate:.0f} env steps/s with short episodes in 2 processes"
 
 
 def _determinism(evidence: _Evidence) -> str:
+    if not evidence.deterministic:
+        return "declared as not deterministic"
     steps, _, _ = evidence.replay
     _require_same(evidence.play.steps, steps, "the same seed in 2 processes and in 1 differs")
     return "the same seed gives the same episodes, in 1 and in 2 processes"
@@ -181,7 +201,7 @@ def _auto_reset(evidence: _Evidence) -> str:
 def _groups(evidence: _Evidence) -> str:
     first, _, _ = evidence.group
     for key, value in first.items():
-        same = np.array_equal(value[0::2], value[1::2])
+        same = evidence.alike(value[0::2], value[1::2])
         require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
     return "envs of a group start in the same state"
 
@@ -189,7 +209,7 @@ def _groups(evidence: _Evidence) -> str:
 def _fixed_states(evidence: _Evidence) -> str:
     first, _, again = evidence.group
     for key, value in first.items():
-        require(np.array_equal(value, again[key]), f"'{key}' differs between two epochs")
+        require(evidence.alike(value, again[key]), f"'{key}' differs between two epochs")
     return "fixed reset states are the same in every epoch"
 
 
@@ -215,14 +235,26 @@ def _chunks(evidence: _Evidence) -> str:
 
 def _state(evidence: _Evidence) -> str:
     _, resumed, _ = evidence.replay
-    _require_same(evidence.play.steps[1:], resumed, "going on from a saved state differs")
     given = evidence.play.state["simulator"]["size"].any()
+    if not given and not evidence.replayable:
+        return _given_up(resumed[0], _ENVS)
+    _require_same(evidence.play.steps[1:], resumed, "going on from a saved state differs")
     how = "the simulator's state" if given else "replaying the actions since the reset"
     return f"resumed by {how}, bitwise equal to never having stopped"
 
 
+def _given_up(step: VectorStep, episodes: int) -> str:
+    """What a simulator does whose actions must not be repeated: its episodes end as invalid."""
+    closed = [fault for fault in step.faults if fault.reason is FaultReason.NOT_REPLAYABLE]
+    require(len(closed) == episodes, f"{len(closed)} of {episodes} episodes were given up")
+    require(not step.valid.any(), "a chunk that answers a lost observation counts as valid")
+    return "declared as not replayable: its episodes are closed as invalid, others begin"
+
+
 def _recovery(evidence: _Evidence) -> str:
     _, _, recovered = evidence.replay
+    if not evidence.play.state["simulator"]["size"].any() and not evidence.replayable:
+        return _given_up(recovered[1], _ENVS)
     message = "after a killed process the envs go on differently"
     _require_same(evidence.play.steps[1:], recovered, message)
     return "a killed process is replaced and its envs go on where they were"
@@ -236,7 +268,10 @@ def _pictures(evidence: _Evidence) -> str:
         frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8,
         f"a picture is {frame.dtype}{frame.shape} instead of uint8 [H, W, 3]",
     )
-    return f"pictures of {frame.shape[1]} x {frame.shape[0]}"
+    for name, pictures in {"render": frame[None], **evidence.play.first}.items():
+        if pictures.dtype == np.uint8:
+            require(all(each.any() for each in pictures), f"{name}: a picture is black")
+    return f"pictures of {frame.shape[1]} x {frame.shape[0]}, none of them black"
 
 
 def _close(evidence: _Evidence) -> str:

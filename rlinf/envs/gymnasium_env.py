@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,15 +39,16 @@ class GymnasiumOptions:
 class GymnasiumEnv(SimulatorEnv):
     """A ``gymnasium`` environment behind the adapter protocol.
 
-    A uint8 image [H, W, 3] becomes ``main_images``; any other observation is flattened to
-    ``states`` (a discrete one as one-hot). Actions are ``Box`` of any shape, flattened, or
-    ``Discrete``.
+    A uint8 image [H, W, 3] becomes ``main_images``, several of a dictionary ``images.NAME``; all
+    else is flattened to ``states`` (what is discrete as one-hot). Actions are ``Box`` of any shape,
+    flattened, or ``Discrete``.
     """
 
     Options = GymnasiumOptions
 
     def __init__(self, options: GymnasiumOptions) -> None:
         super().__init__(options)
+        self._options = options
         try:
             self._env = gymnasium.make(
                 options.id,
@@ -55,17 +58,22 @@ class GymnasiumEnv(SimulatorEnv):
             )
         except gymnasium.error.Error as error:
             raise ConfigError(str(error), key="options.id") from error
-        self._raw_space = self._env.observation_space
-        shape = self._raw_space.shape or ()
-        self._is_image = self._raw_space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
-        if self._is_image:
-            self.observation_space = spaces.Dict(main_images=self._raw_space)
-        elif self._raw_space.is_np_flattenable:
-            size = int(spaces.flatdim(self._raw_space))
-            states = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-            self.observation_space = spaces.Dict(states=states)
-        else:
+        leaves = dict(_leaves(self._env.observation_space))
+        pictures = [path for path, space in leaves.items() if _is_picture(space)]
+        self._vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
+        if not all(leaf.is_np_flattenable for leaf in self._vectors.values()):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
+        only = len(pictures) == 1
+        self._pictures = {
+            "main_images" if only else f"images.{path[-1]}": path for path in pictures
+        }
+        parts: dict[str, gymnasium.Space[Any]] = {
+            name: leaves[path] for name, path in self._pictures.items()
+        }
+        if self._vectors:
+            size = sum(int(spaces.flatdim(leaf)) for leaf in self._vectors.values())
+            parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.observation_space = spaces.Dict(parts)
         self.action_space = _flat_action_space(self._env.action_space, options.id)
         self._return = 0.0
 
@@ -102,10 +110,10 @@ class GymnasiumEnv(SimulatorEnv):
         )
         observation, reward, terminated, truncated, info = self._env.step(given)
         self._return += float(reward)
-        if self.options.success_key is not None:
-            info = {**info, "success": bool(info.get(self.options.success_key, False))}
-        elif self.options.success_return is not None:
-            info = {**info, "success": self._return >= self.options.success_return}
+        if self._options.success_key is not None:
+            info = {**info, "success": bool(info.get(self._options.success_key, False))}
+        elif self._options.success_return is not None:
+            info = {**info, "success": self._return >= self._options.success_return}
         return self._converted(observation), float(reward), terminated, truncated, info
 
     def render(self) -> Any:
@@ -117,10 +125,30 @@ class GymnasiumEnv(SimulatorEnv):
         self._env.close()
 
     def _converted(self, observation: Any) -> Observation:
-        if self._is_image:
-            return {"main_images": np.asarray(observation)}
-        flat = spaces.flatten(self._raw_space, observation)
-        return {"states": np.asarray(flat, np.float32)}
+        def at(path: tuple[str, ...]) -> Any:
+            return functools.reduce(lambda part, key: part[key], path, observation)
+
+        found = {name: np.asarray(at(path)) for name, path in self._pictures.items()}
+        if self._vectors:
+            flat = [np.asarray(spaces.flatten(s, at(path))) for path, s in self._vectors.items()]
+            found["states"] = np.concatenate(flat).astype(np.float32)
+        return found
+
+
+def _leaves(
+    space: gymnasium.Space[Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], gymnasium.Space[Any]]]:
+    """The spaces within nested dictionaries, by their keys."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _leaves(part, (*path, key))
+    else:
+        yield path, space
+
+
+def _is_picture(space: gymnasium.Space[Any]) -> bool:
+    shape = space.shape or ()
+    return space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
 def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:

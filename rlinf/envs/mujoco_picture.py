@@ -20,11 +20,12 @@ class Painter:
     """Draws the data of one model; opens its graphics context at the first picture.
 
     Shadows, reflections, sky and multisampling are off: on a software renderer that is fourteen
-    times faster. All envs of a process share the context, which is as large as the largest picture.
+    times faster; ``effects`` are for policies that were trained on pictures with them. All envs of
+    a process share the context, which is as large as the largest picture.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, effects: bool = False) -> None:
+        self._model, self._effects = model, effects
         self._size = 0
         self._window: Any = None
         self._context: Any = None
@@ -64,8 +65,8 @@ class Painter:
             self._window.make_current()
             return
         model = self._model
-        model.vis.quality.shadowsize = 0
-        model.vis.quality.offsamples = 0
+        if not self._effects:
+            model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         model.vis.global_.offwidth = model.vis.global_.offheight = size
         self.close()
         self._window = open_window(size)
@@ -73,7 +74,7 @@ class Painter:
         atexit.register(self.close)
         self._window.make_current()
         self._scene = mujoco.MjvScene(model, _MAX_GEOMS)
-        for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX"):
+        for flag in () if self._effects else ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = 0
         self._option = mujoco.MjvOption()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
+from typing import Dict  # noqa: UP035 - the env side runs under 3.8 as well
 
 import numpy as np
 
 
-class FaultReason(StrEnum):
+class FaultReason(str, Enum):  # noqa: UP042 - the env side runs under 3.8 as well
     """Why the data of an env cannot be used."""
 
     CRASH = "crash"
@@ -21,6 +22,10 @@ class FaultReason(StrEnum):
     """An observation or reward of another shape, type or set of keys than declared."""
     EXCEPTION = "exception"
     """The simulator raised."""
+    MEMORY = "memory"
+    """The env process held more memory than ``memory_limit_mb``, and was replaced."""
+    NOT_REPLAYABLE = "not_replayable"
+    """The env was lost through no fault of its own, and cannot be brought back to where it was."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class EpisodeRecord:
     """``episode_return / episode_len``."""
     valid: bool
     """False when a fault closed the episode."""
+    task: int = 0
+    """Which of the env's tasks it ended in."""
 
 
 RECORD_DTYPE = np.dtype(
@@ -69,6 +76,7 @@ RECORD_DTYPE = np.dtype(
         ("success_at_end", "?"),
         ("fail_once", "?"),
         ("valid", "?"),
+        ("task", "<i8"),
     ]
 )
 """How one ended episode lies in shared memory."""
@@ -76,12 +84,12 @@ RECORD_DTYPE = np.dtype(
 
 def read_record(env: int, row: np.void) -> EpisodeRecord:
     """The record that an env process wrote into shared memory."""
-    values = dict(zip(RECORD_DTYPE.fields or (), row.item(), strict=True))
+    values = {name: row[name].item() for name in RECORD_DTYPE.names or ()}
     mean = values["episode_return"] / max(values["episode_len"], 1)
     return EpisodeRecord(env=env, reward=mean, **values)
 
 
-Observations = dict[str, np.ndarray]
+Observations = Dict[str, np.ndarray]  # noqa: UP006
 
 
 @dataclass(frozen=True)

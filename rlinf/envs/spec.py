@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import OBSERVATION_KEYS, SimulatorEnv
+from rlinf.envs.base import TASK_KEY, Simulator, observation_type
 from rlinf.errors import ConfigError
 
 
@@ -28,7 +28,8 @@ class EnvSpec:
     action_high: tuple[float, ...]
     """[A]; number of choices - 1 for a discrete action."""
     task_descriptions: tuple[str, ...]
-    """In words; empty when the simulator has none."""
+    """In words; empty when the simulator has none. Where there are several, observations hold
+    ``task_ids``, the index of the present one."""
     max_episode_steps: int
     """Primitive steps after which an episode is truncated."""
 
@@ -52,7 +53,7 @@ class EnvSpec:
         return cls(**plain)
 
 
-def spec_of(env: SimulatorEnv, max_episode_steps: int) -> EnvSpec:
+def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
     """Return the spec of ``env``.
 
     Raises:
@@ -61,14 +62,18 @@ def spec_of(env: SimulatorEnv, max_episode_steps: int) -> EnvSpec:
     name = type(env).__name__
     boxes = _observation_boxes(env.observation_space, name)
     kind, low, high = _action_limits(env.action_space, name)
+    shapes: dict[str, tuple[int, ...]] = {key: tuple(box.shape) for key, box in boxes.items()}
+    dtypes = {key: np.dtype(box.dtype).name for key, box in boxes.items()}
+    if len(env.task_descriptions) > 1:
+        shapes[TASK_KEY], dtypes[TASK_KEY] = (), "int64"
     return EnvSpec(
-        observation_shapes={key: tuple(box.shape) for key, box in boxes.items()},
-        observation_dtypes={key: np.dtype(box.dtype).name for key, box in boxes.items()},
+        observation_shapes=shapes,
+        observation_dtypes=dtypes,
         action_kind=kind,
         action_dim=len(low),
         action_low=low,
         action_high=high,
-        task_descriptions=(env.task_description,) if env.task_description else (),
+        task_descriptions=tuple(env.task_descriptions),
         max_episode_steps=max_episode_steps,
     )
 
@@ -78,10 +83,12 @@ def _observation_boxes(space: Any, name: str) -> dict[str, spaces.Box]:
         raise ConfigError(f"{name}: observation_space must be a gymnasium.spaces.Dict, is {space}")
     boxes: dict[str, spaces.Box] = {}
     for key, part in space.spaces.items():
-        wanted = np.float32 if key == "states" else np.uint8
-        if key not in OBSERVATION_KEYS:
-            known = ", ".join(OBSERVATION_KEYS)
-            raise ConfigError(f"{name}: unknown observation key '{key}'; known: {known}")
+        wanted = observation_type(key)
+        if wanted is None:
+            raise ConfigError(
+                f"{name}: unknown observation key '{key}'; known: states, proprioception, "
+                "main_images, wrist_images, extra_view_images, images.NAME, depth.NAME"
+            )
         if not isinstance(part, spaces.Box) or part.dtype != wanted:
             raise ConfigError(f"{name}: '{key}' must be a Box of {np.dtype(wanted).name}: {part}")
         boxes[key] = part

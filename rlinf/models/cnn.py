@@ -11,7 +11,13 @@ from torch import Tensor
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import CNNConfig
-from rlinf.models.gaussian import GaussianPolicy, normalizer_of, orthogonal_layer
+from rlinf.models.gaussian import (
+    GaussianPolicy,
+    normalizer_of,
+    orthogonal_layer,
+    told_tasks,
+    with_task,
+)
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -31,7 +37,9 @@ class CNNPolicy(GaussianPolicy):
         super().__init__(
             config,
             env_spec,
-            feature_dim=state_dim + config.image_features * len(config.image_keys),
+            feature_dim=state_dim
+            + config.image_features * len(config.image_keys)
+            + told_tasks(env_spec),
             value_dim=value_dim,
             generator=generator,
         )
@@ -40,6 +48,7 @@ class CNNPolicy(GaussianPolicy):
         separate = value_dim > 0 and not config.shared_encoder
         self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
         self._reads_states = state_dim > 0
+        self._tasks = told_tasks(env_spec)
         self.normalizer = normalizer_of(config, state_dim) if self._reads_states else None
 
     def _encoders(
@@ -65,7 +74,7 @@ class CNNPolicy(GaussianPolicy):
         parts = [encoders[key](observations[key]) for key in self._image_keys]
         if self._reads_states:
             parts.append(self.normalized(observations["states"]))
-        return torch.cat(parts, dim=-1)
+        return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters of the critic trunk and of its own encoders."""

@@ -29,6 +29,10 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
 
 
+TASK_IDS = "task_ids"
+"""Observation that says which of several tasks an env is in, int64 [B]."""
+
+
 class _Tanh(torch.autograd.Function):
     """tanh x = 2 σ(2x) − 1.
 
@@ -258,7 +262,7 @@ class GaussianPolicy(Policy):
 
 
 class MLPPolicy(GaussianPolicy):
-    """Normalised states into separate actor and critic trunks."""
+    """Normalised states, and which of several tasks it is, into actor and critic trunks."""
 
     def __init__(
         self,
@@ -272,16 +276,30 @@ class MLPPolicy(GaussianPolicy):
         super().__init__(
             config,
             env_spec,
-            feature_dim=state_dim,
+            feature_dim=state_dim + told_tasks(env_spec),
             value_dim=value_dim,
             generator=torch.Generator().manual_seed(seed),
         )
         self.normalizer = normalizer_of(config, state_dim)
+        self._tasks = told_tasks(env_spec)
 
     def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """[B, D] states, normalised, for both trunks."""
-        states = self.normalized(observations["states"])
+        """[B, D] states, normalised, and the task [B, tasks], for both trunks."""
+        states = with_task(self.normalized(observations["states"]), observations, self._tasks)
         return states, states
+
+
+def told_tasks(env_spec: EnvSpec) -> int:
+    """Number of tasks that a policy tells apart by a one-hot vector; 0 where there is only one."""
+    return len(env_spec.task_descriptions) if TASK_IDS in env_spec.observation_shapes else 0
+
+
+def with_task(features: Tensor, observations: Mapping[str, Tensor], tasks: int) -> Tensor:
+    """Features [B, D] and behind them the one-hot vector [B, tasks] of the present task."""
+    if not tasks:
+        return features
+    told = torch.nn.functional.one_hot(observations[TASK_IDS].long(), tasks)
+    return torch.cat([features, told.to(features.dtype)], dim=-1)
 
 
 def normalizer_of(config: NormalizingPolicyConfig, state_dim: int) -> ObservationNormalizer | None:

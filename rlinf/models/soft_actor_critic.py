@@ -19,6 +19,8 @@ from rlinf.models.gaussian import (
     gaussian_log_prob,
     normalizer_of,
     states_dim,
+    told_tasks,
+    with_task,
 )
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 
@@ -139,8 +141,9 @@ class QFunctions(nn.Module):
         state_dim = states_dim(env_spec, needed_by=config.type)
         register_box(self, config, env_spec)
         self.normalizer = normalizer_of(config, state_dim)
+        self._tasks = told_tasks(env_spec)
         self._activation = ACTIVATIONS[config.activation]
-        inputs = state_dim + config.num_action_chunks * env_spec.action_dim
+        inputs = state_dim + self._tasks + config.num_action_chunks * env_spec.action_dim
         widths = [inputs, *config.q_hidden_sizes, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for rows, columns in itertools.pairwise(widths):
@@ -155,6 +158,7 @@ class QFunctions(nn.Module):
         states = observations["states"]
         if self.normalizer is not None:
             states = self.normalizer(states)
+        states = with_task(states, observations, self._tasks)
         scaled = (actions - self.centre) / self.radius
         features = torch.cat([states, scaled.flatten(1)], dim=1)
         layers = len(self.weights)

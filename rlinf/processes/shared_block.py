@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Mapping, Tuple  # noqa: UP035 - the env side runs under 3.8 as well
 
 import numpy as np
 
@@ -20,7 +20,7 @@ ALIGNMENT = 64
 """Bytes to which every array is aligned: a cache line, and as torch aligns its own memory, so that
 kernels compute the same bits."""
 
-Fields = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+Fields = Mapping[str, Tuple[Tuple[int, ...], np.dtype]]  # noqa: UP006
 """Shape and type of every array, by name, in the order in which they lie in memory."""
 
 

@@ -28,13 +28,16 @@ import rlinf
 from rlinf.errors import ConfigError, MissingPackageError, UserError
 from rlinf.processes.wire import receive, send
 
-Loss = Literal["crash", "hang", "exception"]
-"""How a child was lost: it ended, it did not answer in time, or it says that it cannot go on."""
+Loss = Literal["crash", "hang", "exception", "memory"]
+"""How a child was lost: it ended, it did not answer in time, it says that it cannot go on, or its
+parent gave it up for the memory it held."""
 
 CLOSE = "close"
 """Operation after whose answer a child ends."""
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of a child that is one of several and computes little."""
+
 _TAIL_BYTES = 4000
 _LARGEST_LOG = 16 * 2**20
 _STACK_SECONDS = 0.3
@@ -99,7 +102,7 @@ class SupervisedProcess:
         settings: Mapping[str, Any],
         *,
         descriptors: Sequence[int] = (),
-        environment: Mapping[str, str] = _ONE_THREAD,
+        environment: Mapping[str, str] = ONE_THREAD,
         python: str | None = None,
         message_seconds: float = 30.0,
     ) -> None:
@@ -258,10 +261,8 @@ def serve(
         answer: From a message, with its ``operation``, to the content of its answer.
     """
     _watch_parent(lifeline)
-    with (
-        socket.socket(fileno=commands) as connection,
-        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
-    ):
+    lost = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError)
+    with socket.socket(fileno=commands) as connection, lost:
         while True:
             message = receive(connection)
             try:
@@ -301,7 +302,7 @@ def _described(error: Exception) -> dict[str, Any]:
         return {"reason": error.reason, "key": error.key}
     if isinstance(error, UserError):
         return {"reason": str(error), "key": ""}
-    stack = "".join(traceback.format_exception(error))
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return (
         {"value": str(error), "stack": stack} if isinstance(error, ValueError) else {"stack": stack}
     )

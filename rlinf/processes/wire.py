@@ -79,7 +79,7 @@ def _without_arrays(value: Any, buffers: list[bytes]) -> Any:
         return value.item()
     if isinstance(value, dict):
         return {_escaped(key): _without_arrays(item, buffers) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_without_arrays(item, buffers) for item in value]
     return value
 

@@ -103,6 +103,10 @@ class Acting(Task[ActingT]):
         for field in fields if episodes else ():
             name = "return" if field == "episode_return" else field
             metrics[f"env/{name}"] = float(np.mean([getattr(e, field) for e in episodes]))
+        tasks = rollouts[0].tasks if rollouts else ()
+        for number, task in enumerate(tasks if len(tasks) > 1 else ()):
+            if played := [e.success_once for e in episodes if e.task == number]:
+                metrics[f"env/success/{task}"] = float(np.mean(played))
         metrics["env/steps"] = float(self.counts.env_steps)
         metrics["env/episodes"] = float(self.counts.episodes)
         metrics["env/steps_per_second"] = self.config.env_steps_per_rollout / seconds

@@ -47,7 +47,10 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         configured = evaluation.periodic_episodes if purpose == "periodic" else evaluation.episodes
         sequence = np.random.SeedSequence((evaluation.seed, _PURPOSE_NUMBERS[purpose]))
         # 31 bits, because some simulators keep seeds in a signed 32-bit integer.
-        seeds = sequence.generate_state(items or configured) >> 1
+        count = items or configured
+        seeds = sequence.generate_state(count) >> 1
+        if evaluation.walk:
+            seeds = np.arange(count) + (count if purpose == "periodic" else 0)
         env = evaluation.environments(config.env.train)
         return EvaluationSpec(
             task={
@@ -76,7 +79,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         """Play a specification's episodes."""
         seeds = dict(spec.episodes)
         # A faulty episode is tried again; its last record counts.
-        records = {e.episode_id: e for e in play_episodes(groups, spec.episodes).episodes}
+        report = play_episodes(groups, spec.episodes)
+        records = {record.episode_id: record for record in report.episodes}
         outcomes = [
             EpisodeOutcome(
                 episode_id=record.episode_id,
@@ -86,15 +90,22 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
                 episode_return=record.episode_return,
                 episode_len=record.episode_len,
                 valid=record.valid,
+                task=record.task,
             )
             for record in records.values()
         ]
-        return EvaluationResult.of(spec, outcomes, name)
+        return EvaluationResult.of(spec, outcomes, name, report.tasks)
 
     def metrics(self, result: EvaluationResult) -> dict[str, float]:
-        """Success rate with its interval, and return."""
+        """Success rate with its interval, and return; of several tasks, the rate of each."""
         low, high = result.interval
+        by_task = result.by_task if len(result.tasks) > 1 else {}
         return {
+            **{
+                f"eval/success/{task}": won / played
+                for task, (won, played) in by_task.items()
+                if played
+            },
             "eval/success": result.success_rate,
             "eval/success_low": low,
             "eval/success_high": high,

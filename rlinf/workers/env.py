@@ -33,6 +33,7 @@ class RolloutReport:
     env_steps: int = 0
     extra_rows: int = 0
     simulator_seconds: float = 0.0
+    tasks: tuple[str, ...] = ()
 
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
@@ -47,6 +48,7 @@ class EvaluationReport:
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
     frames: list[list[np.ndarray]] = field(default_factory=list)
+    tasks: tuple[str, ...] = ()
 
 
 class EnvWorker(StageWorker):
@@ -100,7 +102,7 @@ class EnvWorker(StageWorker):
         """
         env, steps = self._vectors["train"], self._config.chunk_steps
         auto_reset = self._config.env.train.auto_reset
-        report = RolloutReport()
+        report = RolloutReport(tasks=env.env_spec.task_descriptions)
         builders = [
             TrajectoryBuilder(
                 self._env_ids(env, stage),
@@ -150,7 +152,8 @@ class EnvWorker(StageWorker):
         """
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
-        report = EvaluationReport(frames=[[] for _ in filmed])
+        tasks = env.env_spec.task_descriptions
+        report = EvaluationReport(frames=[[] for _ in filmed], tasks=tasks)
         times = [0] * self._stages
         for stage in range(self._stages):
             observations = env.reset(stage)

@@ -203,3 +203,36 @@ def test_results_of_different_specs_are_not_compared():
     first, second = played(a_spec(2), [True, True]), played(a_spec(3), [True] * 3)
     with pytest.raises(ConfigError, match="only results on the same episodes"):
         compare(first, second)
+
+
+def test_a_suite_has_a_rate_for_every_task_and_names_what_was_not_played():
+    spec = a_spec(6)
+    successes, tasks = [True, False, True, True, False, False], [0, 1, 0, 1, 1, 0]
+
+    def result(names: tuple[str, ...]) -> EvaluationResult:
+        outcomes = [
+            EpisodeOutcome(i, seed, won, False, 0.0, 150, task=task)
+            for (i, seed), won, task in zip(spec.episodes, successes, tasks, strict=True)
+        ]
+        return EvaluationResult.of(spec, outcomes, "run@10", names)
+
+    whole = result(("reach", "push"))
+    assert whole.by_task == {"reach": (2, 3), "push": (1, 3)}
+    assert whole.mean_over_tasks == pytest.approx(0.5)
+    assert "0.667 (0.208 to 0.939, n = 3)  reach" in str(whole)
+    assert "0.500  mean over 2 tasks" in str(whole)
+    assert whole.summary()["missing_tasks"] == []
+
+    partial = result(("reach", "push", "open a door"))
+    assert np.isnan(partial.mean_over_tasks)
+    assert partial.summary()["missing_tasks"] == ["open a door"]
+    assert "not played  open a door" in str(partial)
+    assert "no mean over tasks: 1 of 3 were not played" in str(partial)
+
+
+def test_a_result_with_tasks_survives_its_file(tmp_path):
+    spec = a_spec(2)
+    outcomes = [EpisodeOutcome(i, seed, True, False, 0.0, 9, task=i) for i, seed in spec.episodes]
+    result = EvaluationResult.of(spec, outcomes, "run@10", ("reach", "push"))
+    result.save(tmp_path / "result.json")
+    assert EvaluationResult.load(tmp_path / "result.json") == result

@@ -15,12 +15,20 @@ def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     info = tmp_path / "outside_point-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-point\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[rlinf.envs]\npoint = outside_point:PointEnv\n")
+    (info / "entry_points.txt").write_text(
+        "[rlinf.envs]\npoint = outside_point:PointEnv\npoint_batch = outside_point:PointBatch\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(misbehaviour: str = "none", *, one_in: int = 1, at_step: int = 3, **settings):
         options = {"misbehaviour": misbehaviour, "one_in": one_in, "at_step": at_step}
-        defaults = {"max_episode_steps": 20, "processes": 2, "step_deadline": 20.0}
-        return EnvConfig(type="point", options=options, **{**defaults, **settings})
+        options.update(settings.pop("options", {}))
+        defaults = {
+            "type": "point",
+            "max_episode_steps": 20,
+            "processes": 2,
+            "step_deadline": 20.0,
+        }
+        return EnvConfig(options=options, **{**defaults, **settings})
 
     return make

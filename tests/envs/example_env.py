@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import SimulatorEnv
+from rlinf.envs.base import BatchStep, SimulatorBatch, SimulatorEnv
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class PointOptions:
     misbehaviour: str = "none"
     at_step: int = 3
     one_in: int = 1
+    tasks: int = 1
+    replays: bool = True
 
 
 class PointEnv(SimulatorEnv):
     """``states`` [size] moves by a tenth of the action [size]; success within 0.1 of the origin."""
 
     Options = PointOptions
-    task_description = "go to the origin"
+    task_descriptions = ("go to the origin",)
 
     def __init__(self, options: PointOptions) -> None:
         super().__init__(options)
@@ -42,6 +44,10 @@ class PointEnv(SimulatorEnv):
         self._position = np.zeros(options.size, np.float32)
         self._steps = 0
         self._bad = False
+        self._leak: list[bytes] = []
+        if options.tasks > 1:
+            self.task_descriptions = tuple(f"task {number}" for number in range(options.tasks))
+        self.replayable = options.replays  # of the class elsewhere; the tests want both
         if options.misbehaviour == "modules":
             raise RuntimeError(f"modules: {sorted(sys.modules)}")
 
@@ -49,6 +55,7 @@ class PointEnv(SimulatorEnv):
         generator = np.random.default_rng(seed)
         self._position = generator.uniform(-1, 1, self.options.size).astype(np.float32)
         self._steps = 0
+        self.task_id = (seed or 0) % self.options.tasks
         self._bad = (seed or 0) % self.options.one_in == 0
         observation: Any = {"states": self._position.copy()}
         if self._bad and self.options.at_step == 0:
@@ -58,6 +65,8 @@ class PointEnv(SimulatorEnv):
     def step(self, action: np.ndarray) -> Any:
         self._position = self._position + np.float32(0.1) * action
         self._steps += 1
+        if self._steps == 2 and self.options.tasks > 1:
+            self.task_id = (self.task_id + 1) % self.options.tasks  # within an episode
         distance = float(np.linalg.norm(self._position))
         observation, reward = {"states": self._position.copy()}, -distance
         if self._bad and self._steps == self.options.at_step:
@@ -74,6 +83,8 @@ class PointEnv(SimulatorEnv):
         kind = self.options.misbehaviour
         if kind == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "leak":
+            self._leak.append(os.urandom(64 << 20))
         if kind == "hang":
             time.sleep(3600)
         if kind == "raise":
@@ -88,3 +99,58 @@ class PointEnv(SimulatorEnv):
             "reward": (observation, np.zeros(2)),
         }
         return wrong.get(kind, (observation, reward))
+
+
+@dataclass(frozen=True)
+class PointBatchOptions:
+    """Options of the ``point_batch`` env type."""
+
+    size: int = 2
+    misbehaviour: str = "none"
+    at_step: int = 3
+    one_in: int = 1
+
+
+class PointBatch(SimulatorBatch):
+    """The points of many rows at once; misbehaves in the first row whose seed is bad."""
+
+    Options = PointBatchOptions
+    task_descriptions = ("go to the origin",)
+
+    def __init__(self, options: PointBatchOptions, num_envs: int) -> None:
+        super().__init__(options, num_envs)
+        box = spaces.Box(-np.inf, np.inf, (options.size,), np.float32)
+        self.observation_space = spaces.Dict({"states": box})
+        self.action_space = spaces.Box(-1.0, 1.0, (options.size,), np.float32)
+        self._position = np.zeros((num_envs, options.size), np.float32)
+        self._steps = np.zeros(num_envs, int)
+        self._bad = np.zeros(num_envs, bool)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        for row, seed in zip(rows, seeds, strict=True):
+            generator = np.random.default_rng(seed)
+            self._position[row] = generator.uniform(-1, 1, self.options.size)
+            self._bad[row] = seed % self.options.one_in == 0
+        self._steps[rows] = 0
+        return {"states": self._position.copy()}
+
+    def step(self, actions: np.ndarray) -> BatchStep:
+        self._position += np.float32(0.1) * actions
+        self._steps += 1
+        distance = np.linalg.norm(self._position, axis=1)
+        observations, rewards = {"states": self._position.copy()}, -distance
+        bad = np.flatnonzero(self._bad & (self._steps == self.options.at_step))
+        if len(bad):
+            if self.options.misbehaviour == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.options.misbehaviour == "hang":
+                time.sleep(3600)
+            if self.options.misbehaviour == "raise":
+                raise ValueError("the solver diverged")
+            if self.options.misbehaviour == "nan":
+                observations["states"][bad] = np.nan
+        reached = distance < 0.1
+        return BatchStep(observations, rewards, reached, np.zeros_like(reached), reached)
+
+    def render(self, row: int) -> np.ndarray:
+        return np.full((32, 32, 3), 255, np.uint8)

@@ -35,3 +35,24 @@ def test_a_bad_env_is_told_what_it_does_wrong(point):
 def test_an_env_that_cannot_be_built_is_refused(point):
     with pytest.raises(ConfigError, match="did you mean"):
         check_env(EnvConfig(type="metaworld", options={"task": "reech-v3"}, max_episode_steps=9))
+
+
+def test_what_an_adapter_declares_is_checked(tmp_path, point):
+    """One whose actions must not be repeated gives its episodes up, and says so."""
+    source = tmp_path / "outside_point.py"
+    text = source.read_text()
+    source.write_text(
+        text.replace("    Options = Point", "    replayable = False\n    Options = Point").replace(
+            "        self.replayable = options.replays", "        pass"
+        )
+    )
+    import importlib
+    import sys
+
+    sys.modules.pop("outside_point", None)
+    importlib.invalidate_caches()
+    results = {result.name: result for result in check_env(point())}
+    sys.modules.pop("outside_point", None)
+    assert all(result.passed for result in results.values())
+    assert "declared as not replayable" in results["save and resume"].detail
+    assert "declared as not replayable" in results["recovery"].detail

@@ -8,7 +8,13 @@ import weakref
 import numpy as np
 import pytest
 
-from rlinf.envs.metaworld.adapter import MetaWorldEnv, MetaWorldOptions, task_names
+from rlinf.envs.metaworld.adapter import (
+    MT10,
+    MetaWorldEnv,
+    MetaWorldOptions,
+    task_names,
+    tasks_of,
+)
 from rlinf.processes.wire import decode_tree, encode_tree
 
 mujoco = pytest.importorskip("mujoco")
@@ -259,3 +265,32 @@ def test_a_blind_step_is_the_same_step():
     rewards = [env.step_blind(action)[0] for action in actions]
     assert rewards == [step[1] for step in seen]
     assert np.array_equal(env.observe()["states"], seen[-1][0]["states"])
+
+
+def test_a_set_of_tasks_is_that_of_metaworld_and_the_seed_tells_which_is_played():
+    assert tuple(env_dict.MT10_V3) == MT10
+    assert set(tasks_of("ML45-train")) == set(env_dict.ML45_V3["train"])
+    assert set(tasks_of("ML45-test")) == set(env_dict.ML45_V3["test"])
+    assert tasks_of("MT50") == task_names()
+    many = MetaWorldEnv(MetaWorldOptions(task="MT10"))
+    assert many.task_descriptions[1] == "push"
+    for seed in (21, 3, 21):
+        one = MetaWorldEnv(MetaWorldOptions(task=MT10[seed % 10]))
+        expected, _ = one.reset(seed=seed)
+        observation, _ = many.reset(seed=seed)
+        assert many.task_id == seed % 10
+        assert np.array_equal(observation["states"], expected["states"])
+        action = np.array([0.3, -0.2, 0.1, 1.0], np.float32)
+        assert many.step(action)[1:] == one.step(action)[1:]
+
+
+def test_the_expert_of_a_set_of_tasks_acts_for_the_present_one():
+    options = MetaWorldOptions(task="MT10")
+    act = MetaWorldEnv.expert(options)
+    assert act is not None
+    seen = {"states": MetaWorldEnv(options).reset(seed=5)[0]["states"]}
+    for number, name in ((5, "drawer-close-v3"), (0, "reach-v3")):
+        alone = MetaWorldEnv.expert(MetaWorldOptions(task=name))
+        assert alone is not None
+        told = act({**seen, "task_ids": np.array(number)})
+        assert np.array_equal(told, alone(seen))

@@ -242,3 +242,55 @@ def test_close_leaves_no_process_even_of_one_that_hangs(point):
     env.close()
     env.close()
     assert not any(process.is_running() for process in processes)
+
+
+def test_a_process_that_holds_too_much_memory_is_replaced_and_its_envs_go_on(point):
+    chunks = actions(6, 2)
+
+    def play(**settings) -> tuple[list, list]:
+        with SupervisedVectorEnv(
+            point(max_fault_rate=1.0, processes=1, **settings), num_envs=2, seed=3
+        ) as env:
+            env.reset()
+            before = env.process_ids
+            steps = [env.chunk_step(chunk) for chunk in chunks]
+            return steps, [before, env.process_ids]
+
+    sound, processes = play()
+    assert processes[0] == processes[1]
+    # 64 MB more in every episode, at its first step.
+    leaking, processes = play(misbehaviour="leak", at_step=1, memory_limit_mb=120)
+    assert processes[0] != processes[1]
+    faults = [fault for step in leaking for fault in step.faults]
+    assert {fault.reason for fault in faults} == {FaultReason.MEMORY}
+    assert {fault.env for fault in faults} == {-1}
+    assert "memory_limit_mb allows 120" in faults[0].detail
+    for one, other in zip(sound, leaking, strict=True):
+        assert other.valid.all()
+        assert np.array_equal(one.observations["states"], other.observations["states"])
+        assert np.array_equal(one.rewards, other.rewards)
+
+
+def test_an_env_whose_actions_must_not_be_repeated_gives_its_episode_up(point):
+    """Its neighbour crashes; what would be replayed is closed as invalid instead."""
+    options = {"replays": False}
+    config = point("crash", one_in=2, at_step=3, max_fault_rate=1.0, processes=1, options=options)
+    with SupervisedVectorEnv(config, num_envs=4, seed=3) as env:
+        env.reset()
+        steps = [env.chunk_step(chunk) for chunk in actions(4, 4)]
+    faults = [fault for step in steps for fault in step.faults]
+    reasons = [fault.reason for fault in faults]
+    assert FaultReason.CRASH in reasons
+    assert FaultReason.NOT_REPLAYABLE in reasons
+    closed = [fault for fault in faults if fault.reason is FaultReason.NOT_REPLAYABLE]
+    assert all("must not be repeated" in fault.detail for fault in closed)
+    invalid = {record.episode_id for step in steps for record in step.episodes if not record.valid}
+    assert {fault.episode_id for fault in faults} == invalid
+
+
+def test_environment_variables_reach_the_env_processes(point, monkeypatch):
+    monkeypatch.delenv("RLINF_TEST_VARIABLE", raising=False)
+    config = point(variables={"RLINF_TEST_VARIABLE": "seen"}, processes=1)
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        (process,) = env.process_ids
+        assert psutil.Process(process).environ()["RLINF_TEST_VARIABLE"] == "seen"

@@ -254,3 +254,25 @@ def test_pictures_come_from_the_wanted_env(point):
         for number in range(3):
             column, row = np.clip((states[number] + 1) * 16, 0, 31).astype(int)
             assert env.render(number)[row, column].tolist() == [255, 255, 255]
+
+
+def test_observations_say_which_of_several_tasks_an_env_is_in(point):
+    config = point(options={"tasks": 3}, max_episode_steps=4, processes=2)
+    with SupervisedVectorEnv(config, num_envs=6, seed=1) as env:
+        assert env.env_spec.task_descriptions == ("task 0", "task 1", "task 2")
+        first = env.reset()
+        seeds = None
+        for _ in range(4):
+            step = env.chunk_step(np.zeros((6, 1, 2), np.float32))
+            seeds = step.reset_seeds if seeds is None else seeds
+        assert first["task_ids"].dtype == np.int64
+        assert np.array_equal(first["task_ids"], seeds % 3)
+        # After two steps the task of the example changes; the last step shows that one.
+        assert step.final_observations is not None
+        assert np.array_equal(step.final_observations["task_ids"], (seeds + 1) % 3)
+
+
+def test_one_task_is_no_observation(point):
+    with SupervisedVectorEnv(point(), num_envs=1, seed=1) as env:
+        assert "task_ids" not in env.reset()
+        assert env.env_spec.task_descriptions == ("go to the origin",)

@@ -293,3 +293,23 @@ def test_a_policy_begins_with_the_weights_of_a_file(
     path.unlink()
     with pytest.raises(ConfigError, match=r"there is no file .*policy\.safetensors"):
         begun.check()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "squashed_mlp"])
+def test_several_tasks_are_told_apart_by_a_one_hot_vector(kind: str) -> None:
+    shapes = {"states": (STATE_DIM,), "main_images": (36, 40, 3)}
+    several = env_spec(
+        observation_shapes={**shapes, "task_ids": ()},
+        observation_dtypes={"states": "float32", "main_images": "uint8", "task_ids": "int64"},
+        task_descriptions=("reach", "push", "pull"),
+    )
+    policy = REGISTRY.load(kind)(policy_gain=1.0).build(several, seed=1)
+    seen = observations(6)
+    tasks = torch.tensor([0, 1, 2, 0, 1, 2])
+    actor, _ = policy.encode({**seen, "task_ids": tasks})
+    assert torch.equal(actor[:, -3:], torch.eye(3).repeat(2, 1))
+    one, _ = REGISTRY.load(kind)(policy_gain=1.0).build(env_spec(), seed=1).encode(seen)
+    assert actor.shape[1] == one.shape[1] + 3
+    means = policy.sample({**seen, "task_ids": tasks}, None).actions
+    others = policy.sample({**seen, "task_ids": tasks.flip(0)}, None).actions
+    assert not torch.equal(means, others)

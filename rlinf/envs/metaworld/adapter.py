@@ -1,4 +1,4 @@
-"""MetaWorld: fifty manipulation tasks of a Sawyer arm, one task per config (MT1)."""
+"""MetaWorld: fifty manipulation tasks of a Sawyer arm, one at a time or many together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv
+from rlinf.envs.base import TASK_KEY, Observation, SimulatorEnv
+from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError, MissingPackageError
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
 STATE_SIZE = 39
+MT10 = (
+    "reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3",
+    "button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3",
+)  # fmt: skip
+ML45_TEST = ("bin-picking-v3", "box-close-v3", "hand-insert-v3", "door-lock-v3", "door-unlock-v3")
+BENCHMARKS = ("MT10", "MT50", "ML45-train", "ML45-test")
 _MAX_STEPS = 500
 _IMAGE_SIZES = (32, 1024)
 
@@ -49,22 +56,36 @@ class MetaWorldOptions:
 
 
 class MetaWorldEnv(SimulatorEnv):
-    """One task with a goal and objects placed at random, as a function of the reset seed alone.
+    """One or several tasks with a goal and objects placed at random, by the reset seed alone.
 
-    Positions are drawn as MetaWorld draws its own tasks, afresh for every seed instead of from a
-    list of fifty. ``info["success"]`` is the task's own criterion. The simulator gives its state.
+    ``task`` is one of MT50 or a set: ``MT10``, ``MT50``, ``ML45-train``, ``ML45-test``. Of n tasks
+    an episode plays number ``seed % n``. Positions are drawn as MetaWorld draws its own
+    tasks, afresh for every seed instead of from a list of fifty. ``info["success"]`` is the task's
+    own criterion. The simulator gives its state.
     """
 
     Options = MetaWorldOptions
+    # gymnasium's part for MuJoCo imports `packaging` without saying so; 3.1.1 is written against
+    # MuJoCo 3.3.0.
+    requirements = Requirements(
+        packages=("metaworld==3.1.1", "mujoco==3.3.0", "gymnasium==1.4.0", "packaging==26.3"),
+        module="metaworld",
+        extra="metaworld",
+        download_mb=95,
+        disk_mb=350,
+        licence="MIT",
+    )
     skips_observations = True
 
     def __init__(self, options: MetaWorldOptions) -> None:
-        from rlinf.envs.metaworld.task import MetaWorldTask
-
         super().__init__(options)
-        self._task = MetaWorldTask(options.task, partially_observable=options.partially_observable)
+        self._names = tasks_of(options.task)
+        self._tasks: dict[int, Any] = {}
+        self._task = self._task_of(0)
         self._states = np.zeros(STATE_SIZE)
-        self.task_description = options.task.removesuffix("-v3").replace("-", " ")
+        self.task_descriptions = tuple(
+            name.removesuffix("-v3").replace("-", " ") for name in self._names
+        )
         parts: dict[str, spaces.Space[Any]] = {}
         if options.states:
             parts["states"] = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
@@ -77,7 +98,7 @@ class MetaWorldEnv(SimulatorEnv):
     @classmethod
     def check(cls, options: MetaWorldOptions, max_episode_steps: int) -> None:
         """Refuse unknown tasks and cameras, and episodes longer than the simulator's limit."""
-        names = task_names()
+        names = (*task_names(), *BENCHMARKS)
         if options.task not in names:
             from rlinf.config.nearest import did_you_mean
 
@@ -100,9 +121,10 @@ class MetaWorldEnv(SimulatorEnv):
             return None
         from metaworld.policies import ENV_POLICY_MAP
 
-        policy = ENV_POLICY_MAP[options.task]()
+        policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
 
         def act(observation: Observation) -> np.ndarray:
+            policy = policies[int(observation.get(TASK_KEY, np.zeros(())))]
             action: np.ndarray = policy.get_action(observation["states"].astype(np.float64))
             clipped: np.ndarray = np.clip(action, -1.0, 1.0).astype(np.float32)
             return clipped
@@ -113,7 +135,10 @@ class MetaWorldEnv(SimulatorEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start the episode of ``seed``."""
-        self._states = self._task.reset(0 if seed is None else seed)
+        seed = seed or 0
+        self.task_id = seed % len(self._names)
+        self._task = self._task_of(self.task_id)
+        self._states = self._task.reset(seed)
         return self.observe(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -153,7 +178,18 @@ class MetaWorldEnv(SimulatorEnv):
 
     def close(self) -> None:
         """Release the simulation."""
-        self._task.close()
+        for task in self._tasks.values():
+            task.close()
+
+    def _task_of(self, index: int) -> Any:
+        """The task of a number, built when it is first played."""
+        from rlinf.envs.metaworld.task import MetaWorldTask
+
+        if index not in self._tasks:
+            self._tasks[index] = MetaWorldTask(
+                self._names[index], partially_observable=self.options.partially_observable
+            )
+        return self._tasks[index]
 
 
 @cache
@@ -166,6 +202,18 @@ def task_names() -> tuple[str, ...]:
         if package == "metaworld":
             source = Path(found.submodule_search_locations[0]) / "env_dict.py"
     return tuple(dict.fromkeys(re.findall(r'"([a-z-]+-v3)": envs\.', source.read_text())))
+
+
+def tasks_of(name: str) -> tuple[str, ...]:
+    """Return the tasks of a benchmark, or the one task of this name.
+
+    MT10, MT50 and the division of ML45 are those of Yu et al. 2019 (arXiv:1910.10897), figure 3.
+    """
+    every = task_names()
+    sets = {"MT10": MT10, "MT50": every, "ML45-test": ML45_TEST}
+    if name == "ML45-train":
+        return tuple(task for task in every if task not in ML45_TEST)
+    return sets.get(name, (name,))
 
 
 def _check_pictures(options: MetaWorldOptions) -> None:

@@ -48,6 +48,7 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
     """Name, shape and type of every array of the block."""
     per_env: dict[str, tuple[tuple[int, ...], Any]] = {
         **{name: ((), kind) for name, kind in EPISODE_FIELDS.items()},
+        "task": ((), "<i8"),
         "done_sequence": ((), "<i8"),  # the last command that this row has completed
         "acted_episode": ((), "<i8"),
         "acted_seed": ((), "<i8"),

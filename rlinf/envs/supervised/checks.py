@@ -29,7 +29,8 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     try:
         return call(*arguments, **named)
     except Exception as error:
-        stack = "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        stack = "".join(lines)[-_STACK_CHARACTERS:]
         raise EnvSideFault(FaultReason.EXCEPTION, stack) from error
 
 
@@ -87,8 +88,8 @@ class ObservationRows:
 
     def copy_row(self, source: ObservationRows, row: int) -> None:
         """Copy ``row`` of other arrays of the same kind."""
-        for (_, target, *_), (_, array, *_) in zip(self._parts, source._parts, strict=True):
-            target[row] = array[row]
+        for index, (_, target, *_) in enumerate(self._parts):
+            target[row] = source._parts[index][1][row]
 
     def shows(self, observation: Any, row: int) -> bool:
         """Whether ``row`` holds these states; images may differ by renderer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import SimulatorEnv
+from rlinf.envs.base import TASK_KEY, SimulatorEnv
 from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status
@@ -52,6 +52,7 @@ class EnvHost:
         self._observations = ObservationRows(block.group("observation"))
         self._finals = ObservationRows(block.group("final"))
         self._discrete = spec.action_kind == "discrete"
+        self._tells_task = TASK_KEY in spec.observation_shapes
         self._faults: list[dict[str, Any]] = []
 
     def take_faults(self) -> list[dict[str, Any]]:
@@ -67,6 +68,19 @@ class EnvHost:
     def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
         """Execute one action chunk in each row."""
         block, pending = self._block.arrays, self._pending(rows, sequence)
+        self._prepare(pending, chunk)
+        # A copy: a simulator may keep the array it was given.
+        actions, active = block["actions"][pending, :chunk], block["active"][pending].tolist()
+        for index, row in enumerate(self._at_work(pending, sequence)):
+            if active[index]:
+                try:
+                    self._run_chunk(row, actions[index])
+                except EnvSideFault as fault:
+                    self._replace_episode(row, fault)
+
+    def _prepare(self, pending: np.ndarray, chunk: int) -> None:
+        """Write into the rows that a chunk begins, for the episodes that are running."""
+        block = self._block.arrays
         for name in _FLAGS:
             block[name][pending] = False
         block["rewards"][pending, :chunk] = 0.0
@@ -74,15 +88,6 @@ class EnvHost:
         block["active"][pending] = block["status"][pending] == Status.RUNNING
         block["acted_episode"][pending] = block["episode_id"][pending]
         block["acted_seed"][pending] = block["seed"][pending]
-        # A copy: a simulator may keep the array it was given.
-        actions, active = block["actions"][pending, :chunk], block["active"][pending].tolist()
-        work = zip(self._at_work(pending, sequence), actions, active, strict=True)
-        for row, planned, runs in work:
-            if runs:
-                try:
-                    self._run_chunk(row, planned)
-                except EnvSideFault as fault:
-                    self._replace_episode(row, fault)
 
     def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
         """Bring envs that were just built to where the block says they are.
@@ -163,9 +168,10 @@ class EnvHost:
             if terminated or truncated:
                 break
             if observation is not None and column < last:
-                self._observations.check(observation)
+                self._observations.check(self._with_task(observation, row))
         if observation is None:
             observation = guarded(env.observe)
+        observation = self._with_task(observation, row)
         ended_now = terminated or truncated
         (self._finals if ended_now else self._observations).write(observation, row)
         block["steps"][row] = steps
@@ -177,6 +183,13 @@ class EnvHost:
             block["terminated"][row] = terminated
             block["truncated"][row] = truncated
             self._end_episode(row)
+
+    def _with_task(self, observation: Any, row: int) -> Any:
+        """The observation with the task that the env is in, where there are several."""
+        if not self._tells_task or not isinstance(observation, dict):
+            return observation
+        task = self._block["task"][row] = self._envs[row].task_id
+        return {**observation, TASK_KEY: np.array(task, np.int64)}
 
     def _step_env(self, env: SimulatorEnv, action: np.ndarray, *, blind: bool) -> Any:
         self._progress[1] += 1
@@ -209,7 +222,7 @@ class EnvHost:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
                 observation, _ = guarded(self._envs[row].reset, seed=seed)
-                self._observations.write(observation, row)
+                self._observations.write(self._with_task(observation, row), row)
                 return
             except EnvSideFault as fault:
                 last = fault
@@ -246,6 +259,13 @@ class EnvHost:
         self._begin_episode(row)
 
     def _close_episode(self, row: int, fault: EnvSideFault) -> None:
+        self._note_fault(row, fault)
+        _close_env(self._envs[row])
+        self._progress[1] += 1
+        self._envs[row] = guarded(self._make)
+
+    def _note_fault(self, row: int, fault: EnvSideFault) -> None:
+        """Record the episode of a row as invalid, unless it is one of a list to be tried again."""
         block = self._block
         episode = int(block["episode_id"][row])
         self._faults.append(
@@ -258,9 +278,6 @@ class EnvHost:
                 self._record(row, valid=False)
             block["index"][row] += 1
             block["attempt"][row] = 0
-        _close_env(self._envs[row])
-        self._progress[1] += 1
-        self._envs[row] = guarded(self._make)
 
     def _give_up(self, row: int, fault: EnvSideFault, entry: dict[str, Any]) -> None:
         """Go on with another episode in a row that cannot be restored."""
@@ -286,6 +303,7 @@ class EnvHost:
         for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once"):
             record[name] = block[name][row]
         record["episode_len"] = block["steps"][row]
+        record["task"] = block["task"][row]
         record["success_at_end"] = block["success_now"][row]
         record["valid"] = valid
         block["recorded"][row] = True
@@ -293,6 +311,11 @@ class EnvHost:
     def _rebuild(self, row: int, state: np.ndarray | None) -> None:
         """Bring a new env to where the old one was: by its state, or by replaying its actions."""
         env, block = self._envs[row], self._block
+        if state is None and not env.replayable:
+            raise EnvSideFault(
+                FaultReason.NOT_REPLAYABLE,
+                "the env had to be built anew, and this simulator's actions must not be repeated",
+            )
         self._progress[1] += 1
         observation, _ = guarded(env.reset, seed=int(block["seed"][row]))
         if state is not None:
@@ -300,7 +323,7 @@ class EnvHost:
             return
         for action in block["log"][row, : int(block["steps"][row])].copy():
             observation = self._step_env(env, action, blind=False)[0]
-        if not self._observations.shows(observation, row):
+        if not self._observations.shows(self._with_task(observation, row), row):
             raise EnvSideFault(
                 FaultReason.MALFORMED,
                 "the env could not be rebuilt: replaying its actions since the last reset led to "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import block_fields
@@ -43,9 +44,12 @@ class Command:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Under which interpreter (None: this one) an env process runs, and how long it may take."""
+    """Under which interpreter (None: this one), with which environment variables and how much
+    resident memory (bytes; None: any) an env process runs, and how long it may take."""
 
     python: str | None
+    environment: Mapping[str, str]
+    memory: int | None
     step_deadline: float
     start_deadline: float
 
@@ -58,7 +62,11 @@ class EnvProcess:
         self.progress: np.ndarray | None = None
         self.pending: dict[int, Command] = {}
         self.process = SupervisedProcess(
-            "rlinf.envs.supervised.process", settings, descriptors=[memory], python=limits.python
+            "rlinf.envs.supervised.process",
+            settings,
+            descriptors=[memory],
+            environment=limits.environment,
+            python=limits.python,
         )
 
     def started(self) -> EnvSpec:
@@ -235,6 +243,7 @@ class EnvPool:
                     self._faults += self._processes[index].collect()
                 except ProcessLostError as lost:
                     self._replace(index, lost)
+            self._recycle(index)
 
     def schedule(self, episodes: list[list[int]]) -> None:
         """Give every process another list of episodes to play."""
@@ -302,6 +311,16 @@ class EnvPool:
             f"an env process was lost {MAX_RESTARTS_IN_A_ROW + 1} times in a row; the last time "
             f"({lost.reason}): {lost.detail}"
         )
+
+    def _recycle(self, index: int) -> None:
+        """Build a process anew that holds too much memory and has nothing to do."""
+        process, limit = self._processes[index], self._limits.memory
+        if limit is None or process.pending:
+            return
+        held = psutil.Process(process.process.pid).memory_info().rss
+        if held > limit:
+            detail = f"{held >> 20} MB are held, memory_limit_mb allows {limit >> 20}"
+            self._replace(index, ProcessLostError("memory", detail))
 
     def _note_loss(self, index: int, lost: ProcessLostError) -> int:
         """Note the fault and return the row that was at work, -1 for none."""

@@ -10,8 +10,9 @@ import gc
 import os
 from typing import Any
 
-from rlinf.envs.base import REGISTRY, SimulatorEnv
+from rlinf.envs.base import REGISTRY, Simulator, SimulatorBatch, SimulatorEnv
 from rlinf.envs.spec import spec_of
+from rlinf.envs.supervised.batch_host import BatchHost
 from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.envs.supervised.schedule import EpisodeRules
@@ -34,7 +35,9 @@ class _Server:
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._settings: dict[str, Any] = {}
+        self._adapter: Any = None
         self._envs: dict[int, SimulatorEnv] = {}
+        self._batches: list[SimulatorBatch] = []
         self._host: EnvHost | None = None
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +66,7 @@ class _Server:
         elif operation == "schedule":
             host.rules = EpisodeRules(**message["rules"])
         elif operation == "state":
-            return {"states": host.states(list(self._envs))}
+            return {"states": host.states([row for part in self._settings["rows"] for row in part])}
         elif operation == "render":
             return {"frame": host.render(message["row"])}
         elif operation == CLOSE:
@@ -76,19 +79,31 @@ class _Server:
             os.sched_setaffinity(0, settings["affinity"])
         self._settings = settings
         rows = [row for stage in settings["rows"] for row in stage]
-        first = self._make()
+        adapter = self._adapter = REGISTRY.load(settings["type"])
+        first: Simulator
+        if issubclass(adapter, SimulatorBatch):
+            self._batches = [self._make_batch(len(stage)) for stage in settings["rows"]]
+            first = self._batches[0]
+        else:
+            self._envs = {row: self._make() for row in rows}
+            first = self._envs[rows[0]]
         self._spec = spec_of(first, settings["rules"]["max_episode_steps"])
-        self._envs = {row: self._make() if position else first for position, row in enumerate(rows)}
         gc.collect()
         gc.freeze()
         return {"spec": self._spec.to_json()}
 
     def _make(self) -> SimulatorEnv:
-        kind, steps = self._settings["type"], self._settings["rules"]["max_episode_steps"]
-        adapter = REGISTRY.load(kind)
-        options = adapter.Options(**self._settings["options"])
-        adapter.check(options, steps)
-        return adapter(options)
+        env: SimulatorEnv = self._adapter(self._checked_options())
+        return env
+
+    def _make_batch(self, num_envs: int) -> SimulatorBatch:
+        batch: SimulatorBatch = self._adapter(self._checked_options(), num_envs)
+        return batch
+
+    def _checked_options(self) -> Any:
+        options = self._adapter.Options(**self._settings["options"])
+        self._adapter.check(options, self._settings["rules"]["max_episode_steps"])
+        return options
 
     def _attach(self) -> dict[str, Any]:
         settings = self._settings
@@ -96,13 +111,20 @@ class _Server:
             self._spec, settings["num_envs"], settings["max_chunk"], settings["processes"]
         )
         block = SharedBlock(self._memory, fields)
-        self._host = EnvHost(
-            make=self._make,
-            envs=self._envs,
-            spec=self._spec,
-            block=block,
-            rules=EpisodeRules(**settings["rules"]),
-            first_env=settings["first_env"],
-            progress=block["progress"][settings["process"]],
-        )
+        shared = {
+            "spec": self._spec,
+            "block": block,
+            "rules": EpisodeRules(**settings["rules"]),
+            "first_env": settings["first_env"],
+            "progress": block["progress"][settings["process"]],
+        }
+        if self._batches:
+            self._host = BatchHost(
+                make_batch=self._make_batch,
+                batches=self._batches,
+                stages=settings["rows"],
+                **shared,
+            )
+        else:
+            self._host = EnvHost(make=self._make, envs=self._envs, **shared)
         return {}

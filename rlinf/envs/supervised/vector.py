@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EnvFault, FaultReason, Observations, VectorStep, read_record
 from rlinf.envs.spec import EnvSpec
@@ -88,7 +89,10 @@ class SupervisedVectorEnv(VectorEnv):
             **{name: getattr(config, name) for name in _RULES_OF_CONFIG},
         )
         cores = list(affinity or _usable_cores())
-        processes = min(config.processes or len(cores), num_envs // stages)
+        # A batch uses the cores by itself, and is the faster the larger it is.
+        together = issubclass(REGISTRY.load(config.type), SimulatorBatch)
+        processes = config.processes or (1 if together else len(cores))
+        processes = min(processes, num_envs // stages)
         slices = np.arange(num_envs).reshape(stages, -1)
         parts = [np.array_split(rows, processes) for rows in slices]  # each stage over all of them
         # Workers begin at different cores.
@@ -106,7 +110,13 @@ class SupervisedVectorEnv(VectorEnv):
             },
             [[part[process].tolist() for part in parts] for process in range(processes)],
             [[core] for core in turns] if pinned else [cores] * processes,
-            ProcessLimits(config.python, config.step_deadline, config.start_deadline),
+            ProcessLimits(
+                python=config.interpreter,
+                environment=config.environment,
+                memory=None if config.memory_limit_mb is None else config.memory_limit_mb << 20,
+                step_deadline=config.step_deadline,
+                start_deadline=config.start_deadline,
+            ),
         )
         self._block = self._pool.block
         self._block["epoch"][:] = -1

@@ -27,7 +27,7 @@ class ReachPointEnv(SimulatorEnv):
     """A point in [-1, 1]^n is pushed to a goal; start and goal depend on the seed alone."""
 
     Options = ReachPointOptions
-    task_description = "go to the goal"
+    task_descriptions = ("go to the goal",)
 
     def __init__(self, options: ReachPointOptions) -> None:
         super().__init__(options)

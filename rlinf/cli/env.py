@@ -1,0 +1,68 @@
+"""``rlinf env list``, ``rlinf env install NAME`` and ``rlinf env remove NAME``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.screen import say, show_table
+from rlinf.config.explain import first_sentence
+from rlinf.errors import ConfigError
+
+app = typer.Typer(help="Simulators: which can be used, and the installing of one.")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Env type, as `rlinf env list` has it.")]
+
+
+@app.command("list")
+def list_envs(debug: Debug = False) -> None:
+    """Say which simulators are ready, missing, or cannot run here and why."""
+    from rlinf.envs.base import REGISTRY
+    from rlinf.envs.installation import requirements_of, status
+
+    rows = []
+    for name, adapter in REGISTRY.usable():
+        if isinstance(adapter, ConfigError):
+            rows.append((name, "broken", "", str(adapter)))
+            continue
+        found, needs = status(name), requirements_of(name)
+        licence = needs.licence if needs else ""
+        about = f"{first_sentence(adapter.__doc__ or '')} {found.detail}"
+        rows.append((name, str(found.state), licence, about))
+    show_table("", ("env", "state", "licence", "what it is, and how to have it"), rows)
+
+
+@app.command()
+def install(
+    name: Name,
+    *,
+    with_package: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE", help="A further package, such as an adapter."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Source of a simulator that has no package.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask above 1 GB.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make the virtual environment of a simulator, from exact pins."""
+    from rlinf.envs import installation
+
+    needs = installation.requirements_of(name)
+    if needs is not None:
+        say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
+        if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
+            typer.confirm("Install it?", abort=True)
+    say(f"ready: {installation.install(name, with_packages=with_package or (), source=source)}")
+
+
+@app.command()
+def remove(name: Name, debug: Debug = False) -> None:
+    """Delete the virtual environment of a simulator."""
+    from rlinf.envs import installation
+
+    installation.remove(name)
+    say(f"removed: {installation.home() / name}")

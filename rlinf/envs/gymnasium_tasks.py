@@ -1,0 +1,210 @@
+"""Simulators that speak gymnasium's interface: what each is called, needs, and calls success.
+
+Each is the ``gymnasium`` adapter with a table of tasks: states are flattened, a picture becomes
+``main_images``, and time limits are those of the recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlinf.envs.base import Observation, require_known, require_package
+from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.requirements import Requirements
+
+_GYMNASIUM = "gymnasium==1.4.0"
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Options of an env type whose tasks are registered with gymnasium."""
+
+    task: str
+    """Task, as the simulator's package registers it."""
+
+
+class GymnasiumTask(GymnasiumEnv):
+    """A task of one package."""
+
+    Options: ClassVar[type[Any]] = TaskOptions
+    tasks: ClassVar[tuple[str, ...]]
+    """Tasks that can be built from what the package brings."""
+
+    name: ClassVar[str]
+    """The env type."""
+
+    requirements: ClassVar[Requirements]
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(
+            GymnasiumOptions(
+                id=f"{self.requirements.module}:{options.task}",
+                success_key=self.success_key(options.task),
+                kwargs={"max_episode_steps": -1, **self.arguments(options)},
+            )
+        )
+        name = re.sub(r"-v\d+$", "", options.task.rpartition("/")[2])
+        self.task_descriptions = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(),)
+
+    @classmethod
+    def success_key(cls, task: str) -> str:
+        """Entry of ``info`` that says whether a task is solved."""
+        return "is_success"
+
+    @classmethod
+    def arguments(cls, options: Any) -> dict[str, Any]:
+        """Further arguments of ``gymnasium.make``."""
+        return {}
+
+    @classmethod
+    def check(cls, options: Any, max_episode_steps: int) -> None:
+        """Refuse unknown tasks."""
+        require_package(cls.name, cls.requirements)
+        require_known("task", options.task, cls.tasks)
+
+
+class PandaGymEnv(GymnasiumTask):
+    """A Franka arm in PyBullet: reach, push, slide, pick and place, stack; by goals."""
+
+    name = "panda_gym"
+    # Flip's texture is not in its package.
+    tasks = tuple(
+        f"Panda{name}{control}{reward}-v3"
+        for name in ("Reach", "Push", "Slide", "PickAndPlace", "Stack")
+        for control in ("", "Joints")
+        for reward in ("", "Dense")
+    )
+    requirements = Requirements(
+        packages=("panda-gym==3.0.7", "pybullet==3.2.7", _GYMNASIUM),
+        module="panda_gym",
+        download_mb=130,
+        disk_mb=470,
+        licence="MIT; PyBullet zlib",
+    )
+
+    @classmethod
+    def arguments(cls, options: Any) -> dict[str, Any]:
+        """PyBullet's own renderer: it needs no graphics library."""
+        return {"renderer": "Tiny"}
+
+
+class GymnasiumRoboticsEnv(GymnasiumTask):
+    """Fetch arms, hands, mazes and a kitchen in MuJoCo, by goals."""
+
+    name = "gymnasium_robotics"
+    tasks = (
+        *(
+            f"Fetch{name}{reward}-v4"
+            for name in ("Reach", "Push", "Slide", "PickAndPlace")
+            for reward in ("", "Dense")
+        ),
+        *(f"HandReach{reward}-v3" for reward in ("", "Dense")),
+        *(f"AdroitHand{name}-v1" for name in ("Door", "Hammer", "Pen", "Relocate")),
+        *(f"PointMaze_{name}-v3" for name in ("Open", "UMaze", "Medium", "Large")),
+        *(f"AntMaze_{name}-v5" for name in ("Open", "UMaze", "Medium", "Large")),
+    )
+    # From 3.12 on MuJoCo's enumerations no longer equal their numbers inside a tuple.
+    requirements = Requirements(
+        packages=(
+            "gymnasium-robotics==1.4.2",
+            "mujoco==3.3.0",
+            "packaging==26.3",
+            _GYMNASIUM,
+        ),
+        module="gymnasium_robotics",
+        download_mb=75,
+        disk_mb=210,
+        licence="MIT",
+        variables={"MUJOCO_GL": "egl"},
+    )
+
+    @classmethod
+    def success_key(cls, task: str) -> str:
+        """Fetch and HandReach say ``is_success``, Adroit and the mazes ``success``."""
+        return "is_success" if task.startswith(("Fetch", "HandReach")) else "success"
+
+
+class PushTEnv(GymnasiumTask):
+    """A disc that pushes a T onto its outline, in the plane; success is 95 % of it covered."""
+
+    name = "pusht"
+    tasks = ("gym_pusht/PushT-v0",)
+    requirements = Requirements(
+        packages=("gym-pusht==0.1.8", _GYMNASIUM),
+        module="gym_pusht",
+        download_mb=90,
+        disk_mb=310,
+        licence="Apache-2.0",
+        variables={"SDL_VIDEODRIVER": "dummy"},
+    )
+
+
+class XArmEnv(GymnasiumTask):
+    """An xArm 7 that lifts a cube, in MuJoCo."""
+
+    name = "xarm"
+    tasks = ("gym_xarm/XarmLift-v0",)
+    requirements = Requirements(
+        packages=("gym-xarm==0.1.1",),
+        module="gym_xarm",
+        download_mb=50,
+        disk_mb=175,
+        licence="Apache-2.0",
+        variables={"MUJOCO_GL": "egl"},
+    )
+
+    @classmethod
+    def arguments(cls, options: Any) -> dict[str, Any]:
+        """States, which are quick, instead of pictures."""
+        return {"obs_type": "state"}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode; what the last one left in the solver must not show in it."""
+        inner: Any = self._env.unwrapped
+        inner._mujoco.mj_resetData(inner.model, inner.data)
+        return super().reset(seed=seed, options=options)
+
+
+class AlohaEnv(GymnasiumTask):
+    """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
+
+    name = "aloha"
+    tasks = ("gym_aloha/AlohaTransferCube-v0", "gym_aloha/AlohaInsertion-v0")
+    requirements = Requirements(
+        packages=("gym-aloha==0.1.5",),
+        module="gym_aloha",
+        download_mb=150,
+        disk_mb=545,
+        licence="MIT",
+        libraries={"libEGL.so.1": "libegl1"},
+        variables={"MUJOCO_GL": "egl"},
+    )
+
+
+class FrankaSimEnv(GymnasiumTask):
+    """The Franka simulation of HIL-SERL in MuJoCo: lift a cube, arrange boxes."""
+
+    name = "franka_sim"
+    tasks = ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0")
+    requirements = Requirements(
+        packages=("gym-hil==0.1.14", "mujoco==3.8.1"),
+        module="gym_hil",
+        download_mb=110,
+        disk_mb=360,
+        licence="Apache-2.0",
+        libraries={"libEGL.so.1": "libegl1"},
+        variables={"MUJOCO_GL": "egl"},
+    )
+
+    @classmethod
+    def success_key(cls, task: str) -> str:
+        """The word of this package."""
+        return "succeed"
+
+    def render(self) -> Any:
+        """The first of its two cameras, uint8 [H, W, 3]."""
+        return super().render()[0]

@@ -1,0 +1,255 @@
+"""Virtual environments of simulators: which are there, how one is made, and who uses it.
+
+Each simulator that wants other packages than the trainer has an environment of its own below
+:func:`home`, made by ``uv`` from exact pins. The file ``installed.json`` is written last: a
+directory without it is the rest of an install that was interrupted, and is never used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from uv import find_uv_bin
+
+from rlinf.envs.base import REGISTRY
+from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.errors import ConfigError, install_command
+
+MANIFEST = "installed.json"
+ASK_ABOVE_MB = 1024
+
+
+class State(StrEnum):
+    """How far an env type is from being used."""
+
+    READY = "ready"
+    MISSING = "missing"
+    INCOMPLETE = "incomplete"
+    OUTDATED = "other version"
+    UNFIT = "cannot run here"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether an env type can be used, and why not."""
+
+    state: State
+    detail: str
+
+
+def home() -> Path:
+    """Return where the environments lie: ``RLINF_ENVS``, else the user's data directory."""
+    if chosen := os.environ.get("RLINF_ENVS"):
+        return Path(chosen)
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
+    return Path(data) / "rlinf" / "envs"
+
+
+def requirements_of(name: str) -> Requirements | None:
+    """Return what an env type needs; None for one that runs in any environment with gymnasium.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    return REGISTRY.load(name).requirements
+
+
+def status(name: str) -> Availability:
+    """Say whether the simulator of an env type can be used, without importing it."""
+    needs = requirements_of(name)
+    if needs is None:
+        return Availability(State.READY, "runs in this environment")
+    absent = [
+        f"{library} (Debian: {package})"
+        for library, package in needs.libraries.items()
+        if not _loads(library)
+    ]
+    if absent:
+        return Availability(State.UNFIT, f"no shared library {', '.join(absent)}")
+    directory = home() / name
+    if directory.exists():
+        return _status_of(directory, name, needs)
+    if importlib.util.find_spec(needs.module) is not None:
+        return Availability(State.READY, "installed in this environment")
+    here = f", or here: {install_command(needs.extra)}" if needs.extra else ""
+    detail = f"no package '{needs.module}'; {install_hint(name)} ({size(needs)}){here}"
+    return Availability(State.MISSING, detail)
+
+
+def _status_of(directory: Path, name: str, needs: Requirements) -> Availability:
+    manifest = _manifest(directory)
+    if manifest is None:
+        return Availability(State.INCOMPLETE, f"an install was interrupted; {install_hint(name)}")
+    if manifest["pins"] != _digest(name, needs):
+        return Availability(State.OUTDATED, f"its pins have changed since; {install_hint(name)}")
+    return Availability(State.READY, str(directory))
+
+
+def interpreter(name: str) -> str | None:
+    """Return the interpreter that runs an env type; None for this one.
+
+    Raises:
+        ConfigError: Its environment is missing, incomplete or of another version; in one line,
+            with the command that makes it.
+    """
+    found = status(name)
+    if found.state is not State.READY:
+        raise ConfigError(f"env type `{name}`: {found.state}: {found.detail}", key="type")
+    directory = home() / name
+    return str(directory / "bin" / "python") if directory.exists() else None
+
+
+def variables(name: str) -> dict[str, str]:
+    """Return the environment variables of an env type's processes."""
+    needs = requirements_of(name)
+    found = dict(needs.variables) if needs else {}
+    manifest = _manifest(home() / name)
+    if manifest and manifest["source"]:
+        found[SOURCE_VARIABLE] = manifest["source"]
+    return found
+
+
+def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None = None) -> Path:
+    """Make the virtual environment of an env type, or make it anew, and return its directory.
+
+    Args:
+        name: Env type.
+        with_packages: Further packages for pip, such as one that brings an adapter.
+        source: Folder with the simulator's source, for one that has no package.
+
+    Raises:
+        ConfigError: It needs none, cannot run here, lacks its source, or does not fit the disk; or
+            the installer failed, with its last words. Nothing half made is left.
+    """
+    needs = requirements_of(name)
+    if needs is None:
+        raise ConfigError(f"env type `{name}` needs no environment of its own")
+    if (found := status(name)).state is State.UNFIT:
+        raise ConfigError(f"env type `{name}` {found.state}: {found.detail}", key="type")
+    if needs.source and not (source and source.is_dir()):
+        raise ConfigError(f"env type `{name}` has no package: give --source, {needs.source}")
+    directory = home() / name
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(directory.parent).free >> 20
+    if free < needs.disk_mb:
+        raise ConfigError(
+            f"env type `{name}` takes {needs.disk_mb} MB and {directory.parent} has {free} MB free;"
+            " RLINF_ENVS names another directory"
+        )
+    with _alone(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            _uv("venv", "--quiet", "--python", needs.python, str(directory))
+            python = directory / "bin" / "python"
+            pins = lock_file(name)
+            wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
+            if wanted:
+                _uv("pip", "install", "--quiet", "--python", str(python), *wanted)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        manifest = {
+            "type": name,
+            "pins": _digest(name, needs),
+            "with": list(with_packages),
+            "source": str(source.resolve()) if source else "",
+        }
+        (directory / f".{MANIFEST}").write_text(json.dumps(manifest, indent=1) + "\n")
+        os.replace(directory / f".{MANIFEST}", directory / MANIFEST)
+    return directory
+
+
+def remove(name: str) -> None:
+    """Delete the virtual environment of an env type.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    directory = home() / name
+    if not directory.exists():
+        made = sorted(path.name for path in home().glob("*") if path.is_dir())
+        raise ConfigError(
+            f"no environment of `{name}` in {home()}; there: {', '.join(made) or '-'}"
+        )
+    with _alone(directory):
+        (directory / MANIFEST).unlink(missing_ok=True)  # from here on it is incomplete
+        shutil.rmtree(directory)
+
+
+def lock_file(name: str) -> Path | None:
+    """Return the file with all pins of an env type: ``locks/NAME.txt`` beside its adapter."""
+    module = sys.modules[REGISTRY.load(name).__module__]
+    folder = Path(str(module.__file__)).parent
+    for place in (folder, folder.parent):
+        if (path := place / "locks" / f"{name}.txt").is_file():
+            return path
+    return None
+
+
+def size(needs: Requirements) -> str:
+    """Return how much an environment downloads and takes, in words."""
+    return f"downloads {needs.download_mb:,} MB, takes {needs.disk_mb:,} MB"
+
+
+def install_hint(name: str) -> str:
+    """Return what to type for the environment of an env type."""
+    return f"run `rlinf env install {name}`"
+
+
+def _digest(name: str, needs: Requirements) -> str:
+    pins = lock_file(name)
+    text = "\n".join([needs.python, *needs.packages, pins.read_text() if pins else ""])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _manifest(directory: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((directory / MANIFEST).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _uv(*arguments: str) -> None:
+    """Run the installer; the wheels that pip finds on this machine are found by it as well."""
+    environment = dict(os.environ)
+    if "PIP_FIND_LINKS" in environment:
+        environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
+    done = subprocess.run(
+        [find_uv_bin(), *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        words = " ".join(line.strip(" ×╰─▶│") for line in done.stderr.splitlines() if line.strip())
+        raise ConfigError(f"`uv {' '.join(arguments[:2])}` failed: {words[-600:]}")
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Let nobody else make or remove this environment meanwhile."""
+    with (directory.parent / f".{directory.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process installs or removes {directory.name}") from error
+        yield

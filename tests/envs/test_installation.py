@@ -1,0 +1,220 @@
+"""Virtual environments of simulators: which are there, what is wrong with one, how one is made."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.envs import installation
+from rlinf.envs.base import ADAPTERS, REGISTRY
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.installation import State, interpreter, status
+from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.errors import ConfigError
+
+NAME = "panda_gym"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLINF_ENVS", str(tmp_path / "envs"))
+    return tmp_path / "envs"
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Requirements of an env type that pip can fulfil at once: none but the interpreter."""
+    adapter = REGISTRY.load(NAME)
+    small = Requirements(packages=(), module="no_such_module", python=_version())
+    monkeypatch.setattr(adapter, "requirements", small)
+    return Path(sys.executable)
+
+
+def _version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_every_adapter_says_exact_pins_its_licence_and_its_size() -> None:
+    for name in ADAPTERS:
+        needs = installation.requirements_of(name)
+        if needs is not None:
+            assert needs.packages
+            assert all("==" in package for package in needs.packages), name
+            assert needs.licence, name
+            assert needs.disk_mb >= needs.download_mb > 0, name
+
+
+def test_a_loose_pin_is_refused() -> None:
+    with pytest.raises(ValueError, match="not pinned exactly: mujoco<4"):
+        Requirements(packages=("mujoco<4",), module="mujoco")
+
+
+def test_what_is_missing_is_named_with_its_command_and_its_size() -> None:
+    found = status(NAME)
+    assert found.state is State.MISSING
+    assert "rlinf env install panda_gym" in found.detail
+    assert "470 MB" in found.detail
+    with pytest.raises(ConfigError, match="rlinf env install panda_gym"):
+        interpreter(NAME)
+
+
+def test_a_recipe_of_a_missing_simulator_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    choice = ["env.train.type=panda_gym", "env.train.options={task: PandaReach-v3}"]
+    assert main(["train", "quickstart", *choice, "--dry-run"]) == 2
+    assert "rlinf env install panda_gym" in capsys.readouterr().err
+
+
+def test_an_env_type_without_needs_runs_here() -> None:
+    assert status("gymnasium").state is State.READY
+    assert interpreter("gymnasium") is None
+
+
+@pytest.mark.usefixtures("packages")
+def test_an_environment_is_made_used_and_removed(home: Path) -> None:
+    directory = installation.install(NAME)
+    assert status(NAME) == installation.Availability(State.READY, str(directory))
+    python = interpreter(NAME)
+    assert python == str(home / NAME / "bin" / "python")
+    run = [python, "-c", "import sys; print(sys.prefix)"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip() == str(
+        directory
+    )
+    installation.remove(NAME)
+    assert status(NAME).state is State.MISSING
+    with pytest.raises(ConfigError, match="no environment of `panda_gym`"):
+        installation.remove(NAME)
+
+
+@pytest.mark.usefixtures("packages")
+def test_a_source_is_told_to_the_processes(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    installation.install(NAME, source=source)
+    assert installation.variables(NAME)[SOURCE_VARIABLE] == str(source)
+
+
+@pytest.mark.usefixtures("packages")
+def test_an_interrupted_install_is_never_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installation.install(NAME)
+    (home / NAME / installation.MANIFEST).unlink()
+    assert status(NAME).state is State.INCOMPLETE
+    with pytest.raises(ConfigError, match="an install was interrupted"):
+        interpreter(NAME)
+    installation.install(NAME)  # made anew
+    assert status(NAME).state is State.READY
+
+
+@pytest.mark.usefixtures("packages")
+def test_other_pins_than_those_of_the_adapter_are_refused(home: Path) -> None:
+    installation.install(NAME)
+    manifest = home / NAME / installation.MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "pins": "others"}))
+    assert status(NAME).state is State.OUTDATED
+    with pytest.raises(ConfigError, match="its pins have changed since"):
+        interpreter(NAME)
+
+
+def test_a_failed_install_says_why_and_leaves_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = Requirements(
+        packages=("rlinf-no-such-package==1.0",), module="nothing", python=_version()
+    )
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="rlinf-no-such-package"):
+        installation.install(NAME)
+    assert not (home / NAME).exists()
+
+
+def test_a_full_disk_is_seen_before_anything_is_downloaded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = Requirements(packages=(), module="nothing", disk_mb=10**9)
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    with pytest.raises(ConfigError, match="takes 1000000000 MB"):
+        installation.install(NAME)
+    assert not (home / NAME).exists()
+
+
+def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Requirements(packages=(), module="nothing", libraries={"libnone.so.9": "libnone9"})
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    assert status(NAME) == installation.Availability(
+        State.UNFIT, "no shared library libnone.so.9 (Debian: libnone9)"
+    )
+    with pytest.raises(ConfigError, match=r"cannot run here: no shared library libnone\.so\.9"):
+        installation.install(NAME)
+
+
+def test_a_simulator_without_a_package_asks_for_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Requirements(packages=(), module="nothing", source="a checkout of its repository")
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    with pytest.raises(ConfigError, match="give --source, a checkout of its repository"):
+        installation.install(NAME)
+
+
+@pytest.mark.usefixtures("packages")
+def test_two_installs_at_once_do_not_meet(home: Path) -> None:
+    home.mkdir()
+    with (home / f".{NAME}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process"):
+            installation.install(NAME)
+
+
+def test_options_are_judged_under_the_interpreter_that_runs_the_env() -> None:
+    wrong = EnvConfig(
+        type="panda_gym", options={"task": "PandaReach-v3"}, max_episode_steps=5,
+        python=sys.executable,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="rlinf env install panda_gym"):
+        wrong.check()
+
+
+def test_an_interpreter_without_numpy_is_named(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    config = EnvConfig(
+        type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=5, python=python
+    )
+    with pytest.raises(ConfigError, match=r"No module named '(gymnasium|numpy)'"):
+        config.check()
+
+
+def test_the_command_line_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list"]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "ready" in lines["gymnasium"]
+    assert "missing" in lines["panda_gym"]
+    assert "rlinf env install panda_gym" in " ".join(shown.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("metaworld", {"task": "reach-v3"}),
+        ("panda_gym", {"task": "PandaReachDense-v3"}),
+        ("pusht", {"task": "gym_pusht/PushT-v0"}),
+    ],
+)
+def test_small_simulators_are_installed_and_keep_the_protocol(name: str, options: dict) -> None:
+    from rlinf.envs.conformance import check_env
+
+    directory = installation.install(name)
+    megabytes = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()) >> 20
+    needs = installation.requirements_of(name)
+    assert needs is not None
+    assert megabytes <= 1.2 * needs.disk_mb
+    results = check_env(EnvConfig(type=name, options=options, max_episode_steps=20))
+    assert [result for result in results if not result.passed] == []

@@ -135,14 +135,16 @@ class WarmStart(Task[WarmStartConfig]):
 def warm_start(
     config: ReasoningConfig, run: Path, model: LanguageModelConfig, directory: Path
 ) -> None:
-    """Teach a model on the first device of the actor: the same under every placement.
+    """Teach a model on the first device of the actor, or of several nodes on that of the first.
 
     What is taught is written to ``directory``; ``run`` is that of the run.
     """
     learning, actor, task = config.warm_start, config.actor, config.data.task
     assert learning is not None, "only called where the recipe asks for it"
     assert task is not None, "only generated tasks have targets"
-    place = {"source,actor": str(config.plan.components["actor"].devices[0])}
+    # The files are written where the worker is, and read where the driver is: on its own node.
+    alone = config.cluster.num_nodes == 1
+    place = {"source,actor": str(config.plan.components["actor"].devices[0]) if alone else "0"}
     placed = {"plan": None, "residency": {}, "component_placement": place}
     teaching = {
         "optim": learning.optim,

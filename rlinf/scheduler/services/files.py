@@ -159,13 +159,18 @@ class _FileService:
     def _fetch(self, path: str, origin: str, copy: Path) -> None:
         found = self._endpoint.request(origin, "files.list", path)
         files: list[_File] = self._process.wait(found, f"the files of {path}").value
-        unfinished = copy.with_name(f"{copy.name}.{os.getpid()}")
+        # Several threads of a process, and processes of other hosts with this number, may be here.
+        unfinished = copy.with_name(f"{copy.name}.{secrets.token_hex(8)}")
         try:
             for file in files:
                 target = unfinished / Path(path).name / file.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._fetch_file(path, origin, file, target)
-            unfinished.replace(copy)
+            try:
+                unfinished.replace(copy)
+            except OSError:
+                if not copy.exists():  # else another one was first
+                    raise
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 

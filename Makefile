@@ -40,6 +40,8 @@ lock: $(VENV)/.dev  ## Renew the pinned versions
 	$(BIN)/uv pip compile -q pyproject.toml -c constraints.in --extra ray --extra metaworld --extra language --extra dev \
 		--no-emit-find-links --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
 		| sed 's/+cpu$$//' > requirements.lock
+	for name in $$(ls rlinf/envs/locks | sed 's/.txt//'); do \
+		$(BIN)/rlinf env lock $$name > rlinf/envs/locks/$$name.txt; done
 
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)

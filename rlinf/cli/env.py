@@ -1,4 +1,4 @@
-"""``rlinf env list``, ``rlinf env install NAME`` and ``rlinf env remove NAME``."""
+"""``rlinf env list``, ``rlinf env install|remove|lock NAME``."""
 
 from __future__ import annotations
 
@@ -66,3 +66,11 @@ def remove(name: Name, debug: Debug = False) -> None:
 
     installation.remove(name)
     say(f"removed: {installation.home() / name}")
+
+
+@app.command()
+def lock(name: Name, debug: Debug = False) -> None:
+    """Print the pins of a simulator and of all that they bring, for `locks/NAME.txt`."""
+    from rlinf.envs import installation
+
+    say(installation.resolve(name).rstrip())

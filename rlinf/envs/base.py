@@ -161,10 +161,6 @@ class SimulatorBatch(Simulator):
     deterministic = False
     replayable = False
 
-    resets_itself: ClassVar[bool] = False
-    """Whether a row that ends is reset within :meth:`step`, as Isaac Lab does: the seeds of those
-    episodes are the simulator's own, and groups of equal starts cannot be had."""
-
     def __init__(self, options: Any, num_envs: int) -> None:
         self.options = options
         self.num_envs = num_envs

@@ -200,6 +200,23 @@ def lock_file(name: str) -> Path | None:
     return None
 
 
+def resolve(name: str) -> str:
+    """Return the pins of an env type and of all that they bring, for its lock file.
+
+    Raises:
+        ConfigError: It needs nothing, or its pins do not get along.
+    """
+    needs = requirements_of(name)
+    if needs is None:
+        raise ConfigError(f"env type `{name}` needs no environment of its own")
+    pins = _uv(
+        "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-emit-find-links",
+        "--no-emit-index-url", "--python-version", needs.python, "-",
+        given="\n".join(needs.packages),
+    )  # fmt: skip
+    return pins.replace("+cpu\n", "\n")  # which build of torch is that of the machine
+
+
 def size(needs: Requirements) -> str:
     """Return how much an environment downloads and takes, in words."""
     return f"downloads {needs.download_mb:,} MB, takes {needs.disk_mb:,} MB"
@@ -231,17 +248,23 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _uv(*arguments: str) -> None:
+def _uv(*arguments: str, given: str = "") -> str:
     """Run the installer; the wheels that pip finds on this machine are found by it as well."""
     environment = dict(os.environ)
     if "PIP_FIND_LINKS" in environment:
         environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
     done = subprocess.run(
-        [find_uv_bin(), *arguments], env=environment, capture_output=True, text=True, check=False
+        [find_uv_bin(), *arguments],
+        env=environment,
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         words = " ".join(line.strip(" ×╰─▶│") for line in done.stderr.splitlines() if line.strip())
         raise ConfigError(f"`uv {' '.join(arguments[:2])}` failed: {words[-600:]}")
+    return done.stdout
 
 
 @contextmanager

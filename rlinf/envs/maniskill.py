@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -160,13 +161,14 @@ class ManiSkillEnv(SimulatorEnv):
 
 
 def _import_mani_skill(*, draws: bool) -> None:
-    """Import the package; without a renderer its tasks still make materials, which do nothing."""
+    """Register the tasks; without a renderer they still make materials, which do nothing."""
     os.environ.setdefault("MS_SKIP_ASSET_DOWNLOAD_PROMPT", "1")
     import sapien
 
     if not draws:
         sapien.render.RenderMaterial = _NoMaterial
         sapien.pysapien.render.RenderMaterial = _NoMaterial
+    importlib.import_module("mani_skill.envs")
 
 
 class _NoMaterial:

@@ -50,6 +50,17 @@ def test_every_adapter_says_exact_pins_its_licence_and_its_size() -> None:
             assert needs.disk_mb >= needs.download_mb > 0, name
 
 
+def test_what_the_pins_bring_is_pinned_as_well() -> None:
+    for name in ADAPTERS:
+        needs = installation.requirements_of(name)
+        if needs is not None:
+            lock = installation.lock_file(name)
+            assert lock is not None, f"rlinf env lock {name} > rlinf/envs/locks/{name}.txt"
+            pins = lock.read_text().splitlines()
+            assert all("==" in pin for pin in pins), name
+            assert set(needs.packages) <= set(pins), name
+
+
 def test_a_loose_pin_is_refused() -> None:
     with pytest.raises(ValueError, match="not pinned exactly: mujoco<4"):
         Requirements(packages=("mujoco<4",), module="mujoco")

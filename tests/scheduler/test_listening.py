@@ -24,7 +24,9 @@ RESCALED = (
     "cluster.runtime=ray",
     "cluster.cpu_devices_per_node=2",
     "cluster.auto_scheduler=true",
-    "cluster.component_placement={actor: '0', rollout: '1', reward: '0'}",
+    "cluster.component_placement={'rollout,actor': '0-1', reward: '1'}",
+    "actor={type: fsdp, n_minibatches: 4, shuffle: false, order: length, optim: {lr: 1.0e-3}}",
+    "rollout.prompts=8",
 )
 
 

@@ -1,0 +1,45 @@
+"""Every simulator whose environment is installed keeps the protocol (`rlinf env install NAME`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf.envs.base import ADAPTERS
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.conformance import check_env
+from rlinf.envs.installation import State, status
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "aloha": {"task": "gym_aloha/AlohaTransferCube-v0"},
+    "calvin": {"images": False},
+    "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
+    "gymnasium": {"id": "Pendulum-v1"},
+    "gymnasium_robotics": {"task": "FetchReachDense-v4"},
+    "libero": {"tasks": [0], "image_size": 64, "settle_steps": 1},
+    "maniskill": {"task": "PushCube-v1"},
+    "metaworld": {"task": "MT10"},
+    "mjlab": {"task": "Mjlab-Cartpole-Balance"},
+    "panda_gym": {"task": "PandaReachDense-v3"},
+    "pusht": {"task": "gym_pusht/PushT-v0"},
+    "robosuite": {"task": "Lift"},
+    "xarm": {"task": "gym_xarm/XarmLift-v0"},
+}
+
+
+def test_every_adapter_is_among_them() -> None:
+    assert OPTIONS.keys() == ADAPTERS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_simulator_keeps_the_protocol(name: str) -> None:
+    found = status(name)
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    # Kernels are compiled, and chains are drawn, at the first start.
+    deadlines = {"start_deadline": 900.0, "step_deadline": 200.0}
+    config = EnvConfig(type=name, options=OPTIONS[name], max_episode_steps=20, **deadlines)
+    assert [result for result in check_env(config) if not result.passed] == []

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -314,9 +315,12 @@ class EvaluationResult(SpecifiedResult):
 
     @property
     def by_task(self) -> dict[str, tuple[int, int]]:
-        """Successes and episodes of every task; one that was not played has 0 of 0."""
+        """Successes and episodes of every task; 0 of 0 where the simulator finished none."""
         found = dict.fromkeys(self.tasks, (0, 0))
+        measured = {outcome.task for outcome in self.outcomes if outcome.valid}
         for outcome, score in zip(self.outcomes, self.scores(), strict=True):
+            if self.tasks and outcome.task not in measured:
+                continue
             task = self.tasks[outcome.task] if self.tasks else ""
             successes, episodes = found.get(task, (0, 0))
             found[task] = (successes + int(score), episodes + 1)
@@ -343,11 +347,14 @@ class EvaluationResult(SpecifiedResult):
         return "\n".join([whole, *self._lines_of_tasks()]) if len(self.tasks) > 1 else whole
 
     def _lines_of_tasks(self) -> Iterator[str]:
-        """Every task's rate with its interval, then their mean; what was not played is named."""
+        """Every task's rate with its interval, then their mean; a task without one is named."""
+        listed = Counter(self.tasks[outcome.task] for outcome in self.outcomes)
         for task, (won, played) in self.by_task.items():
             if played:
                 low, high = wilson_interval(won, played)
                 yield f"  {won / played:.3f} ({low:.3f} to {high:.3f}, n = {played})  {task}"
+            elif listed[task]:
+                yield f"  missing  {task}: the simulator finished none of {listed[task]} episodes"
             else:
                 yield f"  not played  {task}"
         missing = sum(not played for _, played in self.by_task.values())

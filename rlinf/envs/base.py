@@ -73,6 +73,10 @@ class Simulator:
     the reset; not so for what cannot reproduce them to the bit, or would move a real arm. Where it
     is false and there is no :meth:`get_state` either, the episode is closed instead."""
 
+    def task_of(self, seed: int) -> int:
+        """Return the task that an episode of this seed begins in, an index into the table."""
+        return seed % max(1, len(self.task_descriptions))
+
     @classmethod
     def check(cls, options: Any, max_episode_steps: int) -> None:
         """Refuse options that cannot work, without importing the simulator.

@@ -124,6 +124,10 @@ class CalvinEnv(SimulatorEnv):
                     key="type",
                 )
 
+    def task_of(self, seed: int) -> int:
+        """The first subtask of the chain."""
+        return self._subtasks.index(self._chains[seed % CHAINS][2][0])
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:

@@ -14,7 +14,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
-from rlinf.envs.base import REGISTRY
+from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
 from rlinf.processes.supervised import ONE_THREAD, ProcessLostError, SupervisedProcess
@@ -62,6 +62,10 @@ class EnvConfig(StrictModel):
     fault_window: int = Field(default=100, gt=0)
     """Episodes over which the fault rate is taken."""
 
+    leave_out_failing_tasks: bool = False
+    """Whether the other tasks go on without one whose resets always fail: its episodes are given to
+    the next task, and an evaluation names it as missing. False: such a task stops the run."""
+
     pin_processes: bool = True
     """Tie each of several env processes to a core of its own. Woken together, two of them would
     often queue for one core while the other core idles. False for a simulator that itself computes
@@ -85,6 +89,9 @@ class EnvConfig(StrictModel):
         except ConfigError as error:
             raise illegal("type", str(error)) from error
         _validated_options(adapter.Options, self.options)
+        if self.leave_out_failing_tasks and issubclass(adapter, SimulatorBatch):
+            why = f"`{self.type}` resets a batch together, so no task can be told from the others"
+            raise illegal("leave_out_failing_tasks", why, hint="write false")
         return self
 
     @cached_property

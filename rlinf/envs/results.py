@@ -89,6 +89,14 @@ def read_record(env: int, row: np.void) -> EpisodeRecord:
     return EpisodeRecord(env=env, reward=mean, **values)
 
 
+def unplayed_record(env: int, episode_id: int, seed: int, task: int) -> EpisodeRecord:
+    """The record of an episode that could not be begun."""
+    nothing = np.zeros((), RECORD_DTYPE)
+    for name, value in (("episode_id", episode_id), ("seed", seed), ("task", task)):
+        nothing[name] = value
+    return read_record(env, nothing[()])
+
+
 Observations = Dict[str, np.ndarray]  # noqa: UP006
 
 

@@ -107,6 +107,11 @@ class Acting(Task[ActingT]):
         for number, task in enumerate(tasks if len(tasks) > 1 else ()):
             if played := [e.success_once for e in episodes if e.task == number]:
                 metrics[f"env/success/{task}"] = float(np.mean(played))
+            resets = sum(r.task_resets[number] for r in rollouts if r.task_resets is not None)
+            names = ("failed_resets", "", "left_out")
+            for name, count in zip(names, np.asarray(resets).tolist(), strict=True):
+                if name and count:
+                    metrics[f"env/{name}/{task}"] = float(count)
         metrics["env/steps"] = float(self.counts.env_steps)
         metrics["env/episodes"] = float(self.counts.episodes)
         metrics["env/steps_per_second"] = self.config.env_steps_per_rollout / seconds

@@ -34,6 +34,8 @@ class RolloutReport:
     extra_rows: int = 0
     simulator_seconds: float = 0.0
     tasks: tuple[str, ...] = ()
+    task_resets: np.ndarray | None = None
+    """Totals of the run, see :attr:`SupervisedVectorEnv.task_resets`."""
 
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
@@ -137,6 +139,7 @@ class EnvWorker(StageWorker):
                 env, stage, step.observations, builder.time, step, act=not builder.complete
             )
             yield self._emit("observations", stage, sent[stage])
+        report.task_resets = env.task_resets
         report.extra_rows = sum(builder.time - steps for builder in builders)
         return report
 

@@ -236,3 +236,17 @@ def test_a_result_with_tasks_survives_its_file(tmp_path):
     result = EvaluationResult.of(spec, outcomes, "run@10", ("reach", "push"))
     result.save(tmp_path / "result.json")
     assert EvaluationResult.load(tmp_path / "result.json") == result
+
+
+def test_a_task_that_the_simulator_never_finished_is_missing_and_not_a_rate_of_zero():
+    spec = a_spec(4)
+    outcomes = [
+        EpisodeOutcome(i, seed, False, False, 0.0, 0, valid=bool(i % 2), task=i % 2)
+        for i, seed in spec.episodes
+    ]
+    result = EvaluationResult.of(spec, outcomes, "run@10", ("reach", "push"))
+    assert result.by_task == {"reach": (0, 0), "push": (0, 2)}
+    assert result.summary()["missing_tasks"] == ["reach"]
+    assert "missing  reach: the simulator finished none of 2 episodes" in str(result)
+    assert "no mean over tasks: 1 of 2" in str(result)
+    assert result.n == 4

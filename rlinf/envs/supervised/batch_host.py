@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import TASK_KEY, Observation, SimulatorBatch
+from rlinf.envs.base import TASK_KEY, Observation, Simulator, SimulatorBatch
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.block import Status
 from rlinf.envs.supervised.checks import EnvSideFault, guarded
@@ -38,9 +38,9 @@ class BatchHost(EnvHost):
         stages: Sequence[Sequence[int]],
         **shared: Any,
     ) -> None:
+        self._batches = list(batches)
         super().__init__(make=_no_single_env, envs={}, **shared)
         self._make_batch = make_batch
-        self._batches = list(batches)
         self._stages = [np.array(rows, np.int64) for rows in stages]
         self._begun = [False] * len(self._batches)
 
@@ -80,13 +80,10 @@ class BatchHost(EnvHost):
                     block["acted_episode"][row] = block["episode_id"][row]
                     block["acted_seed"][row] = block["seed"][row]
                     block["active"][row] = True
-                known = len(self._faults)
                 broken = "broken" in entry
                 reason = FaultReason(entry["broken"][0]) if broken else FaultReason.NOT_REPLAYABLE
                 detail = entry["broken"][1] if broken else "its batch was lost with its process"
-                self._invalidate(row, EnvSideFault(reason, detail))
-                if broken:  # the vector env has noted this one itself
-                    del self._faults[known]
+                self._invalidate(row, EnvSideFault(reason, detail), known=broken)
                 if in_flight is not None:
                     block["done_sequence"][row] = in_flight
             self._start_episodes(stage, np.array(lost, np.int64))
@@ -99,6 +96,9 @@ class BatchHost(EnvHost):
         """A picture of a row, uint8 [H, W, 3]."""
         stage = self._stage_of(row)
         return np.asarray(self._batches[stage].render(self._position(stage, row)))
+
+    def _simulator(self, row: int) -> Simulator:
+        return self._batches[0]
 
     def close(self) -> None:
         """End every simulator."""
@@ -165,7 +165,7 @@ class BatchHost(EnvHost):
             self._finals.write(_row(finals, position), row)
             self._block["terminated"][row] = terminated[position]
             self._block["truncated"][row] = truncated[position]
-            self._record(row, valid=True)
+            self._episodes.record(row, valid=True)
             if self.rules.auto_reset or self.rules.episodes is not None:
                 self._block["final"][row] = True
                 self._block["index"][row] += 1
@@ -186,7 +186,7 @@ class BatchHost(EnvHost):
         Raises:
             RunFailure: The simulator cannot be reset.
         """
-        begun = np.array([row for row in rows.tolist() if self._enter_next_episode(row)], np.int64)
+        begun = np.array([row for row in rows.tolist() if self._episodes.enter_next(row)], np.int64)
         if not len(begun):
             return
         batch = self._batches[stage]
@@ -198,13 +198,14 @@ class BatchHost(EnvHost):
                 seen = self._with_tasks(seen, batch)
                 for position, row in zip(positions, begun):  # noqa: B905 - Python 3.8
                     self._observations.write(_row(seen, int(position)), int(row))
+                    self._episodes.began(int(row))
                 return
             except EnvSideFault as fault:
                 last = fault
                 batch = self._batches[stage] = self._rebuilt(batch)
         raise RunFailure(
             f"a batch of {len(self._stages[stage])} envs could not be reset {_FAILURES_IN_A_ROW} "
-            f"times in a row; the last time:\n{last.detail}"
+            f"times in a row; the last time: {last.reason.value}: {last.summary}"
         )
 
     def _lose_batch(self, stage: int, fault: EnvSideFault) -> None:
@@ -222,14 +223,14 @@ class BatchHost(EnvHost):
         self._progress[1] += 1
         return guarded(self._make_batch, batch.num_envs)
 
-    def _invalidate(self, row: int, fault: EnvSideFault) -> None:
+    def _invalidate(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
         """Close the episode of a row as faulty; nothing of its chunk counts."""
         block = self._block
         block["rewards"][row] = 0.0
         block["valid"][row] = False
         for name in ("terminated", "truncated", "final", "recorded"):
             block[name][row] = False
-        self._note_fault(row, fault)
+        self._episodes.note_fault(row, fault, known=known)
 
     def _with_tasks(self, observations: Observation, batch: SimulatorBatch) -> Observation:
         if not self._tells_task:

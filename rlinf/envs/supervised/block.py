@@ -41,14 +41,18 @@ EPISODE_FIELDS: dict[str, str] = {
     "success_once": "?",
     "success_now": "?",
     "fail_once": "?",
+    "task": "<i8",
+    "begun": "?",  # whether the reset of the present episode went well
 }
+# For every env and task: resets that failed, that went well, episodes given to the next task.
+_TASK_RESETS = "task_resets"
 
 
 def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -> Fields:
     """Name, shape and type of every array of the block."""
     per_env: dict[str, tuple[tuple[int, ...], Any]] = {
         **{name: ((), kind) for name, kind in EPISODE_FIELDS.items()},
-        "task": ((), "<i8"),
+        _TASK_RESETS: ((max(1, len(spec.task_descriptions)), 3), "<i8"),
         "done_sequence": ((), "<i8"),  # the last command that this row has completed
         "acted_episode": ((), "<i8"),
         "acted_seed": ((), "<i8"),
@@ -89,7 +93,7 @@ def read_state(block: SharedBlock, simulator: Mapping[int, np.ndarray]) -> dict[
     longest = int(block["steps"].max(initial=0))
     return {
         "num_envs": num_envs,
-        "episode": {name: block[name].copy() for name in EPISODE_FIELDS},
+        "episode": {name: block[name].copy() for name in (*EPISODE_FIELDS, _TASK_RESETS)},
         "observation": {key: array.copy() for key, array in block.group("observation").items()},
         "log": block["log"][:, :longest].copy(),
         "simulator": {"state": states, "size": sizes},
@@ -113,7 +117,10 @@ def write_state(
         )
     observations = block.group("observation")
     arrays = {
-        **{name: (block[name], state["episode"][name]) for name in EPISODE_FIELDS},
+        **{
+            name: (block[name], state["episode"].get(name))
+            for name in (*EPISODE_FIELDS, _TASK_RESETS)
+        },
         **{key: (array, state["observation"].get(key)) for key, array in observations.items()},
         "actions": (block["log"][:, : np.shape(state["log"])[1]], state["log"]),
     }

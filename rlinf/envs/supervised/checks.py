@@ -23,6 +23,14 @@ class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the h
         self.reason = reason
         self.detail = detail
 
+    @property
+    def summary(self) -> str:
+        """What the simulator said, in one line: what it raised, how it ended, what is wrong."""
+        lines = [line.strip() for line in self.detail.splitlines() if line.strip()] or [""]
+        if self.reason is FaultReason.CRASH and len(lines) > 1:
+            return f"{lines[0].partition(';')[0]}; it printed last: {lines[-1]}"
+        return lines[-1 if self.reason is FaultReason.EXCEPTION else 0]
+
 
 def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call simulator code; whatever it raises becomes an EnvSideFault."""

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import TASK_KEY, SimulatorEnv
+from rlinf.envs.base import TASK_KEY, Simulator, SimulatorEnv
 from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status
 from rlinf.envs.supervised.checks import EnvSideFault, ObservationRows, checked_reward, guarded
-from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeRules
+from rlinf.envs.supervised.episodes import Episodes
+from rlinf.envs.supervised.failing_tasks import RESETS
+from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.errors import RunFailure
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.wire import decode_tree, encode_tree
 
-_RESET_ATTEMPTS = 3
 _FLAGS = ("terminated", "truncated", "final", "recorded")
 
 
@@ -29,6 +30,7 @@ class EnvHost:
         make: Builds one env.
         envs: The first env of each row.
         first_env: Global number of row 0.
+        rows: The rows of this process.
         progress: This process's cells of the block: present row, count of steps.
     """
 
@@ -42,6 +44,7 @@ class EnvHost:
         rules: EpisodeRules,
         first_env: int,
         progress: np.ndarray,
+        rows: Sequence[int],
     ) -> None:
         self._make = make
         self._envs = envs
@@ -53,12 +56,25 @@ class EnvHost:
         self._finals = ObservationRows(block.group("final"))
         self._discrete = spec.action_kind == "discrete"
         self._tells_task = TASK_KEY in spec.observation_shapes
-        self._faults: list[dict[str, Any]] = []
+        self._episodes = Episodes(
+            block=block,
+            rules=rules,
+            first_env=first_env,
+            rows=rows,
+            descriptions=spec.task_descriptions,
+            task_of=self._simulator(rows[0]).task_of,
+        )
 
-    def take_faults(self) -> list[dict[str, Any]]:
-        """The faults since the last call."""
-        faults, self._faults = self._faults, []
-        return faults
+    def _simulator(self, row: int) -> Simulator:
+        return self._envs[row]
+
+    def take_report(self) -> dict[str, Any]:
+        """What happened since the last call, see :meth:`Episodes.take_report`."""
+        return self._episodes.take_report()
+
+    def schedule(self, rules: EpisodeRules) -> None:
+        """Play by other rules from the next reset on."""
+        self.rules = self._episodes.rules = rules
 
     def reset(self, rows: Sequence[int], sequence: int) -> None:
         """Start an episode in each row; the counters were set by the vector env."""
@@ -97,6 +113,7 @@ class EnvHost:
                 ``state`` (bytes) when the simulator gave one, ``sequence`` of a command in flight
                 that a lost row has thereby completed.
         """
+        self._episodes.tasks.review()
         for name, entry in rows.items():
             row = int(name)
             self._progress[0] = row
@@ -199,7 +216,7 @@ class EnvHost:
         return guarded(env.step, given)
 
     def _end_episode(self, row: int) -> None:
-        self._record(row, valid=True)
+        self._episodes.record(row, valid=True)
         if self.rules.auto_reset or self.rules.episodes is not None:
             self._block["final"][row] = True
             self._block["index"][row] += 1
@@ -213,100 +230,59 @@ class EnvHost:
         """Reset the env of ``row`` into its next episode.
 
         Raises:
-            RunFailure: Several episodes in a row could not be started.
+            RunFailure: Several episodes in a row could not be started, or those of a task never.
         """
-        for _ in range(_RESET_ATTEMPTS):
-            if not self._enter_next_episode(row):
+        failures = 0
+        while failures < RESETS:
+            if not self._episodes.enter_next(row):
                 return
             try:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
                 observation, _ = guarded(self._envs[row].reset, seed=seed)
                 self._observations.write(self._with_task(observation, row), row)
+                self._episodes.began(row)
                 return
             except EnvSideFault as fault:
                 last = fault
+                failures += not self._episodes.fails_to_begin(row, fault)
                 self._close_episode(row, fault)
         raise RunFailure(
-            f"env {self._first_env + row} could not be reset {_RESET_ATTEMPTS} times in a row; "
-            f"the last time:\n{last.detail}"
+            f"env {self._first_env + row} could not be reset {RESETS} times in a row; "
+            f"the last time, with seed {seed}: {last.reason.value}: {last.summary}"
         )
 
-    def _enter_next_episode(self, row: int) -> bool:
-        """Set the counters of the next episode; False when there is none."""
-        block = self._block
-        env, epoch = self._first_env + row, int(block["epoch"][row])
-        index, serial = int(block["index"][row]), int(block["serial"][row])
-        episode = self.rules.episode(env, epoch, index, serial)
-        if episode is None:
-            block["status"][row] = Status.EXHAUSTED
-            return False
-        block["episode_id"][row], block["seed"][row] = episode
-        block["serial"][row] = serial + 1
-        for name in ("steps", "episode_return", "success_once", "success_now", "fail_once"):
-            block[name][row] = 0
-        block["status"][row] = Status.RUNNING
-        return True
-
-    def _replace_episode(self, row: int, fault: EnvSideFault) -> None:
+    def _replace_episode(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
         """Close the episode as invalid, build the env anew and start another one."""
         block = self._block
         block["rewards"][row] = 0.0
         block["valid"][row] = False
         for name in _FLAGS:
             block[name][row] = False
-        self._close_episode(row, fault)
+        self._close_episode(row, fault, known=known)
         self._begin_episode(row)
 
-    def _close_episode(self, row: int, fault: EnvSideFault) -> None:
-        self._note_fault(row, fault)
+    def _close_episode(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
+        self._episodes.note_fault(row, fault, known=known)
         _close_env(self._envs[row])
         self._progress[1] += 1
         self._envs[row] = guarded(self._make)
 
-    def _note_fault(self, row: int, fault: EnvSideFault) -> None:
-        """Record the episode of a row as invalid, unless it is one of a list to be tried again."""
-        block = self._block
-        episode = int(block["episode_id"][row])
-        self._faults.append(
-            {"row": row, "reason": fault.reason.value, "detail": fault.detail, "episode": episode}
-        )
-        block["attempt"][row] += 1
-        repeats = self.rules.episodes is not None and block["attempt"][row] < MAX_ATTEMPTS
-        if not repeats:
-            if not block["recorded"][row]:
-                self._record(row, valid=False)
-            block["index"][row] += 1
-            block["attempt"][row] = 0
-
     def _give_up(self, row: int, fault: EnvSideFault, entry: dict[str, Any]) -> None:
         """Go on with another episode in a row that cannot be restored."""
-        block, known = self._block, len(self._faults)
-        in_flight = entry.get("sequence") is not None
-        if in_flight and "broken" in entry and block["recorded"][row] and not block["steps"][row]:
-            # Lost in the reset after an episode that ended well: the chunk stays what it was.
-            self._close_episode(row, fault)
+        block, lost = self._block, "broken" in entry
+        if lost and not block["begun"][row]:
+            # Lost in a reset: the chunk before it stays what it was.
+            self._episodes.fails_to_begin(row, fault)
+            self._close_episode(row, fault, known=True)
             self._begin_episode(row)
         else:
             block["acted_episode"][row] = block["episode_id"][row]
             block["acted_seed"][row] = block["seed"][row]
             block["active"][row] = True
-            self._replace_episode(row, fault)
-        if "broken" in entry:  # the vector env has noted this one itself
-            del self._faults[known]
-        if in_flight:
+            self._replace_episode(row, fault, known=lost)
+        if entry.get("sequence") is not None:
             block["done_sequence"][row] = entry["sequence"]
-
-    def _record(self, row: int, *, valid: bool) -> None:
-        block = self._block
-        record = block["records"][row]
-        for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once"):
-            record[name] = block[name][row]
-        record["episode_len"] = block["steps"][row]
-        record["task"] = block["task"][row]
-        record["success_at_end"] = block["success_now"][row]
-        record["valid"] = valid
-        block["recorded"][row] = True
 
     def _rebuild(self, row: int, state: np.ndarray | None) -> None:
         """Bring a new env to where the old one was: by its state, or by replaying its actions."""

@@ -12,6 +12,8 @@ import psutil
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import block_fields
+from rlinf.envs.supervised.failing_tasks import never_began
+from rlinf.envs.supervised.faults import EnvReport
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.processes.shared_block import (
     MemoryShortageError,
@@ -24,9 +26,6 @@ from rlinf.processes.supervised import ProcessLostError, RefusedValueError, Supe
 
 MAX_RESTARTS_IN_A_ROW = 5
 _CLOSE_SECONDS = 2.0
-
-Fault = dict[str, Any]
-"""``row`` (-1: none), ``reason``, ``detail``, ``episode``, as an env process reports it."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ class EnvProcess:
         self.pending[command.stage] = command
         self.process.send(**vars(command))
 
-    def collect(self) -> list[Fault]:
-        """Wait for the next answer to a command of a stage and return the faults it reports.
+    def collect(self) -> dict[str, Any]:
+        """Wait for the next answer to a command of a stage and return it, with what it reports.
 
         Raises:
             ProcessLostError: The process ended, or no step ended within the deadline.
@@ -105,8 +104,7 @@ class EnvProcess:
         """
         answer = self._receive(self._limits.step_deadline)
         del self.pending[answer["stage"]]
-        faults: list[Fault] = answer["faults"]
-        return faults
+        return answer
 
     def ask(self, operation: str, **content: Any) -> dict[str, Any]:
         """Send a command outside of the stages, none of which may be in flight; return its answer.
@@ -118,7 +116,7 @@ class EnvProcess:
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         try:
-            return self.process.receive(seconds, progress=self._ticks)
+            answer = self.process.receive(seconds, progress=self._ticks)
         except RefusedValueError as error:
             raise RunFailure(f"an env process failed:\n{error.stack}") from error
         except ProcessLostError as lost:
@@ -129,6 +127,9 @@ class EnvProcess:
                 detail = f"no step ended within {seconds:g} s\n{stacks}"
                 raise ProcessLostError("hang", detail) from lost
             raise
+        if "failure" in answer:
+            raise RunFailure(answer["failure"])
+        return answer
 
     def _ticks(self) -> int:
         return -1 if self.progress is None else int(self.progress[1])
@@ -172,7 +173,7 @@ class EnvPool:
             row: stage for process in rows for stage, part in enumerate(process) for row in part
         }
         self._limits = limits
-        self._faults: list[Fault] = []
+        self._report = EnvReport()
         self._processes: list[EnvProcess] = []
         self._memory = open_memory("rlinf-envs")
         try:
@@ -218,10 +219,10 @@ class EnvPool:
         """The ids of the processes."""
         return [each.process.pid for each in self._processes]
 
-    def take_faults(self) -> list[Fault]:
-        """The faults since the last call."""
-        faults, self._faults = self._faults, []
-        return faults
+    def take_report(self) -> EnvReport:
+        """What the processes reported since the last call."""
+        report, self._report = self._report, EnvReport()
+        return report
 
     def send(self, command: Command) -> None:
         """Send the command of a stage to every process."""
@@ -240,7 +241,7 @@ class EnvPool:
         for index in range(len(self._processes)):
             while stage in self._processes[index].pending:
                 try:
-                    self._faults += self._processes[index].collect()
+                    self._report.add(self._processes[index].collect())
                 except ProcessLostError as lost:
                     self._replace(index, lost)
             self._recycle(index)
@@ -261,7 +262,7 @@ class EnvPool:
         """Bring the envs to where the block says they are (see :meth:`EnvHost.restore`)."""
         for index in range(len(self._processes)):
             mine = {str(row): orders.get(row, {}) for row in self._rows_of(index)}
-            self._faults += self._ask(index, "restore", rows=mine)["faults"]
+            self._report.add(self._ask(index, "restore", rows=mine))
 
     def render(self, row: int) -> np.ndarray:
         """A picture of the env of ``row``, uint8 [H, W, 3]."""
@@ -301,7 +302,7 @@ class EnvPool:
             process.started()
             try:
                 self._attach(index, process)
-                self._faults += process.ask("restore", rows=orders)["faults"]
+                self._report.add(process.ask("restore", rows=orders))
                 for command in in_flight:
                     process.send(command)
                 return
@@ -326,8 +327,15 @@ class EnvPool:
         """Note the fault and return the row that was at work, -1 for none."""
         row = int(self.block["progress"][index, 0])
         episode = int(self.block["episode_id"][row]) if row >= 0 else -1
-        self._faults.append(
-            {"row": row, "reason": lost.reason, "detail": lost.detail, "episode": episode}
+        unbegun = row >= 0 and never_began(self.block, self._rows_of(index), row)
+        self._report.faults.append(
+            {
+                "row": row,
+                "reason": lost.reason,
+                "detail": lost.detail,
+                "episode": episode,
+                "never_began": unbegun,
+            }
         )
         self.block["progress"][index, 0] = -1
         return row

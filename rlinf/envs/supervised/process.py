@@ -16,6 +16,7 @@ from rlinf.envs.supervised.batch_host import BatchHost
 from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.envs.supervised.schedule import EpisodeRules
+from rlinf.errors import RunFailure
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.supervised import CLOSE, serve
 
@@ -42,6 +43,12 @@ class _Server:
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         """Execute one command and return the content of its answer."""
+        try:
+            return self._answer(message)
+        except RunFailure as error:  # of a known kind: its message says all
+            return {"failure": str(error)}
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         operation = message["operation"]
         if operation == "start":
             return self._start(message)
@@ -53,7 +60,7 @@ class _Server:
                 return {}
             raise RuntimeError("a command came before `attach`")
         found = self._executed(host, operation, message)
-        return {**found, "stage": message.get("stage", -1), "faults": host.take_faults()}
+        return {**found, "stage": message.get("stage", -1), **host.take_report()}
 
     def _executed(self, host: EnvHost, operation: str, message: dict[str, Any]) -> dict[str, Any]:
         if operation == "step":
@@ -64,7 +71,7 @@ class _Server:
         elif operation == "restore":
             host.restore(message["rows"])
         elif operation == "schedule":
-            host.rules = EpisodeRules(**message["rules"])
+            host.schedule(EpisodeRules(**message["rules"]))
         elif operation == "state":
             return {"states": host.states([row for part in self._settings["rows"] for row in part])}
         elif operation == "render":
@@ -117,6 +124,7 @@ class _Server:
             "rules": EpisodeRules(**settings["rules"]),
             "first_env": settings["first_env"],
             "progress": block["progress"][settings["process"]],
+            "rows": [row for stage in settings["rows"] for row in stage],
         }
         if self._batches:
             self._host = BatchHost(

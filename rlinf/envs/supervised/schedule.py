@@ -43,6 +43,7 @@ class EpisodeRules:
     reward_scale: float
     group_size: int
     use_fixed_reset_states: bool
+    leave_out_failing_tasks: bool
 
     def episode(self, env: int, epoch: int, index: int, serial: int) -> tuple[int, int] | None:
         """The (episode id, seed) that comes next, or None when the list holds no more.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +12,24 @@ import numpy as np
 
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.results import EnvFault, FaultReason, Observations, VectorStep, read_record
+from rlinf.envs.results import (
+    EnvFault,
+    EpisodeRecord,
+    FaultReason,
+    Observations,
+    VectorStep,
+    read_record,
+    unplayed_record,
+)
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status, read_state, write_state
+from rlinf.envs.supervised.faults import FaultWatch
 from rlinf.envs.supervised.pool import Command, EnvPool, ProcessLimits
 from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.envs.vector import VectorEnv
-from rlinf.errors import ConfigError, RunFailure
+from rlinf.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _RULES_OF_CONFIG = (
     "max_episode_steps",
@@ -27,6 +38,7 @@ _RULES_OF_CONFIG = (
     "reward_scale",
     "group_size",
     "use_fixed_reset_states",
+    "leave_out_failing_tasks",
 )
 
 
@@ -80,6 +92,7 @@ class SupervisedVectorEnv(VectorEnv):
         self._in_flight: dict[int, int] = {}
         self._carried_invalid = np.zeros(num_envs, bool)
         self._faults: list[EnvFault] = []
+        self._unplayed: list[EpisodeRecord] = []
         self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
         rules = EpisodeRules(
             run_seed=seed,
@@ -132,6 +145,12 @@ class SupervisedVectorEnv(VectorEnv):
     def process_ids(self) -> list[int]:
         """The ids of the env processes."""
         return self._pool.pids
+
+    @property
+    def task_resets(self) -> np.ndarray:
+        """[tasks, 3] int64: resets of each task that failed and that went well, and episodes that
+        the next task was given, because this one is left out."""
+        return np.asarray(self._block["task_resets"].sum(axis=0))
 
     def exhausted(self, stage: int = 0) -> bool:
         """See :meth:`VectorEnv.exhausted`."""
@@ -241,13 +260,20 @@ class SupervisedVectorEnv(VectorEnv):
         self._pool.send(Command(operation, stage, chunk, self._sequence))
 
     def _note_faults(self) -> None:
-        for fault in self._pool.take_faults():
+        report = self._pool.take_report()
+        for words in report.left_out:
+            log.warning(words)
+        self._unplayed += [
+            unplayed_record(self.first_env + each.pop("row"), **each) for each in report.unplayed
+        ]
+        for fault in report.faults:
             row = fault["row"]
             env = self.first_env + row if row >= 0 else -1
             reason = FaultReason(fault["reason"])
             noted = EnvFault(env, reason, fault["detail"], fault["episode"])
             self._faults.append(noted)
-            self._watch.note_fault(noted)
+            if not (self.config.leave_out_failing_tasks and fault["never_began"]):
+                self._watch.note_fault(noted)
             if row >= 0 and row // (self.num_envs // self.stages) not in self._in_flight:
                 # The next action of this row answers an observation that is gone.
                 self._carried_invalid[row] = True
@@ -265,6 +291,8 @@ class SupervisedVectorEnv(VectorEnv):
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
         recorded = part.start + np.flatnonzero(block["recorded"][part])
+        unplayed = [record for record in self._unplayed if low <= record.env < high]
+        self._unplayed = [record for record in self._unplayed if record not in unplayed]
         return VectorStep(
             observations=self.observations(stage),
             rewards=block["rewards"][part, :chunk].copy(),
@@ -277,61 +305,14 @@ class SupervisedVectorEnv(VectorEnv):
             episode_ids=block["acted_episode"][part].copy(),
             reset_seeds=block["acted_seed"][part].copy(),
             faults=faults,
-            episodes=tuple(
-                read_record(self.first_env + int(row), block["records"][row]) for row in recorded
+            episodes=(
+                *(
+                    read_record(self.first_env + int(row), block["records"][row])
+                    for row in recorded
+                ),
+                *unplayed,
             ),
         )
-
-
-class FaultWatch:
-    """The part of faulty episodes among the last ones.
-
-    The run stops when more than ``max_rate * window`` of the last ``window`` episodes were faulty,
-    so that a single early fault does not count as a rate of one.
-    """
-
-    def __init__(self, max_rate: float, window: int) -> None:
-        self._max_rate = max_rate
-        self._outcomes: deque[bool] = deque(maxlen=window)
-        self._first: EnvFault | None = None
-        self._counts: Counter[str] = Counter()
-
-    def note_fault(self, fault: EnvFault) -> None:
-        """Count a fault."""
-        self._first = self._first or fault
-        self._counts[fault.reason.value] += 1
-        self._outcomes.append(True)
-
-    def note_sound(self, episodes: int) -> None:
-        """Count episodes that ended as they should."""
-        self._outcomes.extend([False] * episodes)
-
-    def check(self) -> None:
-        """Stop the run when the rate is passed.
-
-        Raises:
-            RunFailure: It is; the message holds the first fault.
-        """
-        window, found = self._outcomes.maxlen or 1, sum(self._outcomes)
-        if found <= self._max_rate * window or self._first is None:
-            return
-        counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
-        raise RunFailure(
-            f"{found} of the last {len(self._outcomes)} episodes were faulty, more than "
-            f"env.max_fault_rate={self._max_rate:g} of {window} allows ({counts}). "
-            f"The first fault, {self._first.reason.value} in env {self._first.env}:\n"
-            f"{self._first.detail}"
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The outcomes that count and the totals by reason."""
-        return {"outcomes": np.array(self._outcomes, bool), "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``."""
-        self._outcomes.clear()
-        self._outcomes.extend(bool(outcome) for outcome in state["outcomes"])
-        self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
 
 
 def _check_division(num_envs: int, stages: int, group_size: int) -> None:

@@ -32,6 +32,9 @@ TASK_KEY = "task_ids"
 """The entry of an observation that says which of several tasks an env is in: int64, an index into
 the table of descriptions. The host adds it, not the adapter."""
 
+PICTURE_SIZES = (32, 1024)
+"""The smallest and the largest height and width of a picture, in pixels."""
+
 _FLOATS = ("states", "proprioception")
 _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
@@ -76,6 +79,9 @@ class Simulator:
     def task_of(self, seed: int) -> int:
         """Return the task that an episode of this seed begins in, an index into the table."""
         return seed % max(1, len(self.task_descriptions))
+
+    never_black: tuple[str, ...] = ()
+    """Keys of pictures that always show something: one without a lit pixel is a fault."""
 
     @classmethod
     def check(cls, options: Any, max_episode_steps: int) -> None:
@@ -211,6 +217,30 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
     """
     if value not in known:
         raise ConfigError(f"no {key} `{value}`; {did_you_mean(value, known)}", key=f"options.{key}")
+
+
+def require_within(key: str, value: int, low: int, high: int) -> None:
+    """Refuse an option below ``low`` or above ``high``.
+
+    Raises:
+        ConfigError: With the nearest legal value.
+    """
+    if not low <= value <= high:
+        nearest = min(max(value, low), high)
+        raise ConfigError(
+            f"{value} is not within {low} and {high}; nearest: {nearest}", key=f"options.{key}"
+        )
+
+
+def require_picture_sizes(options: Any) -> None:
+    """Refuse pictures that are too small to show anything, or larger than a renderer draws.
+
+    Raises:
+        ConfigError: With the nearest legal value.
+    """
+    for key in ("image_size", "render_size"):
+        if hasattr(options, key):
+            require_within(key, getattr(options, key), *PICTURE_SIZES)
 
 
 ADAPTERS = {

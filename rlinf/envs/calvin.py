@@ -21,7 +21,13 @@ from typing import Any, Iterator  # noqa: UP035 - evaluated under 3.8 as well
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.base import (
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_package,
+    require_within,
+)
 from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
 from rlinf.errors import ConfigError
 
@@ -79,6 +85,7 @@ class CalvinEnv(SimulatorEnv):
         source="a checkout of github.com/mees/calvin with its submodule calvin_env",
     )
     skips_observations = True
+    never_black = ("main_images",)
     # A repeated episode was seen to be off by 9e-4 after 20 steps.
     deterministic = False
     replayable = False
@@ -109,12 +116,7 @@ class CalvinEnv(SimulatorEnv):
         """Refuse unknown scenes, and an environment without CALVIN's source."""
         require_package("calvin", cls.requirements)
         require_known("scene", options.scene, SCENES)
-        if not 1 <= options.chain <= 5:
-            raise ConfigError(
-                f"chains have 1 to 5 instructions, not {options.chain}; nearest: "
-                f"{min(max(options.chain, 1), 5)}",
-                key="options.chain",
-            )
+        require_within("chain", options.chain, 1, 5)
         source = _source()
         for part in ("calvin_env/calvin_env/envs/play_table_env.py", "calvin_models/conf"):
             if not (source / part).exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from functools import cached_property
 from typing import Annotated, Any, Self
@@ -18,6 +19,9 @@ from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
 from rlinf.processes.supervised import ONE_THREAD, ProcessLostError, SupervisedProcess
+
+_INTERPRETERS = "give the path of an interpreter, for example envs/simulator/bin/python"
+_CHECK_SECONDS = 60.0
 
 
 class EnvConfig(StrictModel):
@@ -82,6 +86,15 @@ class EnvConfig(StrictModel):
     """Resident memory beyond which an env process is replaced, its envs going on where they were;
     for a simulator that leaks."""
 
+    @pydantic.field_validator("variables")
+    @classmethod
+    def _can_be_set(cls, values: dict[str, str]) -> dict[str, str]:
+        for name, value in values.items():
+            if not name or "=" in name or "\0" in name + value:
+                nearest = re.sub(r"[=\0].*", "", name) or "NAME"
+                raise ValueError(f"no system can set {name!r}; nearest: {nearest}")
+        return values
+
     @pydantic.model_validator(mode="after")
     def _options_are_legal(self) -> Self:
         try:
@@ -110,12 +123,9 @@ class EnvConfig(StrictModel):
         if python is None:
             REGISTRY.load(self.type).check(self.adapter_options, self.max_episode_steps)
             return
+        key = "python" if self.python else "type"
         if shutil.which(python) is None:
-            raise ConfigError(
-                f"{python} is no executable file; give the path of the interpreter, for "
-                "example envs/simulator/bin/python",
-                key="python",
-            )
+            raise ConfigError(f"{python} is no executable file; {_INTERPRETERS}", key=key)
         settings = {
             "type": self.type,
             "options": dataclasses.asdict(self.adapter_options),
@@ -125,10 +135,10 @@ class EnvConfig(StrictModel):
             "rlinf.envs.option_check", settings, environment=self.environment, python=python
         )
         try:
-            process.receive(self.start_deadline)
+            process.receive(min(self.start_deadline, _CHECK_SECONDS))
         except ProcessLostError as lost:
-            last = lost.detail.strip().splitlines()[-1]
-            raise ConfigError(f"{python} cannot run env type `{self.type}`: {last}") from lost
+            why = f"{python} cannot run env type `{self.type}`: {_why_lost(lost, python)}"
+            raise ConfigError(why, key=key) from lost
         finally:
             process.close()
 
@@ -146,6 +156,19 @@ class EnvConfig(StrictModel):
     def environment(self) -> dict[str, str]:
         """Environment variables of the env processes."""
         return {**ONE_THREAD, **variables(self.type), **self.variables}
+
+
+def _why_lost(lost: ProcessLostError, python: str) -> str:
+    """Why an interpreter could not judge options, in one line, and what would help."""
+    first, *others = [line.strip() for line in lost.detail.splitlines() if line.strip()]
+    last = others[-1] if others else first
+    if missing := re.search(r"No module named '(numpy|gymnasium)", last):
+        return f"it lacks {missing[1]}; `{python} -m pip install numpy gymnasium` installs it"
+    if lost.reason == "crash":
+        how = first.partition(";")[0]
+        said = "" if last in (first, "(nothing)") else f" and said: {last}"
+        return f"it is no Python, or a broken one: {how}{said}; {_INTERPRETERS}"
+    return first if lost.reason == "hang" else last
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

@@ -173,6 +173,7 @@ class AlohaEnv(GymnasiumTask):
     """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
 
     name = "aloha"
+    never_black = ("main_images",)
     tasks = ("gym_aloha/AlohaTransferCube-v0", "gym_aloha/AlohaInsertion-v0")
     requirements = Requirements(
         packages=("gym-aloha==0.1.5",),

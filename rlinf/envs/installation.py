@@ -31,6 +31,10 @@ from rlinf.errors import ConfigError, install_command
 
 MANIFEST = "installed.json"
 ASK_ABOVE_MB = 1024
+_ROOM = (
+    "nothing half made is left; RLINF_ENVS names another directory for the environments and "
+    "UV_CACHE_DIR one for what is downloaded"
+)
 
 
 class State(StrEnum):
@@ -143,7 +147,8 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
     if needs.source and not (source and source.is_dir()):
         raise ConfigError(f"env type `{name}` has no package: give --source, {needs.source}")
     directory = home() / name
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _writing(directory.parent):
+        directory.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory.parent).free >> 20
     if free < needs.disk_mb:
         raise ConfigError(
@@ -159,17 +164,18 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
             wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
             if wanted:
                 _uv("pip", "install", "--quiet", "--python", str(python), *wanted)
+            manifest = {
+                "type": name,
+                "pins": _digest(name, needs),
+                "with": list(with_packages),
+                "source": str(source.resolve()) if source else "",
+            }
+            with _writing(directory):
+                (directory / f".{MANIFEST}").write_text(json.dumps(manifest, indent=1) + "\n")
+                os.replace(directory / f".{MANIFEST}", directory / MANIFEST)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        manifest = {
-            "type": name,
-            "pins": _digest(name, needs),
-            "with": list(with_packages),
-            "source": str(source.resolve()) if source else "",
-        }
-        (directory / f".{MANIFEST}").write_text(json.dumps(manifest, indent=1) + "\n")
-        os.replace(directory / f".{MANIFEST}", directory / MANIFEST)
     return directory
 
 
@@ -263,14 +269,26 @@ def _uv(*arguments: str, given: str = "") -> str:
     )
     if done.returncode:
         words = " ".join(line.strip(" ×╰─▶│") for line in done.stderr.splitlines() if line.strip())
-        raise ConfigError(f"`uv {' '.join(arguments[:2])}` failed: {words[-600:]}")
+        hint = f"; {_ROOM}" if "os error 28" in words else ""
+        raise ConfigError(f"`uv {' '.join(arguments[:2])}` failed: {words[-600:]}{hint}")
     return done.stdout
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Say in one line that there is no room, or no right, to write where the environments lie."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write to {place}: {error.strerror}; {_ROOM}") from error
 
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Let nobody else make or remove this environment meanwhile."""
-    with (directory.parent / f".{directory.name}.lock").open("w") as file:
+    with _writing(directory.parent):
+        lock = (directory.parent / f".{directory.name}.lock").open("w")
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.base import (
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_package,
+    require_picture_sizes,
+    require_within,
+)
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -82,6 +89,7 @@ class LiberoEnv(SimulatorEnv):
         variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True
+    never_black = ("main_images",)
     _built: ClassVar[OrderedDict[tuple[str, int], list[Any]]] = OrderedDict()
 
     def __init__(self, options: LiberoOptions) -> None:
@@ -109,9 +117,13 @@ class LiberoEnv(SimulatorEnv):
         wrong = [task for task in options.tasks if not 0 <= task < count]
         if wrong:
             raise ConfigError(
-                f"{options.suite} has no task {wrong[0]}; it has 0 to {count - 1}",
+                f"{options.suite} has no task {wrong[0]}; it has 0 to {count - 1}, "
+                f"nearest: {min(max(wrong[0], 0), count - 1)}",
                 key="options.tasks",
             )
+        require_picture_sizes(options)
+        require_within("settle_steps", options.settle_steps, 0, 1000)
+        require_within("models", options.models, 1, 130)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.base import (
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_package,
+    require_picture_sizes,
+)
 from rlinf.envs.requirements import Requirements
 
 TASKS = (
@@ -28,6 +34,26 @@ TASKS = (
     "UnitreeG1PlaceAppleInBowl-v1", "UnitreeG1Stand-v1", "UnitreeG1TransportBox-v1",
 )  # fmt: skip
 """Tasks whose objects are in the package; others ask a hub for theirs when they are built."""
+
+_JOINTS = ("pd_joint_delta_pos", "pd_joint_pos")
+_TARGET = (*_JOINTS, "pd_joint_target_delta_pos")
+_VELOCITY = (*_TARGET, "pd_joint_vel", "pd_joint_pos_vel", "pd_joint_delta_pos_vel")
+_PANDA = (
+    *_VELOCITY, "pd_ee_delta_pos", "pd_ee_delta_pose", "pd_ee_pose", "pd_ee_target_delta_pos",
+    "pd_ee_target_delta_pose",
+)  # fmt: skip
+CONTROL_MODES = {
+    "MS-Humanoid": _JOINTS,
+    "MS-": _JOINTS[:1],
+    "UnitreeG1": _JOINTS,
+    "Rotate": _TARGET,
+    "PickCubeSO100": _TARGET,
+    "SO100": _TARGET,
+    "TriFinger": _VELOCITY,
+    "DrawTriangle": (*_PANDA, "pd_ee_delta_pose_align"),
+    "": _PANDA,
+}
+"""How the robot of a task may be moved, by how the task's name begins; the first that fits."""
 
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
 
@@ -69,6 +95,7 @@ class ManiSkillEnv(SimulatorEnv):
         variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
     )
     skips_observations = True
+    never_black = ("main_images",)
 
     def __init__(self, options: ManiSkillOptions) -> None:
         super().__init__(options)
@@ -105,10 +132,13 @@ class ManiSkillEnv(SimulatorEnv):
 
     @classmethod
     def check(cls, options: ManiSkillOptions, max_episode_steps: int) -> None:
-        """Refuse tasks whose objects would be downloaded, and unknown rewards."""
+        """Refuse tasks whose objects would be downloaded, and what a task's robot cannot do."""
         require_package("maniskill", cls.requirements)
         require_known("task", options.task, TASKS)
+        begin = next(begin for begin in CONTROL_MODES if options.task.startswith(begin))
+        require_known("control_mode", options.control_mode, CONTROL_MODES[begin])
         require_known("reward", options.reward, REWARDS)
+        require_picture_sizes(options)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

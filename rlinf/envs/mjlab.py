@@ -89,9 +89,14 @@ class MjlabEnv(SimulatorBatch):
 
     @classmethod
     def check(cls, options: MjlabOptions, max_episode_steps: int) -> None:
-        """Refuse unknown tasks."""
+        """Refuse unknown tasks, and a device that is not there."""
         require_package("mjlab", cls.requirements)
         require_known("task", options.task, TASKS)
+        if options.device != "cpu":
+            import torch
+
+            there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+            require_known("device", options.device, there)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
         """Start episodes in some rows."""

@@ -41,9 +41,11 @@ class Painter:
             model, data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, scene
         )
         rectangle = mujoco.MjrRect(0, 0, size, size)
-        picture = np.empty((size, size, 3), np.uint8)
+        picture = np.zeros((size, size, 3), np.uint8)
         mujoco.mjr_render(rectangle, scene, self._context)
         mujoco.mjr_readPixels(picture, None, rectangle, self._context)
+        if error := mujoco.mjr_getError():
+            raise RuntimeError(f"the renderer is lost: OpenGL error {error:#x}")
         upright = picture[::-1]  # OpenGL counts rows from below
         # A camera that stands still may have its upper edge below, as MetaWorld's do.
         stands_still = model.cam_bodyid[view.fixedcamid] == 0

@@ -20,6 +20,9 @@ class FaultReason(str, Enum):  # noqa: UP042 - the env side runs under 3.8 as we
     """A NaN or infinite reward or observation."""
     MALFORMED = "malformed"
     """An observation or reward of another shape, type or set of keys than declared."""
+    BLACK = "black"
+    """A picture without a lit pixel, of a camera that always sees something: the renderer is
+    lost."""
     EXCEPTION = "exception"
     """The simulator raised."""
     MEMORY = "memory"
@@ -91,10 +94,10 @@ def read_record(env: int, row: np.void) -> EpisodeRecord:
 
 def unplayed_record(env: int, episode_id: int, seed: int, task: int) -> EpisodeRecord:
     """The record of an episode that could not be begun."""
-    nothing = np.zeros((), RECORD_DTYPE)
+    nothing = np.zeros(1, RECORD_DTYPE)[0]
     for name, value in (("episode_id", episode_id), ("seed", seed), ("task", task)):
         nothing[name] = value
-    return read_record(env, nothing[()])
+    return read_record(env, nothing)
 
 
 Observations = Dict[str, np.ndarray]  # noqa: UP006

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.base import (
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_package,
+    require_picture_sizes,
+)
 from rlinf.envs.requirements import Requirements
 
 TASKS = (
@@ -18,6 +24,10 @@ TASKS = (
     "PickPlaceSingle", "Stack", "ToolHang", "TwoArmHandover", "TwoArmLift", "TwoArmPegInHole",
     "TwoArmTransport", "Wipe",
 )  # fmt: skip
+CAMERAS = (
+    "agentview", "frontview", "birdview", "sideview", "robot0_robotview", "robot0_eye_in_hand",
+)  # fmt: skip
+_SECOND_ROBOT = ("robot1_robotview", "robot1_eye_in_hand")
 ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
 
 
@@ -64,6 +74,7 @@ class RobosuiteEnv(SimulatorEnv):
         variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True
+    never_black = ("main_images",)
 
     def __init__(self, options: RobosuiteOptions) -> None:
         from rlinf.envs.mujoco_picture import Painter
@@ -86,10 +97,15 @@ class RobosuiteEnv(SimulatorEnv):
 
     @classmethod
     def check(cls, options: RobosuiteOptions, max_episode_steps: int) -> None:
-        """Refuse unknown tasks and robots."""
+        """Refuse unknown tasks, robots and cameras, and sizes that no picture has."""
         require_package("robosuite", cls.requirements)
         require_known("task", options.task, TASKS)
         require_known("robot", options.robot, ROBOTS)
+        cameras = CAMERAS + (_SECOND_ROBOT if _two_arms(options.task) else ())
+        if options.task.startswith("PickPlace"):  # the arena with bins has none at its side
+            cameras = tuple(camera for camera in cameras if camera != "sideview")
+        require_known("camera", options.camera, cameras)
+        require_picture_sizes(options)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -147,10 +163,9 @@ def _make(options: RobosuiteOptions) -> Any:
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
     import robosuite
 
-    two_arms = options.task.startswith("TwoArm")
     return robosuite.make(
         options.task,
-        robots=[options.robot] * 2 if two_arms else options.robot,
+        robots=[options.robot] * 2 if _two_arms(options.task) else options.robot,
         has_renderer=False,
         has_offscreen_renderer=False,
         use_camera_obs=False,
@@ -160,6 +175,10 @@ def _make(options: RobosuiteOptions) -> Any:
         ignore_done=True,
         seed=0,  # of what is drawn when the model is built, such as the size of a cube
     )
+
+
+def _two_arms(task: str) -> bool:
+    return task.startswith("TwoArm")
 
 
 def _words(name: str) -> str:

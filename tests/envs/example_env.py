@@ -28,6 +28,8 @@ class PointOptions:
     one_in: int = 1
     tasks: int = 1
     replays: bool = True
+    pictures: bool = False
+    draws: bool = True
 
 
 class PointEnv(SimulatorEnv):
@@ -40,6 +42,9 @@ class PointEnv(SimulatorEnv):
         super().__init__(options)
         box = spaces.Box(-np.inf, np.inf, (options.size,), np.float32)
         self.observation_space = spaces.Dict({"states": box})
+        if options.pictures:
+            self.observation_space["main_images"] = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+            self.never_black = ("main_images",)
         self.action_space = spaces.Box(-1.0, 1.0, (options.size,), np.float32)
         self._position = np.zeros(options.size, np.float32)
         self._steps = 0
@@ -57,7 +62,7 @@ class PointEnv(SimulatorEnv):
         self._steps = 0
         self.task_id = (seed or 0) % self.options.tasks
         self._bad = (seed or 0) % self.options.one_in == 0
-        observation: Any = {"states": self._position.copy()}
+        observation: Any = self._observation()
         if self._bad and self.options.at_step == 0:
             observation, _ = self._misbehave(observation, 0.0)
         return observation, {}
@@ -68,12 +73,18 @@ class PointEnv(SimulatorEnv):
         if self._steps == 2 and self.options.tasks > 1:
             self.task_id = (self.task_id + 1) % self.options.tasks  # within an episode
         distance = float(np.linalg.norm(self._position))
-        observation, reward = {"states": self._position.copy()}, -distance
+        observation, reward = self._observation(), -distance
         if self._bad and self._steps == self.options.at_step:
             observation, reward = self._misbehave(observation, reward)
         return observation, reward, distance < 0.1, False, {"success": distance < 0.1}
 
+    def _observation(self) -> Any:
+        picture = {"main_images": self.render()} if self.options.pictures else {}
+        return {"states": self._position.copy(), **picture}
+
     def render(self) -> Any:
+        if not self.options.draws:
+            raise RuntimeError("no graphics")
         picture = np.zeros((32, 32, 3), np.uint8)
         column, row = np.clip((self._position[:2] + 1) * 16, 0, 31).astype(int)
         picture[row, column] = 255
@@ -89,6 +100,8 @@ class PointEnv(SimulatorEnv):
             time.sleep(3600)
         if kind == "raise":
             raise ValueError("the gripper fell off")
+        if kind == "black":
+            return {**observation, "main_images": np.zeros((32, 32, 3), np.uint8)}, reward
         states = observation["states"]
         wrong = {
             "nan": ({"states": states * np.float32(np.nan)}, reward),
@@ -149,6 +162,14 @@ class PointBatch(SimulatorBatch):
                 raise ValueError("the solver diverged")
             if self.options.misbehaviour == "nan":
                 observations["states"][bad] = np.nan
+            if self.options.misbehaviour == "shape":
+                observations["states"] = observations["states"][:, :1]
+            if self.options.misbehaviour == "dtype":
+                observations["states"] = observations["states"].astype(np.float64)
+            if self.options.misbehaviour == "keys":
+                observations["state"] = observations.pop("states")
+            if self.options.misbehaviour == "rewards":
+                rewards = rewards[1:]
         reached = distance < 0.1
         return BatchStep(observations, rewards, reached, np.zeros_like(reached), reached)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,24 @@ def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):
     for step in hit:
         assert {fault.reason for fault in step.faults} == {FaultReason.EXCEPTION}
         assert "the solver diverged" in step.faults[0].detail
+    assert any(step.valid.all() for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "detail"),
+    [
+        ("shape", r"'states' is float32\(6, 1\) instead of float32\(6, 2\)"),
+        ("dtype", "'states' is float64"),
+        ("keys", "'state'"),
+        ("rewards", r"`rewards` is float32\(5,\) instead of an array \(6,\)"),
+    ],
+)
+def test_a_batch_of_another_form_is_malformed(batch, misbehaviour, detail):
+    steps = [step for (step,) in play(batch(misbehaviour, one_in=9, max_fault_rate=1.0), rounds=5)]
+    faults = [fault for step in steps for fault in step.faults]
+    assert faults
+    assert {fault.reason for fault in faults} == {FaultReason.MALFORMED}
+    assert re.search(detail, faults[0].detail)
     assert any(step.valid.all() for step in steps)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from rlinf.cli.main import main
@@ -174,6 +175,24 @@ def test_a_simulator_without_a_package_asks_for_its_source(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("kind", ["train", "check env"])
+def test_an_environment_of_other_pins_ends_in_one_line(
+    home: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / NAME).mkdir(parents=True)
+    (home / NAME / installation.MANIFEST).write_text('{"pins": "others", "source": ""}')
+    choice = [f"env.train.type={NAME}", "env.train.options={task: PandaReach-v3}"]
+    arguments = {
+        "train": ["train", "quickstart", *choice, "--dry-run"],
+        "check env": ["check", "env", NAME, "options.task=PandaReach-v3"],
+    }
+    assert main(arguments[kind]) == 2
+    head, problem = capsys.readouterr().err.strip().splitlines()
+    assert "1 problem" in head
+    assert f"its pins have changed since; run `rlinf env install {NAME}`" in problem
+
+
+@pytest.mark.usefixtures("packages")
 def test_two_installs_at_once_do_not_meet(home: Path) -> None:
     home.mkdir()
     with (home / f".{NAME}.lock").open("w") as file:
@@ -191,14 +210,50 @@ def test_options_are_judged_under_the_interpreter_that_runs_the_env() -> None:
         wrong.check()
 
 
-def test_an_interpreter_without_numpy_is_named(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    python = str(tmp_path / "bare" / "bin" / "python")
+def _refused(python: Path | str) -> str:
     config = EnvConfig(
-        type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=5, python=python
+        type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=5, python=str(python)
     )
-    with pytest.raises(ConfigError, match=r"No module named '(gymnasium|numpy)'"):
+    with pytest.raises(ConfigError) as refused:
         config.check()
+    assert refused.value.key == "python"
+    assert "\n" not in str(refused.value)
+    return refused.value.reason
+
+
+def test_an_interpreter_without_gymnasium_or_numpy_is_named(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    python = bare / "bin" / "python"
+    install = f"`{python} -m pip install numpy gymnasium` installs it"
+    assert f"it lacks gymnasium; {install}" in _refused(python)
+    (packages,) = bare.glob("lib/python*/site-packages")
+    (packages / "gymnasium").symlink_to(Path(gymnasium.__file__).parent)
+    assert f"it lacks numpy; {install}" in _refused(python)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("exit 0", "it ended with exit code 0"),
+        ("echo nonsense; exit 3", "exit code 3 and said: nonsense"),
+        ("kill -9 $$", "SIGKILL"),
+    ],
+)
+def test_what_is_no_interpreter_is_named(tmp_path: Path, program: str, why: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    reason = _refused(script)
+    assert why in reason
+    assert "give the path of an interpreter" in reason
+
+
+def test_a_file_that_cannot_be_run_is_no_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("no program")
+    assert "is no executable file" in _refused(tmp_path / "python")
+    (tmp_path / "python").chmod(0o755)
+    assert "cannot start" in _refused(tmp_path / "python")
 
 
 def test_the_command_line_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,3 +284,56 @@ def test_small_simulators_are_installed_and_keep_the_protocol(name: str, options
     assert megabytes <= 1.2 * needs.disk_mb
     results = check_env(EnvConfig(type=name, options=options, max_episode_steps=20))
     assert [result for result in results if not result.passed] == []
+
+
+def _small_disk(folder: Path, megabytes: int) -> None:
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk of its own can be mounted here: {mounted.stderr.decode().strip()}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", ["environments", "cache"])
+def test_a_disk_that_fills_up_ends_the_install_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing half made is left, and with room the same command makes the environment."""
+    small = Requirements(packages=("numpy==2.2.6",), module="absent", python=_version(), disk_mb=1)
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", small)
+    monkeypatch.setattr(installation, "lock_file", lambda name: None)
+    disk = tmp_path / "disk"
+    _small_disk(disk, 20)
+    try:
+        roomy = tmp_path / "roomy"
+        places = {"RLINF_ENVS": roomy / "envs", "UV_CACHE_DIR": roomy / "cache"}
+        tight = "RLINF_ENVS" if full == "environments" else "UV_CACHE_DIR"
+        for key, place in {**places, tight: disk / "there"}.items():
+            monkeypatch.setenv(key, str(place))
+        assert main(["env", "install", NAME]) == 2
+        problem = capsys.readouterr().err.strip()
+        assert "No space left on device" in problem
+        assert "UV_CACHE_DIR" in problem
+        assert len(problem.splitlines()) == 1
+        assert status(NAME).state is State.MISSING
+        assert not (installation.home() / NAME).exists()
+        monkeypatch.setenv(tight, str(places[tight]))
+        assert main(["env", "install", NAME]) == 0
+        assert status(NAME).state is State.READY
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_where_nothing_may_be_written_the_install_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = Requirements(packages=(), module="nothing", python=_version())
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLINF_ENVS", str(tmp_path / "file" / "envs"))
+    with pytest.raises(ConfigError, match=r"cannot write to .*file/envs: Not a directory; "):
+        installation.install(NAME)

@@ -271,6 +271,50 @@ def test_a_process_that_holds_too_much_memory_is_replaced_and_its_envs_go_on(poi
         assert np.array_equal(one.rewards, other.rewards)
 
 
+@pytest.mark.parametrize("where", ["start", "reset"])
+def test_a_memory_limit_below_what_a_process_needs_is_refused(point, where):
+    """At once where building the envs takes more; else when bringing them back does."""
+    reset = {"misbehaviour": "leak", "at_step": 0}
+    with SupervisedVectorEnv(point(processes=1), num_envs=1, seed=0) as env:
+        held = psutil.Process(env.process_ids[0]).memory_info().rss >> 20
+    limit = held - 20 if where == "start" else held + 32
+    config = point(processes=1, memory_limit_mb=limit, **(reset if where == "reset" else {}))
+    with (
+        pytest.raises(ConfigError if where == "start" else RunFailure) as refused,
+        SupervisedVectorEnv(config, num_envs=1, seed=0) as env,
+    ):
+        env.reset()
+    assert re.search(
+        rf"memory_limit_mb: {limit} MB are fewer than .* nearest: \d+", str(refused.value)
+    )
+    assert "\n" not in str(refused.value)
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_env(point):
+    config = point(processes=1, options={"draws": False})
+    with SupervisedVectorEnv(config, num_envs=2, seed=0) as env:
+        env.reset()
+        with pytest.raises(RunFailure, match="RuntimeError: no graphics"):
+            env.render(0)
+        assert env.chunk_step(actions(1, 2)[0]).valid.all()
+
+
+def test_a_black_picture_of_a_camera_that_sees_something_closes_the_episode(point):
+    """The renderer is lost: the env is built anew, with another one."""
+    options = {"pictures": True}
+    config = point("black", one_in=3, at_step=4, max_fault_rate=1.0, options=options)
+    with SupervisedVectorEnv(config, num_envs=4, seed=0) as env:
+        env.reset()
+        steps = [env.chunk_step(chunk) for chunk in actions(6, 4)]
+    faults = [fault for step in steps for fault in step.faults]
+    assert faults
+    assert {fault.reason for fault in faults} == {FaultReason.BLACK}
+    assert "'main_images' is black: the renderer is lost" in faults[0].detail
+    for step in steps:
+        assert step.observations["main_images"].any(axis=(1, 2, 3)).all()
+        assert (step.reset_seeds[~step.valid] % 3 == 0).all()
+
+
 def test_an_env_whose_actions_must_not_be_repeated_gives_its_episode_up(point):
     """Its neighbour crashes; what would be replayed is closed as invalid instead."""
     options = {"replays": False}

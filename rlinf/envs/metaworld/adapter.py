@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import TASK_KEY, Observation, SimulatorEnv
+from rlinf.envs.base import (
+    TASK_KEY,
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_picture_sizes,
+)
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError, MissingPackageError
 
@@ -26,7 +32,6 @@ MT10 = (
 ML45_TEST = ("bin-picking-v3", "box-close-v3", "hand-insert-v3", "door-lock-v3", "door-unlock-v3")
 BENCHMARKS = ("MT10", "MT50", "ML45-train", "ML45-test")
 _MAX_STEPS = 500
-_IMAGE_SIZES = (32, 1024)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class MetaWorldEnv(SimulatorEnv):
         self.task_descriptions = tuple(
             name.removesuffix("-v3").replace("-", " ") for name in self._names
         )
+        if options.camera != "gripperPOV":  # which may be shut in between the fingers
+            self.never_black = ("main_images",)
         parts: dict[str, spaces.Space[Any]] = {}
         if options.states:
             parts["states"] = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
@@ -99,13 +106,7 @@ class MetaWorldEnv(SimulatorEnv):
     def check(cls, options: MetaWorldOptions, max_episode_steps: int) -> None:
         """Refuse unknown tasks and cameras, and episodes longer than the simulator's limit."""
         names = (*task_names(), *BENCHMARKS)
-        if options.task not in names:
-            from rlinf.config.nearest import did_you_mean
-
-            raise ConfigError(
-                f"MetaWorld has no task `{options.task}`; {did_you_mean(options.task, names)}",
-                key="options.task",
-            )
+        require_known("task", options.task, names)
         if max_episode_steps > _MAX_STEPS:
             raise ConfigError(
                 f"{max_episode_steps} is beyond the limit of MetaWorld episodes; "
@@ -219,13 +220,5 @@ def tasks_of(name: str) -> tuple[str, ...]:
 def _check_pictures(options: MetaWorldOptions) -> None:
     if not (options.states or options.images):
         raise ConfigError("`states` or `images` must be true, else nothing is seen", key="options")
-    if options.camera not in CAMERAS:
-        raise ConfigError(
-            f"no camera `{options.camera}`; known: {', '.join(CAMERAS)}", key="options.camera"
-        )
-    low, high = _IMAGE_SIZES
-    for name in ("image_size", "render_size"):
-        size = getattr(options, name)
-        if not low <= size <= high:
-            nearest = min(max(size, low), high)
-            raise ConfigError(f"{size} pixels; nearest: {nearest}", key=f"options.{name}")
+    require_known("camera", options.camera, CAMERAS)
+    require_picture_sizes(options)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import TASK_KEY, Observation, Simulator, SimulatorBatch
+from rlinf.envs.base import TASK_KEY, BatchStep, Observation, Simulator, SimulatorBatch
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.block import Status
-from rlinf.envs.supervised.checks import EnvSideFault, guarded
+from rlinf.envs.supervised.checks import EnvSideFault, guarded, require_array
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.errors import RunFailure
 
@@ -76,14 +76,19 @@ class BatchHost(EnvHost):
             for row in lost:
                 entry = rows.get(str(row), {})
                 in_flight = entry.get("sequence")
-                if in_flight is not None:
+                begun = block["begun"][row]
+                if begun and in_flight is not None:
                     block["acted_episode"][row] = block["episode_id"][row]
                     block["acted_seed"][row] = block["seed"][row]
                     block["active"][row] = True
                 broken = "broken" in entry
                 reason = FaultReason(entry["broken"][0]) if broken else FaultReason.NOT_REPLAYABLE
                 detail = entry["broken"][1] if broken else "its batch was lost with its process"
-                self._invalidate(row, EnvSideFault(reason, detail), known=broken)
+                fault = EnvSideFault(reason, detail)
+                if begun:
+                    self._invalidate(row, fault, known=broken)
+                elif broken:  # lost in a reset: the chunk before it stays what it was
+                    self._episodes.note_fault(row, fault, known=True)
                 if in_flight is not None:
                     block["done_sequence"][row] = in_flight
             self._start_episodes(stage, np.array(lost, np.int64))
@@ -124,6 +129,7 @@ class BatchHost(EnvHost):
             actions = np.where(running[:, None], block["actions"][rows, column], 0.0)
             step = guarded(batch.step, actions.astype(np.float32))
             seen = self._with_tasks(step.observations, batch)
+            self._check(step, seen, len(rows))
             rewards = np.asarray(step.rewards, np.float64)
             sound = np.isfinite(rewards) & self._finite(seen)
             for position in np.flatnonzero(running & ~sound).tolist():
@@ -196,6 +202,7 @@ class BatchHost(EnvHost):
             try:
                 seen = guarded(batch.reset, positions, self._block["seed"][begun].copy())
                 seen = self._with_tasks(seen, batch)
+                self._observations.check_batch(seen, batch.num_envs)
                 for position, row in zip(positions, begun):  # noqa: B905 - Python 3.8
                     self._observations.write(_row(seen, int(position)), int(row))
                     self._episodes.began(int(row))
@@ -231,6 +238,15 @@ class BatchHost(EnvHost):
         for name in ("terminated", "truncated", "final", "recorded"):
             block[name][row] = False
         self._episodes.note_fault(row, fault, known=known)
+
+    def _check(self, step: BatchStep, seen: Observation, count: int) -> None:
+        """Refuse what is not of N rows; what of it is not finite is a matter of its row."""
+        self._observations.check_batch(seen, count)
+        for name in ("rewards", "terminated", "truncated", "success"):
+            require_array(f"`{name}`", getattr(step, name), (count,))
+        if step.final_observations is not None:
+            finals = {**step.final_observations, **{k: seen[k] for k in seen if k == TASK_KEY}}
+            self._finals.check_batch(finals, count)
 
     def _with_tasks(self, observations: Observation, batch: SimulatorBatch) -> Observation:
         if not self._tells_task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,11 +55,25 @@ def checked_reward(reward: Any) -> float:
     return value
 
 
+def require_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any = None) -> None:
+    """Refuse what is no array of this shape and type.
+
+    Raises:
+        EnvSideFault: It is none.
+    """
+    fits = isinstance(value, np.ndarray) and value.shape == shape
+    if not fits or (dtype is not None and value.dtype != dtype):
+        kind = f"{getattr(value, 'dtype', type(value))}{getattr(value, 'shape', '')}"
+        wanted = "an array " if dtype is None else dtype
+        raise EnvSideFault(FaultReason.MALFORMED, f"{name} is {kind} instead of {wanted}{shape}")
+
+
 class ObservationRows:
     """The shared arrays of observations, by key [N, ...], and what fits into a row of them."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], never_black: Collection[str] = ()) -> None:
         self._keys = arrays.keys()
+        self._never_black = never_black
         self._parts = [
             (key, array, array.shape[1:], array.dtype, array.dtype.kind == "f")
             for key, array in arrays.items()
@@ -69,7 +83,8 @@ class ObservationRows:
         """Refuse an observation that does not fit.
 
         Raises:
-            EnvSideFault: Other keys, shape or type than declared, or a value that is not finite.
+            EnvSideFault: Other keys, shape or type than declared, a value that is not finite, or a
+                black picture of a camera that always sees something.
         """
         if not isinstance(observation, dict) or observation.keys() != self._keys:
             found = sorted(observation) if isinstance(observation, dict) else type(observation)
@@ -79,14 +94,28 @@ class ObservationRows:
         for key, _, shape, dtype, is_float in self._parts:
             value = observation[key]
             if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
-                kind = f"{getattr(value, 'dtype', type(value))}{getattr(value, 'shape', '')}"
-                raise EnvSideFault(
-                    FaultReason.MALFORMED, f"'{key}' is {kind} instead of {dtype}{shape}"
-                )
+                require_array(f"'{key}'", value, shape, dtype)
             # A sum of squares is finite only if every term is; it is quick to compute for a vector.
             quick = is_float and value.ndim == 1 and math.isfinite(value.dot(value))
             if is_float and not quick and not np.isfinite(value).all():
                 raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
+            # A few pixels, and only where they are black the others.
+            if key in self._never_black and not (value[::16, ::16].any() or value.any()):
+                raise EnvSideFault(FaultReason.BLACK, f"'{key}' is black: the renderer is lost")
+
+    def check_batch(self, observations: Any, count: int) -> None:
+        """Refuse a batch [count, ...] of observations of which not every row could be written.
+
+        Raises:
+            EnvSideFault: Other keys, shapes or types than declared.
+        """
+        if not isinstance(observations, dict) or observations.keys() != self._keys:
+            found = sorted(observations) if isinstance(observations, dict) else type(observations)
+            raise EnvSideFault(
+                FaultReason.MALFORMED, f"observation keys {found} instead of {sorted(self._keys)}"
+            )
+        for key, _, shape, dtype, _ in self._parts:
+            require_array(f"'{key}'", observations[key], (count, *shape), dtype)
 
     def write(self, observation: Any, row: int) -> None:
         """Copy an observation into ``row``, if :meth:`check` lets it."""

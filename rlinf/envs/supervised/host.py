@@ -52,8 +52,9 @@ class EnvHost:
         self.rules = rules
         self._first_env = first_env
         self._progress = progress
-        self._observations = ObservationRows(block.group("observation"))
-        self._finals = ObservationRows(block.group("final"))
+        never_black = self._simulator(rows[0]).never_black
+        self._observations = ObservationRows(block.group("observation"), never_black)
+        self._finals = ObservationRows(block.group("final"), never_black)
         self._discrete = spec.action_kind == "discrete"
         self._tells_task = TASK_KEY in spec.observation_shapes
         self._episodes = Episodes(

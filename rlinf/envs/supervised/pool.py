@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 
-from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.failing_tasks import never_began
 from rlinf.envs.supervised.faults import EnvReport
+from rlinf.envs.supervised.handle import Command, EnvProcess, ProcessLimits
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.processes.shared_block import (
     MemoryShortageError,
@@ -22,124 +20,10 @@ from rlinf.processes.shared_block import (
     open_memory,
     reserve,
 )
-from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
+from rlinf.processes.supervised import ProcessLostError
 
 MAX_RESTARTS_IN_A_ROW = 5
-_CLOSE_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Command:
-    """What the envs of a stage are to do."""
-
-    operation: str
-    """``reset`` or ``step``."""
-    stage: int
-    chunk: int
-    """Primitive steps."""
-    sequence: int
-    """Number of the command; rows remember the last one that they have completed."""
-
-
-@dataclass(frozen=True)
-class ProcessLimits:
-    """Under which interpreter (None: this one), with which environment variables and how much
-    resident memory (bytes; None: any) an env process runs, and how long it may take."""
-
-    python: str | None
-    environment: Mapping[str, str]
-    memory: int | None
-    step_deadline: float
-    start_deadline: float
-
-
-class EnvProcess:
-    """One env process and what is in flight there; settings as in ``process.py``."""
-
-    def __init__(self, settings: Mapping[str, Any], memory: int, limits: ProcessLimits) -> None:
-        self._limits = limits
-        self.progress: np.ndarray | None = None
-        self.pending: dict[int, Command] = {}
-        self.process = SupervisedProcess(
-            "rlinf.envs.supervised.process",
-            settings,
-            descriptors=[memory],
-            environment=limits.environment,
-            python=limits.python,
-        )
-
-    def started(self) -> EnvSpec:
-        """Wait until the envs are built and return what they look like.
-
-        Raises:
-            ConfigError: The options are not legal for the simulator.
-            MissingPackageError: The simulator is not installed under this interpreter.
-            RunFailure: The process failed, ended or took too long.
-        """
-        try:
-            return EnvSpec.from_json(self._receive(self._limits.start_deadline)["spec"])
-        except ProcessLostError as lost:
-            if lost.reason == "hang":
-                raise RunFailure(
-                    f"an env process was not ready after {self._limits.start_deadline:g} s "
-                    f"(start_deadline); its stack and output:\n{lost.detail}"
-                ) from lost
-            raise RunFailure(f"an env process was lost at its start: {lost.detail}") from lost
-
-    def send(self, command: Command) -> None:
-        """Send the command of a stage; it is in flight until :meth:`collect` has its answer.
-
-        Raises:
-            ProcessLostError: The process ended.
-        """
-        self.pending[command.stage] = command
-        self.process.send(**vars(command))
-
-    def collect(self) -> dict[str, Any]:
-        """Wait for the next answer to a command of a stage and return it, with what it reports.
-
-        Raises:
-            ProcessLostError: The process ended, or no step ended within the deadline.
-            RunFailure: The process reports that it cannot go on.
-        """
-        answer = self._receive(self._limits.step_deadline)
-        del self.pending[answer["stage"]]
-        return answer
-
-    def ask(self, operation: str, **content: Any) -> dict[str, Any]:
-        """Send a command outside of the stages, none of which may be in flight; return its answer.
-
-        Raises as :meth:`collect`.
-        """
-        self.process.send(operation, **content)
-        return self._receive(self._limits.step_deadline)
-
-    def _receive(self, seconds: float) -> dict[str, Any]:
-        try:
-            answer = self.process.receive(seconds, progress=self._ticks)
-        except RefusedValueError as error:
-            raise RunFailure(f"an env process failed:\n{error.stack}") from error
-        except ProcessLostError as lost:
-            if lost.reason == "exception":
-                raise RunFailure(f"an env process failed:\n{lost.detail}") from lost
-            if lost.reason == "hang" and self.progress is not None:
-                stacks = lost.detail.partition("\n")[2]
-                detail = f"no step ended within {seconds:g} s\n{stacks}"
-                raise ProcessLostError("hang", detail) from lost
-            raise
-        if "failure" in answer:
-            raise RunFailure(answer["failure"])
-        return answer
-
-    def _ticks(self) -> int:
-        return -1 if self.progress is None else int(self.progress[1])
-
-    def close(self) -> None:
-        """Let the process close its envs, then end it."""
-        if self.pending:
-            self.process.kill()
-        else:
-            self.process.close(_CLOSE_SECONDS)
+MAX_TOO_LARGE_IN_A_ROW = 8
 
 
 class EnvPool:
@@ -174,6 +58,7 @@ class EnvPool:
         }
         self._limits = limits
         self._report = EnvReport()
+        self._too_large = [0] * len(rows)  # replacements in a row that held too much at once
         self._processes: list[EnvProcess] = []
         self._memory = open_memory("rlinf-envs")
         try:
@@ -201,6 +86,9 @@ class EnvPool:
                 f"{error.available / 2**20:.0f} MiB are available; use fewer envs, smaller images, "
                 "or allow more (docker run --shm-size=...)"
             ) from error
+        for process in self._processes:
+            if self._limits.memory is not None and process.memory() > self._limits.memory:
+                raise self._refusal(process)
         self.block = SharedBlock(self._memory, fields)
         self.block["progress"][:, 0] = -1
         for index, process in enumerate(self._processes):
@@ -318,10 +206,22 @@ class EnvPool:
         process, limit = self._processes[index], self._limits.memory
         if limit is None or process.pending:
             return
-        held = psutil.Process(process.process.pid).memory_info().rss
-        if held > limit:
+        if (held := process.memory()) > limit:
             detail = f"{held >> 20} MB are held, memory_limit_mb allows {limit >> 20}"
             self._replace(index, ProcessLostError("memory", detail))
+            too_large = self._processes[index].memory() > limit
+            self._too_large[index] = self._too_large[index] + 1 if too_large else 0
+            if self._too_large[index] == MAX_TOO_LARGE_IN_A_ROW:
+                raise RunFailure(f"env.train.{self._refusal(self._processes[index])}")
+
+    def _refusal(self, process: EnvProcess) -> ConfigError:
+        """Of a limit below what a process holds whose envs were just built, or brought back."""
+        limit, held = (self._limits.memory or 0) >> 20, process.memory() >> 20
+        return ConfigError(
+            f"{limit} MB are fewer than the {held} MB that a process holds whose envs were just "
+            f"built, so it would be replaced again and again; nearest: {held * 5 // 4}",
+            key="memory_limit_mb",
+        )
 
     def _note_loss(self, index: int, lost: ProcessLostError) -> int:
         """Note the fault and return the row that was at work, -1 for none."""

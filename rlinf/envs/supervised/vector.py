@@ -24,7 +24,8 @@ from rlinf.envs.results import (
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status, read_state, write_state
 from rlinf.envs.supervised.faults import FaultWatch
-from rlinf.envs.supervised.pool import Command, EnvPool, ProcessLimits
+from rlinf.envs.supervised.handle import Command, ProcessLimits
+from rlinf.envs.supervised.pool import EnvPool
 from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.envs.vector import VectorEnv
 from rlinf.errors import ConfigError

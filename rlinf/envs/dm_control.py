@@ -87,7 +87,7 @@ class DmControlEnv(SimulatorEnv):
     Options = DmControlOptions
     # MuJoCo 4 has dropped fields of a model that dm_control reads.
     requirements = Requirements(
-        packages=("dm_control==1.0.50", "mujoco==3.17.0", "gymnasium==1.4.0"),
+        packages=("dm-control==1.0.50", "mujoco==3.17.0", "gymnasium==1.4.0"),
         module="dm_control",
         download_mb=145,
         disk_mb=400,

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.base import (
+    Observation,
+    SimulatorEnv,
+    require_known,
+    require_package,
+    require_picture_sizes,
+)
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -125,6 +131,7 @@ class DmControlEnv(SimulatorEnv):
         """Refuse unknown tasks, and tasks of pictures without them."""
         require_package("dm_control", cls.requirements)
         require_known("task", options.task, TASKS)
+        require_picture_sizes(options)
         if options.task.endswith("_vision") and not options.images:
             raise ConfigError(
                 f"{options.task} shows its objects in pictures alone; set `images: true`",

@@ -18,6 +18,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("aloha", {"task": "gym_aloha/AlohaTransferCub-v0"}, "task", "gym_aloha/AlohaTransferCube-v0"),
     ("calvin", {"scene": "calvin_scene_E"}, "scene", "calvin_scene_"),
     ("calvin", {"chain": 7}, "chain", "nearest: 5"),
+    ("dm_control", {"task": "walker-wolk"}, "task", "walker-walk"),
+    ("dm_control", {"task": "walker-walk", "image_size": 9999}, "image_size", "nearest: 1024"),
     ("franka_sim", {"task": "gym_hil/PandaPickCubeBase"}, "task", "gym_hil/PandaPickCubeBase-v0"),
     ("gymnasium", {"id": "Pendulm-v1"}, "id", "Pendulum"),
     ("gymnasium", {"id": "Pendulum-v0"}, "id", "Pendulum-v1"),

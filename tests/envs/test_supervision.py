@@ -279,11 +279,15 @@ def test_a_memory_limit_below_what_a_process_needs_is_refused(point, where):
         held = psutil.Process(env.process_ids[0]).memory_info().rss >> 20
     limit = held - 20 if where == "start" else held + 32
     config = point(processes=1, memory_limit_mb=limit, **(reset if where == "reset" else {}))
-    with (
-        pytest.raises(ConfigError if where == "start" else RunFailure) as refused,
-        SupervisedVectorEnv(config, num_envs=1, seed=0) as env,
-    ):
-        env.reset()
+
+    def play() -> None:
+        with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+            env.reset()
+            for chunk in actions(20, 1):
+                env.chunk_step(chunk)
+
+    with pytest.raises(ConfigError if where == "start" else RunFailure) as refused:
+        play()
     assert re.search(
         rf"memory_limit_mb: {limit} MB are fewer than .* nearest: \d+", str(refused.value)
     )

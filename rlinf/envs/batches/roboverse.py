@@ -286,7 +286,8 @@ def _times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _inverse(quaternions: np.ndarray) -> np.ndarray:
     """Inverses of unit quaternions [N, 4]."""
-    return quaternions * np.array([1.0, -1.0, -1.0, -1.0])
+    inverse: np.ndarray = quaternions * np.array([1.0, -1.0, -1.0, -1.0])
+    return inverse
 
 
 def _rotated(quaternions: np.ndarray, vectors: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@
 Its first three joints are where the hand is in the frame of the base, the next three its rotation
 vector. The base stands at (0.1, 0.2, 0) and is turned by a quarter about z.
 
-`mujoco` runs one process per row: a state is set for each row that is named, or one for all, and the
-rows that are named are told. `isaacsim` wants one state or one of every row, and tells all rows.
+`mujoco` runs one process per row: a state is set for each row that is named, or one for all, and
+the rows that are named are told. `isaacsim` wants one state or one of every row, and tells all.
 """
 
 import math

@@ -8,9 +8,9 @@ Both sides step the same task on one core with random actions and, in turns, for
 simulator's own loop runs under the interpreter of its environment (`rlinf env install NAME`) and
 steps one env, by the class that its users have (a batch of four where it steps batches); ours steps
 four in one process, one action at a time. Printed: env steps per second of both, our share, seconds
-until the envs are ready, and the resident memory of an env. ``--vector``: states of one gymnasium
-id, 64 envs in 2 processes, against AsyncVectorEnv with 64 processes and with 2 of 32. One thread per
-process (``OMP_NUM_THREADS=1``).
+until the envs are ready, and the resident memory of an env.
+``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
+processes and with 2 of 32. One thread per process (``OMP_NUM_THREADS=1``).
 """
 
 from __future__ import annotations

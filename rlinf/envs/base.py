@@ -212,6 +212,7 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
 ADAPTERS = {
     "aloha": "rlinf.envs.gymnasium_tasks:AlohaEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
+    "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
     "gymnasium_robotics": "rlinf.envs.gymnasium_tasks:GymnasiumRoboticsEnv",

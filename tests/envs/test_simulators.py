@@ -14,6 +14,7 @@ from rlinf.envs.installation import State, status
 OPTIONS: dict[str, dict[str, Any]] = {
     "aloha": {"task": "gym_aloha/AlohaTransferCube-v0"},
     "calvin": {"images": False},
+    "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
     "gymnasium": {"id": "Pendulum-v1"},
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},

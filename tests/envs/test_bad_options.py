@@ -24,6 +24,9 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("gymnasium", {"id": "Pendulm-v1"}, "id", "Pendulum"),
     ("gymnasium", {"id": "Pendulum-v0"}, "id", "Pendulum-v1"),
     ("gymnasium_robotics", {"task": "FetchReech-v4"}, "task", "FetchReach-v4"),
+    ("gsenv", {"task": "GSEnv-PutCubeOnPlat-v0"}, "task", "GSEnv-PutCubeOnPlate-v0"),
+    ("isaaclab", {"task": "Isaac-Cartpol", "offline": True}, "task", "Isaac-Cartpole"),
+    ("roboverse", {"task": "libero.pick_butter", "simulator": "mujco"}, "simulator", "mujoco"),
     ("maniskill", {"task": "PushCub-v1"}, "task", "PushCube-v1"),
     (
         "maniskill",

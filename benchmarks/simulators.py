@@ -85,6 +85,16 @@ measure(env.reset, env.step, env.action_space.sample, {seconds}, {horizon})
         .replace("{task!r}", "'gym_pusht/PushT-v0'")
         .replace("{arguments!r}", "{{}}"),
     ),
+    "dm_control": (
+        {"task": "walker-walk"},
+        """
+import numpy as np
+from dm_control import suite
+env = suite.load("walker", "walk", task_kwargs={{"time_limit": float("inf")}})
+size = env.action_spec().shape
+measure(env.reset, env.step, lambda: np.random.uniform(-1, 1, size), {seconds}, {horizon})
+""",
+    ),
     "robosuite": (
         {"task": "Lift"},
         """

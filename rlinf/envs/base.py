@@ -252,6 +252,7 @@ ADAPTERS = {
     "aloha": "rlinf.envs.gymnasium_tasks:AlohaEnv",
     "behavior": "rlinf.envs.household.behavior:BehaviorEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
+    "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
     "gymnasium_robotics": "rlinf.envs.gymnasium_tasks:GymnasiumRoboticsEnv",

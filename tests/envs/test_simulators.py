@@ -16,6 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "aloha": {"task": "gym_aloha/AlohaTransferCube-v0"},
     "behavior": {"task": "turning_on_radio", "scene": "house_double_floor_lower"},
     "calvin": {"images": False},
+    "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
     "gymnasium": {"id": "Pendulum-v1"},
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},

@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,7 +164,8 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
             pins = lock_file(name)
             wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
             if wanted:
-                _uv("pip", "install", "--quiet", "--python", str(python), *wanted)
+                arguments = ("pip", "install", "--quiet", "--python", str(python), *wanted)
+                _uv(*arguments, overrides=needs.overrides)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -217,7 +219,7 @@ def resolve(name: str) -> str:
     pins = _uv(
         "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-emit-find-links",
         "--no-emit-index-url", "--python-version", needs.python, "-",
-        given="\n".join(needs.packages),
+        given="\n".join(needs.packages), overrides=needs.overrides,
     )  # fmt: skip
     return pins.replace("+cpu\n", "\n")  # which build of torch is that of the machine
 
@@ -253,9 +255,14 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _uv(*arguments: str, given: str = "") -> str:
+def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:
     """Run the installer; the wheels that pip finds on this machine are found by it as well."""
     environment = dict(os.environ)
+    if overrides:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(overrides))
+            file.flush()
+            return _uv(*arguments, "--overrides", file.name, given=given)
     if "PIP_FIND_LINKS" in environment:
         environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
     done = subprocess.run(

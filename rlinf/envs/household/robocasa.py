@@ -103,10 +103,12 @@ class RobocasaEnv(SimulatorEnv):
     requirements = Requirements(
         packages=(
             "rlinf-robocasa365==1.0.1",
-            "robosuite==1.5.2",
+            "praxis-robosuite==1.5.2.post1",
             "mujoco==3.3.0",
             "gymnasium==1.4.0",
         ),
+        # RoboCasa365 counts on robosuite as it is after 1.5.2, which the index has by this name.
+        overrides=("robosuite==1.5.2; sys_platform == 'never'",),
         module="robocasa",
         download_mb=400,
         disk_mb=1200,

@@ -7,7 +7,6 @@ directory without it is the rest of an install that was interrupted, and is neve
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -27,6 +26,7 @@ from typing import Any
 from uv import find_uv_bin
 
 from rlinf.envs.base import REGISTRY
+from rlinf.envs.renderers import LIBRARIES, loads, mujoco_renderer
 from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
 from rlinf.errors import ConfigError, install_command
 
@@ -77,7 +77,7 @@ def status(name: str) -> Availability:
     absent = [
         f"{library} (Debian: {package})"
         for library, package in needs.libraries.items()
-        if not _loads(library)
+        if not (loads(library) or (library == LIBRARIES["egl"] and loads(LIBRARIES["osmesa"])))
     ]
     if absent:
         return Availability(State.UNFIT, f"no shared library {', '.join(absent)}")
@@ -114,10 +114,15 @@ def interpreter(name: str) -> str | None:
     return str(directory / "bin" / "python") if directory.exists() else None
 
 
-def variables(name: str) -> dict[str, str]:
-    """Return the environment variables of an env type's processes."""
+def variables(name: str, python: str | None = None) -> dict[str, str]:
+    """Return the environment variables of an env type's processes under an interpreter.
+
+    ``MUJOCO_GL`` is the renderer that this machine has.
+    """
     needs = requirements_of(name)
     found = dict(needs.variables) if needs else {}
+    if "MUJOCO_GL" in found:
+        found["MUJOCO_GL"] = mujoco_renderer(python)
     manifest = _manifest(home() / name)
     if manifest and manifest["source"]:
         found[SOURCE_VARIABLE] = manifest["source"]
@@ -240,14 +245,6 @@ def _manifest(directory: Path) -> dict[str, Any] | None:
         return dict(json.loads((directory / MANIFEST).read_text()))
     except (OSError, ValueError):
         return None
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:

@@ -41,7 +41,8 @@ class Requirements:
     """Shared libraries that must be on the machine, and the Debian package that has each."""
 
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the env processes, such as ``MUJOCO_GL``."""
+    """Environment variables of the env processes. ``MUJOCO_GL`` is replaced by ``osmesa`` where
+    EGL does not draw, and by what the user has chosen."""
 
     extra: str = ""
     """Extra of this project that puts the simulator beside the trainer, where both get along."""

@@ -135,8 +135,8 @@ class IsaacLabEnv(ManagerBasedBatch):
         if group.ndim == 4 and group.dtype == self._torch.uint8:
             return "main_images"
         raise ConfigError(
-            f"`{self.options.task}` shows {group.dtype} {list(group.shape)}, no vector and no picture "
-            "of bytes; for pictures an override sets `normalize` of its term to false",
+            f"`{self.options.task}` shows {group.dtype} {list(group.shape)}: no vector, and no "
+            "picture of bytes; for pictures an override sets `normalize` of its term to false",
             key="options.task",
         )
 

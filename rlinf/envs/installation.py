@@ -241,7 +241,8 @@ def install_hint(name: str) -> str:
 
 def _digest(name: str, needs: Requirements) -> str:
     pins = lock_file(name)
-    text = "\n".join([needs.python, *needs.packages, pins.read_text() if pins else ""])
+    asked = [needs.python, *needs.packages, *needs.overrides]
+    text = "\n".join([*asked, pins.read_text() if pins else ""])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -50,8 +50,11 @@ class Requirements:
     source: str | None = None
     """For a simulator without a package: what the folder given as ``--source`` must hold."""
 
+    assets: str = ""
+    """What must be fetched after the packages, and how."""
+
     accelerator: bool = False
-    """Whether it runs on a GPU alone."""
+    """Whether it runs on an NVIDIA GPU alone."""
 
     def __post_init__(self) -> None:
         loose = [package for package in self.packages + self.overrides if "==" not in package]

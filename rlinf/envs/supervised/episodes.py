@@ -130,6 +130,7 @@ class Episodes:
             record[name] = block[name][row]
         record["episode_len"] = block["steps"][row]
         record["success_at_end"] = block["success_now"][row]
+        record["seed_shift"] = block["seed_shift"][row]
         record["valid"] = valid
         block["recorded"][row] = True
 

@@ -104,7 +104,7 @@ class EnvHost:
         block["valid"][pending] = True
         block["active"][pending] = block["status"][pending] == Status.RUNNING
         block["acted_episode"][pending] = block["episode_id"][pending]
-        block["acted_seed"][pending] = block["seed"][pending]
+        block["acted_seed"][pending] = block["seed"][pending] + block["seed_shift"][pending]
 
     def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
         """Bring envs that were just built to where the block says they are.

@@ -16,6 +16,7 @@ from rlinf.errors import ConfigError
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("aloha", {"task": "gym_aloha/AlohaTransferCub-v0"}, "task", "gym_aloha/AlohaTransferCube-v0"),
+    ("behavior", {"task": "turning_on_radoi", "scene": "any"}, "task", "turning_on_radio"),
     ("calvin", {"scene": "calvin_scene_E"}, "scene", "calvin_scene_"),
     ("calvin", {"chain": 7}, "chain", "nearest: 5"),
     ("dm_control", {"task": "walker-wolk"}, "task", "walker-walk"),
@@ -62,6 +63,9 @@ UNDER_ITS_INTERPRETER: list[tuple[str, dict[str, Any], str, str]] = [
     ("libero", {"suite": "libero_spatal"}, "suite", "libero_spatial"),
     ("libero", {"tasks": [12]}, "tasks", "nearest: 9"),
     ("libero", {"models": 0}, "models", "nearest: 1"),
+    # Their tasks are read from their packages; never run with them.
+    ("robocasa", {"task": "CloseFridg"}, "task", "CloseFridge"),
+    ("robotwin", {"task": "beat_block_hamer"}, "task", "beat_block_hammer"),
 ]
 
 

@@ -214,6 +214,7 @@ ADAPTERS = {
     "calvin": "rlinf.envs.calvin:CalvinEnv",
     "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
+    "genesis": "rlinf.envs.batches.genesis:GenesisEnv",
     "gsenv": "rlinf.envs.batches.gsenv:GSEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
     "gymnasium_robotics": "rlinf.envs.gymnasium_tasks:GymnasiumRoboticsEnv",

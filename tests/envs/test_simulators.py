@@ -16,6 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "calvin": {"images": False},
     "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
+    "genesis": {},
     "gsenv": {},
     "gymnasium": {"id": "Pendulum-v1"},
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},

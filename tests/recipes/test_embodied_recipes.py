@@ -37,6 +37,9 @@ def to_install(name: str) -> str | None:
 # critic, ε of the optimizer and its clipping; global batch; passes, or updates after a rollout;
 # training steps.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "genesis_pick_cube_ppo": (
+        128, 200, 200, 0.99, 3e-4, 3e-4, 1e-8, 0.5, 128, 8, 200,
+    ),
     "maniskill_pick_cube_ppo": (
         1024, 50, 50, 0.8, 3e-4, 3e-4, 1e-5, 0.5, 6400, 8, 1000,
     ),
@@ -114,10 +117,12 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert (actor.optim.beta1, actor.optim.beta2) == (0.9, 0.999)
     if isinstance(algorithm, PPOConfig):
         assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (0.2, 0.2)
-        assert (algorithm.gae_lambda, algorithm.value_clip) == (0.9, 1.0)
+        genesis = name.startswith("genesis")
+        assert (algorithm.gae_lambda, algorithm.value_clip) == (0.95 if genesis else 0.9, 1.0)
         assert (algorithm.reward_type, algorithm.logprob_type) == ("action_level", "action_level")
         assert algorithm.normalize_advantages
-        assert actor.micro_batch_size == 6400
+        assert actor.micro_batch_size == actor.global_batch_size
+        assert actor.optim.weight_decay == (0.01 if genesis else 0.0)
     else:
         assert (algorithm.tau, algorithm.initial_temperature) == (0.01, 0.01)
         assert algorithm.target_entropy == -4.0

@@ -1,0 +1,159 @@
+"""Isaac Lab 3: manager-based tasks, a whole batch on a device, with and without Isaac Sim."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlinf.envs.base import Observation, require_known, require_package
+from rlinf.envs.batches import to_numpy
+from rlinf.envs.batches.manager_based import (
+    NO_TIME_LIMIT,
+    ManagerBasedBatch,
+    ManagerBasedOptions,
+)
+from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
+
+CAMERAS = {"table_cam": "main_images", "wrist_cam": "wrist_images"}
+PROPRIOCEPTION = ("eef_pos", "eef_quat", "gripper_pos")
+WITHOUT_DOWNLOADS = ("Isaac-Cartpole",)
+
+
+@dataclass(frozen=True)
+class IsaacLabOptions(ManagerBasedOptions):
+    """Options of the ``isaaclab`` env type; a task is for example ``Isaac-Cartpole``."""
+
+    overrides: tuple[str, ...] = ()
+    """Isaac Lab's own overrides of the task, such as ``physics=newton_mjwarp``."""
+
+    image_size: int = 256
+    """Height and width in pixels of the cameras ``table_cam`` and ``wrist_cam``."""
+
+    offline: bool = False
+    """Whether nothing is asked of the asset server: `Isaac-Cartpole` alone, with the cart-pole that
+    Newton's package holds, and without the ground that is only drawn."""
+
+
+class IsaacLabEnv(ManagerBasedBatch):
+    """Rows of one task from what its policy group holds.
+
+    A group that is one vector is ``states``, and so are the terms of one that is not concatenated,
+    one behind the other; one picture is ``main_images``. With cameras, ``table_cam`` and
+    ``wrist_cam`` are ``main_images`` and ``wrist_images`` and any other is ``images.NAME``; then
+    ``proprioception`` [9] is the position of the gripper, its quaternion (x, y, z, w in Isaac
+    Lab 3, w first before) and its two fingers, and no other term is shown, because those tell where
+    objects are.
+
+    Isaac Lab resets rows that a termination ended within the step, also where
+    ``ignore_terminations`` lets the episode go on: it then goes on from a new start.
+    """
+
+    Options = IsaacLabOptions
+    requirements = Requirements(
+        packages=("isaaclab==3.0.0", "gymnasium==1.4.0"),
+        module="isaaclab",
+        python="3.12",
+        download_mb=3300,
+        disk_mb=7600,
+        licence="BSD-3-Clause; Isaac Sim and assets their own",
+    )
+    _launched: ClassVar[Any] = None
+
+    @classmethod
+    def check(cls, options: IsaacLabOptions, max_episode_steps: int) -> None:
+        """Refuse what would need the asset server where it must not be asked."""
+        require_package("isaaclab", cls.requirements)
+        if options.offline:
+            require_known("task", options.task, WITHOUT_DOWNLOADS)
+
+    def _make(self) -> Any:
+        import gymnasium
+        import isaaclab_tasks  # noqa: F401 - registers the tasks
+        from isaaclab.app import launch_simulation
+        from isaaclab.sim import SimulationContext
+        from isaaclab_tasks.utils import parse_env_cfg
+
+        if SimulationContext.instance() is not None:
+            raise ConfigError(
+                "Isaac Lab steps one batch in a process, and each pipeline stage is a batch: "
+                "set rollout.pipeline_stage_num to 1",
+                key="type",
+            )
+        task = self.options.task
+        if task not in gymnasium.registry:
+            known = [name for name in gymnasium.registry if name.startswith("Isaac")]
+            require_known("task", task, known)
+        config = parse_env_cfg(
+            task, self.options.device, self.num_envs, overrides=self.options.overrides
+        )
+        self._configure(config)
+        mine = type(self)
+        if mine._launched is None:  # it stays until the process ends, as Isaac Sim wants it
+            mine._launched = launch_simulation(config, {"headless": True})
+            mine._launched.__enter__()
+        return gymnasium.make(task, cfg=config).unwrapped
+
+    def _configure(self, config: Any) -> None:
+        options = self.options
+        config.seed = 0  # of what is drawn once, when the scene is built
+        config.episode_length_s = NO_TIME_LIMIT
+        config.compute_final_obs = True
+        if options.device == "cpu" and hasattr(config.sim.physics, "use_cuda_graph"):
+            config.sim.physics.use_cuda_graph = False
+        for name in CAMERAS:
+            if (camera := getattr(config.scene, name, None)) is not None:
+                camera.height = camera.width = options.image_size
+        if options.offline:
+            self._files = tempfile.TemporaryDirectory(prefix="rlinf_")
+            config.scene.robot.spawn.usd_path = _cart_pole(Path(self._files.name))
+            config.scene.ground = None
+
+    def _observed(self, seen: Any) -> Observation:
+        group = seen["policy"]
+        if not isinstance(group, dict):
+            return {self._key_of(group): to_numpy(group)}
+        terms = {name: to_numpy(value) for name, value in group.items()}
+        pictures = {
+            CAMERAS.get(name, f"images.{name}"): value
+            for name, value in terms.items()
+            if value.dtype == np.uint8
+        }
+        if not pictures:
+            return {"states": _joined(terms, list(terms))}
+        own = [name for name in PROPRIOCEPTION if name in terms]
+        return {**pictures, **({"proprioception": _joined(terms, own)} if own else {})}
+
+    def _key_of(self, group: Any) -> str:
+        """What a group that is one tensor is called."""
+        if group.ndim == 2:
+            return "states"
+        if group.ndim == 4 and group.dtype == self._torch.uint8:
+            return "main_images"
+        raise ConfigError(
+            f"`{self.options.task}` shows {group.dtype} {list(group.shape)}: no vector, and no "
+            "picture of bytes; for pictures an override sets `normalize` of its term to false",
+            key="options.task",
+        )
+
+
+def _joined(terms: dict[str, np.ndarray], names: list[str]) -> np.ndarray:
+    """Terms [N, ...] one behind the other, [N, D]."""
+    flat = [terms[name].reshape(len(terms[name]), -1) for name in names]
+    return np.concatenate(flat, axis=1).astype(np.float32)
+
+
+def _cart_pole(folder: Path) -> str:
+    """Newton's copy of Isaac Lab's cart-pole, whose default prim is misspelt there."""
+    import newton.examples
+
+    source = Path(newton.examples.get_asset("cartpole_single_pendulum.usda"))
+    copy = folder / "cartpole.usda"
+    copy.write_text(
+        source.read_text().replace('defaultPrim = "cartPole"', 'defaultPrim = "cartpole"')
+    )
+    return str(copy)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.conformance import check_env
@@ -34,6 +35,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """The stand-ins are found first, by this process and by env processes."""
     monkeypatch.setenv("RLINF_ENVS", str(tmp_path / "envs"))
     monkeypatch.syspath_prepend(str(RECORDED))
+    monkeypatch.setattr(installation, "GPUS", str(RECORDED))  # as if there were some
     known = set(gymnasium.registry)
     yield
     for name in gymnasium.registry.keys() - known:
@@ -164,6 +166,25 @@ def test_isaac_lab_is_given_overrides_cameras_and_no_time_limit(batch: Any) -> N
     assert config.compute_final_obs
     assert isaac._env.max_episode_length > 1e9
     assert (config.scene.table_cam.height, config.sim.device) == (32, "cpu")
+
+
+def test_isaac_lab_shows_no_pictures_that_are_not_bytes(batch: Any) -> None:
+    isaac = batch("isaaclab", 2, instruction="stack the cubes")
+    assert isaac.task_descriptions == ("stack the cubes",)
+    picture = isaac._torch.zeros(2, 8, 8, 3)
+    assert list(isaac._observed({"policy": picture.byte()})) == ["main_images"]
+    assert list(isaac._observed({"policy": picture[:, 0, 0]})) == ["states"]
+    with pytest.raises(ConfigError, match="normalize"):
+        isaac._observed({"policy": picture})
+
+
+def test_isaac_lab_joins_the_terms_of_a_task_without_cameras(batch: Any) -> None:
+    isaac = batch("isaaclab", 2)
+    terms = isaac._env._observations()["policy"]
+    del terms["table_cam"], terms["wrist_cam"]
+    states = isaac._observed({"policy": terms})["states"]
+    assert states.shape == (2, 94)
+    assert np.array_equal(states[:, 85:88], terms["eef_pos"].numpy())
 
 
 def test_isaac_lab_steps_one_batch_in_a_process(batch: Any) -> None:

@@ -13,11 +13,10 @@ from rlinf.algorithms.config import PPOConfig, SACConfig
 from rlinf.cli.tasks import read_config
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.envs.installation import requirements_of
+from rlinf.envs.metaworld.adapter import tasks_of
 from rlinf.models.config import MLPConfig, SquashedMLPConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.envs.metaworld.adapter import tasks_of
 from rlinf.workers.config.acting import ActingConfig
-from rlinf.envs.metaworld.adapter import tasks_of
 from rlinf.workers.config.off_policy import OffPolicyConfig
 
 from .conftest import rlinf

@@ -32,13 +32,14 @@ TASK_KEY = "task_ids"
 """The entry of an observation that says which of several tasks an env is in: int64, an index into
 the table of descriptions. The host adds it, not the adapter."""
 
-_FLOATS = ("states", "proprioception")
+VECTORS = ("states", "proprioception")
+"""Observations [D]; those of several simulators in one batch are padded with zeros."""
 _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
-    if key in _FLOATS or re.fullmatch(r"depth\.\w+", key):
+    if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
         return np.float32
     if key in _PICTURES or re.fullmatch(r"images\.\w+", key):
         return np.uint8

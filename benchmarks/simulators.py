@@ -6,10 +6,11 @@
 
 Both sides step the same task on one core with random actions and, in turns, for the same time. The
 simulator's own loop runs under the interpreter of its environment (`rlinf env install NAME`) and
-steps one env, by the class that its users have; ours steps four in one process, one action at a
-time. Printed: env steps per second of both, our share, seconds until the envs are ready, and the
-resident memory of an env. ``--vector``: states of one gymnasium id, 64 envs in 2 processes, against
-AsyncVectorEnv with 64 processes and with 2 of 32. One thread per process (``OMP_NUM_THREADS=1``).
+steps one env, by the class that its users have (a batch of four where it steps batches); ours steps
+four in one process, one action at a time. Printed: env steps per second of both, our share, seconds
+until the envs are ready, and the resident memory of an env.
+``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
+processes and with 2 of 32. One thread per process (``OMP_NUM_THREADS=1``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -39,14 +41,14 @@ HORIZON = 150
 
 _MEASURE = """
 import json, sys, time
-def measure(reset, step, sample, seconds, horizon):
+def measure(reset, step, sample, seconds, horizon, rows=1):
     reset(); count = 0
     for _ in range(20): step(sample())
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         if count % horizon == horizon - 1: reset()
         step(sample()); count += 1
-    print("RATE", count / (time.perf_counter() - begin))
+    print("RATE", rows * count / (time.perf_counter() - begin))
 """
 
 _GYMNASIUM = """
@@ -85,6 +87,16 @@ measure(env.reset, env.step, env.action_space.sample, {seconds}, {horizon})
         .replace("{task!r}", "'gym_pusht/PushT-v0'")
         .replace("{arguments!r}", "{{}}"),
     ),
+    "dm_control": (
+        {"task": "walker-walk"},
+        """
+import numpy as np
+from dm_control import suite
+env = suite.load("walker", "walk", task_kwargs={{"time_limit": float("inf")}})
+size = env.action_spec().shape
+measure(env.reset, env.step, lambda: np.random.uniform(-1, 1, size), {seconds}, {horizon})
+""",
+    ),
     "robosuite": (
         {"task": "Lift"},
         """
@@ -108,6 +120,21 @@ env = gymnasium.make("PushCube-v1", num_envs=1, obs_mode="state", control_mode="
 measure(env.reset, env.step, env.single_action_space.sample, {seconds}, {horizon})
 """,
     ),
+    "isaaclab": (
+        {"task": "Isaac-Cartpole", "offline": True},
+        """
+import gymnasium, isaaclab_tasks, newton.examples, pathlib, torch
+from isaaclab_tasks.utils import parse_env_cfg
+config = parse_env_cfg("Isaac-Cartpole", "cpu", 4)
+text = pathlib.Path(newton.examples.get_asset("cartpole_single_pendulum.usda")).read_text()
+robot = pathlib.Path("{folder}/cartpole.usda")
+robot.write_text(text.replace('"cartPole"', '"cartpole"'))
+config.scene.robot.spawn.usd_path, config.scene.ground = str(robot), None
+config.sim.physics.use_cuda_graph = False
+env = gymnasium.make("Isaac-Cartpole", cfg=config).unwrapped
+measure(env.reset, env.step, lambda: 2 * torch.rand(4, 1) - 1, {seconds}, {horizon}, rows=4)
+""",
+    ),
 }
 """Options of ours, and the loop that the simulator's users write, on the same task."""
 
@@ -115,11 +142,12 @@ measure(env.reset, env.step, env.single_action_space.sample, {seconds}, {horizon
 def own_rate(name: str, seconds: float) -> float:
     """Steps per second of the simulator's own loop, on one core."""
     config = EnvConfig(type=name, options=OWN[name][0], max_episode_steps=HORIZON)
-    code = _MEASURE + OWN[name][1].format(seconds=seconds, horizon=HORIZON)
-    done = subprocess.run(
-        ["taskset", "-c", "0", config.interpreter or sys.executable, "-c", code],
-        env={**os.environ, **config.environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        code = OWN[name][1].format(seconds=seconds, horizon=HORIZON, folder=folder)
+        done = subprocess.run(
+            ["taskset", "-c", "0", config.interpreter or sys.executable, "-c", _MEASURE + code],
+            env={**os.environ, **config.environment}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{name}'s own loop failed:\n{done.stderr[-2000:]}")
     return float(next(line.split()[1] for line in done.stdout.splitlines() if "RATE" in line))
@@ -129,7 +157,7 @@ def our_rate(name: str, seconds: float) -> dict[str, float]:
     """Steps per second of four envs in one process, on one core; start, and memory of an env."""
     config = EnvConfig(
         type=name, options=OWN[name][0], max_episode_steps=HORIZON, processes=1,
-        ignore_terminations=True,
+        ignore_terminations=True, start_deadline=900.0, step_deadline=200.0,
     )  # fmt: skip
     begin = time.perf_counter()
     with SupervisedVectorEnv(config, num_envs=ENVS, seed=0, affinity=[0]) as env:

@@ -43,7 +43,8 @@ class CriticConfig(PolicyConfig):
     """Actions: ended episodes that continue in value: truncated ones (standard), all (always), or
     none."""
     normalize_rewards: ByFamily[bool] = by_family(actions=False)
-    """Actions: divide rewards by the running standard deviation of the discounted return."""
+    """Actions: divide rewards by the running standard deviation of the discounted return, those of
+    each of several tasks by its own."""
     reward_clip: ByFamily[float] = by_family(actions=10.0, gt=0)
     """Actions: bound of a normalised reward."""
     value_coefficient: ByFamily[float] = by_family(actions=1.0, ge=0)

@@ -24,7 +24,7 @@ from rlinf.algorithms.credit import (
 from rlinf.algorithms.losses import kl_estimate
 from rlinf.algorithms.objective import ClippedObjective
 from rlinf.algorithms.samples import Credit, CreditEstimate
-from rlinf.data.trajectory import Trajectory
+from rlinf.data.trajectory import TASK_IDS, Trajectory
 
 
 class RewardNormalizer:
@@ -32,17 +32,29 @@ class RewardNormalizer:
 
     Every environment carries its discounted return R ← γR + r from rollout to rollout, back to 0
     where an episode ends. The variance of all R seen so far, plus ε, scales the rewards of the
-    rollout it was updated with. A whole rollout is taken in at once in the order of environment
-    numbers, so that the result does not depend on how they are split over workers.
+    rollout it was updated with; each of several tasks has its own, or those that are solved would
+    drown the others. A whole rollout is taken in at once in the order of environment numbers, so
+    that the result does not depend on how they are split over workers.
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
-        self._mean, self._variance, self._count = 0.0, 1.0, 0
+        self._moments: dict[int, tuple[float, float, int]] = {}
         self._carried: dict[int, float] = {}
 
-    def __call__(self, *, rewards: Tensor, dones: Tensor, valid: Tensor, env_ids: Tensor) -> Tensor:
-        """Take the valid steps of a rollout [S, B] into the statistics; its scaled rewards."""
+    def __call__(
+        self,
+        *,
+        rewards: Tensor,
+        dones: Tensor,
+        valid: Tensor,
+        env_ids: Tensor,
+        tasks: Tensor | None = None,
+    ) -> Tensor:
+        """Take the valid steps of a rollout [S, B] into the statistics; its scaled rewards.
+
+        ``tasks`` is the task of each step, int64 [S, B]; None: there is one.
+        """
         envs = env_ids.tolist()
         carried = [self._carried.get(env, 0.0) for env in envs]
         running = torch.tensor(carried, dtype=torch.float64, device=rewards.device)
@@ -54,38 +66,42 @@ class RewardNormalizer:
             running = returns[step] * keep[step]
         # `running` is already discounted: what the next reward is added to.
         self._carried.update(zip(envs, running.tolist(), strict=True))
-        self._update(returns[valid])
-        scale = 1.0 / math.sqrt(self._variance + self._epsilon)
-        return (rewards * scale).clamp(-self._clip, self._clip)
+        tasks = torch.zeros_like(valid, dtype=torch.int64) if tasks is None else tasks
+        scaled = torch.empty_like(rewards)
+        for task in torch.unique(tasks).tolist():
+            played = tasks == task
+            variance = self._variance(task, returns[played & valid])
+            scaled[played] = rewards[played] * (1.0 / math.sqrt(variance + self._epsilon))
+        return scaled.clamp(-self._clip, self._clip)
 
-    def _update(self, returns: Tensor) -> None:
+    def _variance(self, task: int, returns: Tensor) -> float:
         """Combine the variances (Chan, Golub and LeVeque 1979)."""
+        mean, variance, count = self._moments.get(task, (0.0, 1.0, 0))
         if not len(returns):
-            return
-        variance, mean = torch.var_mean(returns, correction=0)
-        total = self._count + len(returns)
-        weight = len(returns) / total
-        delta = mean.item() - self._mean
-        self._mean += delta * weight
-        self._variance += weight * (variance.item() - self._variance)
-        self._variance += weight * (1 - weight) * delta**2
-        self._count = total
+            return variance
+        new_variance, new_mean = (each.item() for each in torch.var_mean(returns, correction=0))
+        total = count + len(returns)
+        weight, delta = len(returns) / total, new_mean - mean
+        mean += delta * weight
+        variance += weight * (new_variance - variance) + weight * (1 - weight) * delta**2
+        self._moments[task] = mean, variance, total
+        return variance
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics, and the return that each environment carries."""
-        envs = sorted(self._carried)
+        """Statistics of each task, and the return that each environment carries."""
+        envs, tasks = sorted(self._carried), sorted(self._moments)
+        moments = [self._moments[task] for task in tasks]
         return {
-            "mean": self._mean,
-            "variance": self._variance,
-            "count": self._count,
+            "tasks": torch.tensor(tasks, dtype=torch.int64),
+            "moments": torch.tensor(moments, dtype=torch.float64).reshape(-1, 3),
             "env_ids": torch.tensor(envs, dtype=torch.int64),
             "carried": torch.tensor([self._carried[env] for env in envs], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
-        self._mean, self._variance = float(state["mean"]), float(state["variance"])
-        self._count = int(state["count"])
+        moments = [(mean, variance, int(n)) for mean, variance, n in state["moments"].tolist()]
+        self._moments = dict(zip(state["tasks"].tolist(), moments, strict=True))
         envs, carried = state["env_ids"].tolist(), state["carried"].tolist()
         self._carried = dict(zip(envs, carried, strict=True))
 
@@ -145,11 +161,13 @@ class CriticCredit(Credit):
             return steps.rewards
         per_chunk = len(steps.rewards) // trajectory.num_steps
         valid = trajectory.valid & ~idle_rows(trajectory)
+        tasks = trajectory.forward_inputs.get(TASK_IDS)
         return self._normalizer(
             rewards=steps.rewards,
             dones=steps.dones,
             valid=valid.repeat_interleave(per_chunk, dim=0),
             env_ids=trajectory.env_ids,
+            tasks=None if tasks is None else tasks.repeat_interleave(per_chunk, dim=0),
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -60,20 +60,27 @@ def _model(name: str, options: type[Any]) -> type[OptionsModel]:
 
 
 def field_descriptions(options: type[Any]) -> dict[str, str]:
-    """Return what a dataclass says of its fields: docstrings below them, or its Args section."""
-    try:
-        source = textwrap.dedent(inspect.getsource(options))
-    except (OSError, TypeError):  # a class without a file
-        source = ""
-    found = dict(_args_section(options.__doc__ or ""))
-    for node in ast.parse(source).body[:1]:
-        for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
-            match pair:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    found[name] = inspect.cleandoc(text)
+    """Return what a dataclass says of its fields: docstrings below them, or its Args section.
+
+    Fields that it has from another dataclass are described there.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(options.__mro__):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        try:
+            source = textwrap.dedent(inspect.getsource(owner))
+        except (OSError, TypeError):  # a class without a file
+            source = ""
+        found.update(_args_section(owner.__doc__ or ""))
+        for node in ast.parse(source).body[:1]:
+            for pair in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+                match pair:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        found[name] = inspect.cleandoc(text)
     return found
 
 

@@ -213,16 +213,20 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
 ADAPTERS = {
     "aloha": "rlinf.envs.gymnasium_tasks:AlohaEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
+    "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
+    "gsenv": "rlinf.envs.batches.gsenv:GSEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
     "gymnasium_robotics": "rlinf.envs.gymnasium_tasks:GymnasiumRoboticsEnv",
+    "isaaclab": "rlinf.envs.batches.isaaclab:IsaacLabEnv",
     "libero": "rlinf.envs.libero:LiberoEnv",
     "maniskill": "rlinf.envs.maniskill:ManiSkillEnv",
     "metaworld": "rlinf.envs.metaworld.adapter:MetaWorldEnv",
-    "mjlab": "rlinf.envs.mjlab:MjlabEnv",
+    "mjlab": "rlinf.envs.batches.mjlab:MjlabEnv",
     "panda_gym": "rlinf.envs.gymnasium_tasks:PandaGymEnv",
     "pusht": "rlinf.envs.gymnasium_tasks:PushTEnv",
     "robosuite": "rlinf.envs.robosuite_env:RobosuiteEnv",
+    "roboverse": "rlinf.envs.batches.roboverse:RoboVerseEnv",
     "xarm": "rlinf.envs.gymnasium_tasks:XArmEnv",
 }
 

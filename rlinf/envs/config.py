@@ -147,7 +147,7 @@ class EnvConfig(StrictModel):
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the env processes."""
-        return {**ONE_THREAD, **variables(self.type), **self.variables}
+        return {**ONE_THREAD, **variables(self.type, self.interpreter), **self.variables}
 
 
 EnvSections = Annotated[

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +59,8 @@ class GymnasiumEnv(SimulatorEnv):
             raise ConfigError(str(error), key="options.id") from error
         leaves = dict(_leaves(self._env.observation_space))
         pictures = [path for path, space in leaves.items() if _is_picture(space)]
-        self._vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
-        if not all(leaf.is_np_flattenable for leaf in self._vectors.values()):
+        vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
+        if not all(leaf.is_np_flattenable for leaf in vectors.values()):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
         only = len(pictures) == 1
         self._pictures = {
@@ -70,8 +69,9 @@ class GymnasiumEnv(SimulatorEnv):
         parts: dict[str, gymnasium.Space[Any]] = {
             name: leaves[path] for name, path in self._pictures.items()
         }
-        if self._vectors:
-            size = sum(int(spaces.flatdim(leaf)) for leaf in self._vectors.values())
+        self._vectors = {path: _flattening(leaf) for path, leaf in vectors.items()}
+        if vectors:
+            size = sum(int(spaces.flatdim(leaf)) for leaf in vectors.values())
             parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self.observation_space = spaces.Dict(parts)
         self.action_space = _flat_action_space(self._env.action_space, options.id)
@@ -125,14 +125,25 @@ class GymnasiumEnv(SimulatorEnv):
         self._env.close()
 
     def _converted(self, observation: Any) -> Observation:
-        def at(path: tuple[str, ...]) -> Any:
-            return functools.reduce(lambda part, key: part[key], path, observation)
-
-        found = {name: np.asarray(at(path)) for name, path in self._pictures.items()}
+        found = {name: np.asarray(_at(observation, path)) for name, path in self._pictures.items()}
         if self._vectors:
-            flat = [np.asarray(spaces.flatten(s, at(path))) for path, s in self._vectors.items()]
-            found["states"] = np.concatenate(flat).astype(np.float32)
+            parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            found["states"] = whole.astype(np.float32)  # a copy: the simulator may keep its array
         return found
+
+
+def _at(observation: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation
+
+
+def _flattening(space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
+    """What makes a vector of a value of ``space``."""
+    if isinstance(space, spaces.Box):  # most are, at every step
+        return lambda value: np.asarray(value, space.dtype).reshape(-1)
+    return lambda value: np.asarray(spaces.flatten(space, value))
 
 
 def _leaves(

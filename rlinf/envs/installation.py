@@ -7,7 +7,6 @@ directory without it is the rest of an install that was interrupted, and is neve
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -16,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import Any
 from uv import find_uv_bin
 
 from rlinf.envs.base import REGISTRY
+from rlinf.envs.renderers import LIBRARIES, loads, mujoco_renderer
 from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
 from rlinf.errors import ConfigError, install_command
 
@@ -76,7 +77,7 @@ def status(name: str) -> Availability:
     absent = [
         f"{library} (Debian: {package})"
         for library, package in needs.libraries.items()
-        if not _loads(library)
+        if not (loads(library) or (library == LIBRARIES["egl"] and loads(LIBRARIES["osmesa"])))
     ]
     if absent:
         return Availability(State.UNFIT, f"no shared library {', '.join(absent)}")
@@ -113,10 +114,15 @@ def interpreter(name: str) -> str | None:
     return str(directory / "bin" / "python") if directory.exists() else None
 
 
-def variables(name: str) -> dict[str, str]:
-    """Return the environment variables of an env type's processes."""
+def variables(name: str, python: str | None = None) -> dict[str, str]:
+    """Return the environment variables of an env type's processes under an interpreter.
+
+    ``MUJOCO_GL`` is the renderer that this machine has.
+    """
     needs = requirements_of(name)
     found = dict(needs.variables) if needs else {}
+    if "MUJOCO_GL" in found:
+        found["MUJOCO_GL"] = mujoco_renderer(python)
     manifest = _manifest(home() / name)
     if manifest and manifest["source"]:
         found[SOURCE_VARIABLE] = manifest["source"]
@@ -158,7 +164,8 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
             pins = lock_file(name)
             wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
             if wanted:
-                _uv("pip", "install", "--quiet", "--python", str(python), *wanted)
+                arguments = ("pip", "install", "--quiet", "--python", str(python), *wanted)
+                _uv(*arguments, overrides=needs.overrides)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -212,7 +219,7 @@ def resolve(name: str) -> str:
     pins = _uv(
         "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-emit-find-links",
         "--no-emit-index-url", "--python-version", needs.python, "-",
-        given="\n".join(needs.packages),
+        given="\n".join(needs.packages), overrides=needs.overrides,
     )  # fmt: skip
     return pins.replace("+cpu\n", "\n")  # which build of torch is that of the machine
 
@@ -240,17 +247,14 @@ def _manifest(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
-def _uv(*arguments: str, given: str = "") -> str:
+def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:
     """Run the installer; the wheels that pip finds on this machine are found by it as well."""
     environment = dict(os.environ)
+    if overrides:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(overrides))
+            file.flush()
+            return _uv(*arguments, "--overrides", file.name, given=given)
     if "PIP_FIND_LINKS" in environment:
         environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
     done = subprocess.run(

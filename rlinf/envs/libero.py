@@ -255,10 +255,16 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
 
 
 def _suites() -> list[str]:
+    """Suites whose tasks and initial states are in the package; it names others without them."""
     with _quiet():
-        from libero.libero import benchmark
+        from libero.libero import benchmark, get_libero_path
 
-        return sorted(benchmark.get_benchmark_dict())
+        folders = [get_libero_path(kind) for kind in ("bddl_files", "init_states")]
+        return sorted(
+            name
+            for name in benchmark.get_benchmark_dict()
+            if all(os.path.isdir(os.path.join(folder, name)) for folder in folders)
+        )
 
 
 def _suite(name: str) -> Any:

@@ -51,6 +51,11 @@ class ManiSkillOptions:
     image_size: int = 128
     """Height and width of ``main_images`` in pixels."""
 
+    own_scenes: bool = True
+    """Whether every episode has a scene built for it, and so depends on its seed to the last bit;
+    false: objects are put back into the scene of the episode before, which takes a fraction of the
+    time, and what its contacts left in the physics may show in the last bits."""
+
 
 class ManiSkillEnv(SimulatorEnv):
     """A ManiSkill task from its state vector, with pictures where they are asked for.
@@ -116,7 +121,8 @@ class ManiSkillEnv(SimulatorEnv):
         """Start the episode of ``seed``."""
         self._env._obs_mode = self._mode
         # What earlier contacts left in the physics must not show in this episode.
-        self._seen, _ = self._env.reset(seed=seed, options={"reconfigure": True})
+        anew = {"reconfigure": self.options.own_scenes}
+        self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:

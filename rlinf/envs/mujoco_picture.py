@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
+import sys
 from typing import Any
 
 import mujoco
@@ -93,14 +94,19 @@ def open_window(size: int) -> Any:
     chosen = os.environ.get("MUJOCO_GL", "")
     failures = []
     for name in (chosen,) if chosen in _BACKENDS else _BACKENDS:
-        # PyOpenGL reads its platform when it is first imported.
-        if name != "glfw":
-            os.environ.setdefault("PYOPENGL_PLATFORM", name)
         try:
             return importlib.import_module(f"mujoco.{name}").GLContext(size, size)
         except (ImportError, AttributeError, RuntimeError, OSError) as error:
             failures.append(f"{name}: {error}")
+            _forget_opengl()
     raise RunFailure(
         "no offscreen renderer works, so no picture can be drawn. Install one, for example "
         f"`apt-get install libegl1 libosmesa6`. {'; '.join(failures)}"
     )
+
+
+def _forget_opengl() -> None:
+    """Let PyOpenGL be imported anew: it is tied to the platform that did not work."""
+    os.environ.pop("PYOPENGL_PLATFORM", None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "OpenGL"]:
+        del sys.modules[name]

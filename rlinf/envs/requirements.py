@@ -22,6 +22,9 @@ class Requirements:
     module: str
     """Import name by which one sees that the simulator is installed."""
 
+    overrides: tuple[str, ...] = ()
+    """Exact pins that hold against what one of the packages asks for."""
+
     python: str = "3.11"
     """Version of the interpreter."""
 
@@ -38,7 +41,8 @@ class Requirements:
     """Shared libraries that must be on the machine, and the Debian package that has each."""
 
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of the env processes, such as ``MUJOCO_GL``."""
+    """Environment variables of the env processes. ``MUJOCO_GL`` is replaced by ``osmesa`` where
+    EGL does not draw, and by what the user has chosen."""
 
     extra: str = ""
     """Extra of this project that puts the simulator beside the trainer, where both get along."""
@@ -50,6 +54,6 @@ class Requirements:
     """Whether it runs on a GPU alone."""
 
     def __post_init__(self) -> None:
-        loose = [package for package in self.packages if "==" not in package]
+        loose = [package for package in self.packages + self.overrides if "==" not in package]
         if loose:
             raise ValueError(f"not pinned exactly: {', '.join(loose)}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlinf.data.trajectory import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
 from rlinf.models.policy import (
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
-
-
-TASK_IDS = "task_ids"
-"""Observation that says which of several tasks an env is in, int64 [B]."""
 
 
 class _Tanh(torch.autograd.Function):

@@ -257,6 +257,22 @@ def test_state_restores_the_reward_statistics() -> None:
     assert PPOConfig().build(family="actions").state_dict() == {}
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_scale_of_a_task_says_nothing_where_tasks_are_told(told: bool) -> None:
+    plain = random_trajectory(chunk=2, value_dim=2)
+    tasks = torch.tensor([0, 0, 1, 1]).expand(6, 4)
+    inputs = {**plain.forward_inputs, **({"task_ids": tasks} if told else {})}
+    larger = plain.rewards * torch.where(tasks == 1, 1000.0, 1.0).unsqueeze(-1)
+    config = PPOConfig(
+        normalize_rewards=True, reward_type="action_level", logprob_type="action_level"
+    )
+    returns = []
+    for rewards in (plain.rewards, larger):
+        trajectory = replace(plain, forward_inputs=inputs, rewards=rewards)
+        returns.append(config.build(family="actions").prepare(trajectory)[0].returns)
+    assert torch.allclose(*returns, rtol=1e-4) is told
+
+
 def test_explained_variance_of_perfect_and_useless_critics() -> None:
     batch = random_batch()
     assert batch.returns is not None

@@ -57,7 +57,7 @@ def test_steps_that_are_not_valid_do_not_count() -> None:
     normalizer(**spoilt)
     expected = RewardNormalizer(gamma=GAMMA)
     expected(**{name: t[:-1] if name != "env_ids" else t for name, t in data.items()})
-    assert normalizer.state_dict()["variance"] == expected.state_dict()["variance"]
+    assert torch.equal(normalizer.state_dict()["moments"], expected.state_dict()["moments"])
 
 
 def test_saved_and_loaded_it_continues_to_the_bit() -> None:
@@ -66,7 +66,21 @@ def test_saved_and_loaded_it_continues_to_the_bit() -> None:
     restored.load_state_dict(normalizer.state_dict())
     following = rollout(1, [0, 1])
     assert torch.equal(normalizer(**following), restored(**following))
-    assert normalizer.state_dict()["variance"] == restored.state_dict()["variance"]
+    assert torch.equal(normalizer.state_dict()["moments"], restored.state_dict()["moments"])
+
+
+def test_each_task_has_a_scale_of_its_own() -> None:
+    data = rollout(0, [0, 1])
+    data["rewards"][:, 1] *= 1000
+    tasks = torch.tensor([3, 7]).expand(20, 2).clone()
+    normalizer, restored = RewardNormalizer(gamma=GAMMA), RewardNormalizer(gamma=GAMMA)
+    scaled = normalizer(**data, tasks=tasks)
+    for env in (0, 1):
+        alone = {name: each[..., [env]] for name, each in data.items()}
+        assert torch.equal(scaled[:, [env]], RewardNormalizer(gamma=GAMMA)(**alone))
+    restored.load_state_dict(normalizer.state_dict())
+    following = {**rollout(1, [0, 1]), "tasks": tasks.flip(1)}
+    assert torch.equal(normalizer(**following), restored(**following))
 
 
 def test_constant_zero_rewards_stay_zero() -> None:

@@ -87,7 +87,7 @@ def test_a_frame_is_drawn_in_a_process_of_its_own(program: str, status: str, det
 
 
 def test_one_working_renderer_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(simulator: str, renderer: str, program: str) -> Finding:
+    def draw(simulator: str, renderer: str, program: str, python: str) -> Finding:
         return Finding(renderer, "ok" if renderer == "egl" else "failed", "", "a fix")
 
     monkeypatch.setattr(rendering, "draw", draw)

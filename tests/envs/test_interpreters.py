@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from uv import find_uv_bin
 
 import rlinf
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.conformance import check_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 OLDEST = "3.8"
@@ -69,42 +71,54 @@ def test_the_env_side_imports_nothing_that_an_old_interpreter_would_have_to_have
             assert {name.split(".")[0] for name in names} <= allowed, file
 
 
-def _others() -> list[str]:
-    """Interpreters of other versions: on the path, and in ``RLINF_TEST_PYTHONS``."""
-    mine = sys.version_info[1]
-    there = [shutil.which(f"python3.{minor}") for minor in range(8, 15) if minor != mine]
-    named = os.environ.get("RLINF_TEST_PYTHONS", "").split(os.pathsep)
-    return [each for each in [*there, *named] if each]
+def _interpreter(minor: int) -> str | None:
+    """What uv finds on the path or beside pyenv, whose own names may lead nowhere; or has itself.
+
+    ``RLINF_TEST_PYTHONS`` names folders in which to look first.
+    """
+    folders = [os.environ.get("RLINF_TEST_PYTHONS", "")]
+    if pyenv := shutil.which("pyenv"):
+        root = subprocess.run([pyenv, "root"], capture_output=True, text=True, check=True)
+        folders += map(str, Path(root.stdout.strip()).glob(f"versions/3.{minor}.*/bin"))
+    path = os.pathsep.join([*filter(None, folders), os.environ["PATH"]])
+    done = subprocess.run(
+        [find_uv_bin(), "python", "find", "--no-project", "--offline", f"3.{minor}"],
+        env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or None
+
+
+def _config(python: str | None) -> EnvConfig:
+    return EnvConfig(
+        type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=10, processes=1,
+        python=python, start_deadline=600.0, step_deadline=300.0,
+    )  # fmt: skip
+
+
+def _episodes(python: str | None) -> list[np.ndarray]:
+    with SupervisedVectorEnv(_config(python), num_envs=2, seed=3) as env:
+        seen = [env.reset()["states"]]
+        for _ in range(6):
+            step = env.chunk_step(np.full((2, 3, 1), 0.5, np.float32))
+            assert step.valid.all()
+            seen.append(step.observations["states"])
+    return seen
 
 
 @pytest.mark.slow
-def test_envs_run_under_every_other_interpreter_that_is_there(tmp_path: Path) -> None:
-    others = _others()
-    if not others:
-        pytest.skip("no interpreter of another version; RLINF_TEST_PYTHONS names some")
-    from uv import find_uv_bin
-
-    def episodes(python: str | None) -> list[np.ndarray]:
-        config = EnvConfig(
-            type="gymnasium", options={"id": "Pendulum-v1"}, max_episode_steps=10,
-            processes=1, python=python,
-        )  # fmt: skip
-        config.check()
-        with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
-            seen = [env.reset()["states"]]
-            for _ in range(6):
-                step = env.chunk_step(np.full((2, 3, 1), 0.5, np.float32))
-                assert step.valid.all()
-                seen.append(step.observations["states"])
-        return seen
-
-    ours = episodes(None)
-    for number, other in enumerate(others):
-        directory = tmp_path / str(number)
-        for command in (
-            ["venv", "-q", "--python", other, str(directory)],
-            ["pip", "install", "-q", "--python", str(directory / "bin/python"), "gymnasium"],
-        ):
-            subprocess.run([find_uv_bin(), *command], check=True)
-        for one, theirs in zip(ours, episodes(str(directory / "bin/python")), strict=True):
-            assert np.allclose(one, theirs, atol=1e-6), other
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("minor", [each for each in range(8, 15) if each != sys.version_info[1]])
+def test_envs_run_under_every_other_interpreter_that_is_there(minor: int, tmp_path: Path) -> None:
+    """They keep the protocol, a killed process included, and give this interpreter's episodes."""
+    found = _interpreter(minor)
+    if found is None:
+        pytest.skip(f"no Python 3.{minor}; RLINF_TEST_PYTHONS names folders that have some")
+    other = str(tmp_path / "bin" / "python")
+    for command in (
+        ["venv", "-q", "--python", found, str(tmp_path)],
+        ["pip", "install", "-q", "--python", other, "gymnasium"],
+    ):
+        subprocess.run([find_uv_bin(), *command], check=True)
+    assert [result for result in check_env(_config(other)) if not result.passed] == []
+    for one, theirs in zip(_episodes(None), _episodes(other), strict=True):
+        assert np.allclose(one, theirs, atol=1e-6)

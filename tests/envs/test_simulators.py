@@ -14,9 +14,12 @@ from rlinf.envs.installation import State, status
 OPTIONS: dict[str, dict[str, Any]] = {
     "aloha": {"task": "gym_aloha/AlohaTransferCube-v0"},
     "calvin": {"images": False},
+    "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
+    "gsenv": {},
     "gymnasium": {"id": "Pendulum-v1"},
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},
+    "isaaclab": {"task": "Isaac-Cartpole", "offline": True},
     "libero": {"tasks": [0], "image_size": 64, "settle_steps": 1},
     "maniskill": {"task": "PushCube-v1"},
     "metaworld": {"task": "MT10"},
@@ -24,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "panda_gym": {"task": "PandaReachDense-v3"},
     "pusht": {"task": "gym_pusht/PushT-v0"},
     "robosuite": {"task": "Lift"},
+    "roboverse": {"task": "libero.pick_butter"},
     "xarm": {"task": "gym_xarm/XarmLift-v0"},
 }
 

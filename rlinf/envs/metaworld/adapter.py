@@ -74,6 +74,7 @@ class MetaWorldEnv(SimulatorEnv):
         download_mb=95,
         disk_mb=350,
         licence="MIT",
+        variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True
 

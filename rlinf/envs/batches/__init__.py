@@ -1,0 +1,25 @@
+"""Simulators that step a whole batch on a device, and what their adapters share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from rlinf.envs.requirements import SOURCE_VARIABLE
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """Copy a tensor, which the simulator may write to again, to the host."""
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array.copy()
+
+
+def source_on_path() -> str | None:
+    """Let packages be found in the folder given as ``--source``, and return it."""
+    source = os.environ.get(SOURCE_VARIABLE)
+    if source and source not in sys.path:
+        sys.path.insert(0, source)
+    return source

@@ -1,0 +1,222 @@
+"""dm_control: the control suite's tasks, and manipulation by a Jaco arm, in MuJoCo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rlinf.envs.base import Observation, SimulatorEnv, require_known, require_package
+from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
+
+SUITE = {
+    "acrobot": "swingup swingup_sparse",
+    "ball_in_cup": "catch",
+    "cartpole": "balance balance_sparse swingup swingup_sparse two_poles three_poles",
+    "cheetah": "run",
+    "dog": "stand walk trot run fetch",
+    "finger": "spin turn_easy turn_hard",
+    "fish": "upright swim",
+    "hopper": "stand hop",
+    "humanoid": "stand walk run run_pure_state",
+    "humanoid_CMU": "stand walk run",
+    "lqr": "lqr_2_1 lqr_6_2",
+    "manipulator": "bring_ball bring_peg insert_ball insert_peg",
+    "pendulum": "swingup",
+    "point_mass": "easy hard",
+    "quadruped": "walk run escape fetch",
+    "reacher": "easy hard",
+    "stacker": "stack_2 stack_4",
+    "swimmer": "swimmer6 swimmer15",
+    "walker": "stand walk run",
+}
+"""Domains of the suite, and the tasks of each."""
+
+_FEATURES = (
+    "stack_2_bricks", "stack_2_bricks_moveable_base", "stack_3_bricks",
+    "stack_3_bricks_random_order", "stack_2_of_3_bricks_random_order",
+    "reassemble_3_bricks_fixed_order", "reassemble_5_bricks_random_order", "lift_brick",
+    "lift_large_box", "place_brick", "place_cradle", "reach_duplo", "reach_site",
+)  # fmt: skip
+MANIPULATION = tuple(
+    f"{name}_{seen}"
+    for name in _FEATURES
+    for seen in ("features", "vision")
+    if (name, seen) != ("stack_3_bricks_random_order", "vision")
+)
+"""Tasks of the arm; where ``_features`` see the poses of the objects, ``_vision`` has a picture."""
+
+TASKS = (
+    *(f"{domain}-{task}" for domain, tasks in SUITE.items() for task in tasks.split()),
+    *MANIPULATION,
+)
+
+
+@dataclass(frozen=True)
+class DmControlOptions:
+    """Options of the ``dm_control`` env type."""
+
+    task: str
+    """Task: ``walker-walk``, ``lift_brick_features``."""
+
+    success_reward: float | None = None
+    """Reward of a step, in [0, 1], from which on the task counts as solved at that step; by
+    default no step does: dm_control has rewards and no success."""
+
+    images: bool = False
+    """Whether observations hold ``main_images`` [image_size, image_size, 3]."""
+
+    image_size: int = 84
+    """Height and width of ``main_images`` in pixels."""
+
+    camera: str = ""
+    """Camera of ``main_images`` and of videos, by its name in the model; the model's first one by
+    default."""
+
+
+class DmControlEnv(SimulatorEnv):
+    """A task from its observations, flattened and joined in the order in which it lists them.
+
+    An episode ends where the task ends it, which few do. The reward is the task's, in [0, 1] but
+    for ``lqr``, whose actions are not bounded either; other actions have the bounds of the model.
+    """
+
+    Options = DmControlOptions
+    # MuJoCo 4 has dropped fields of a model that dm_control reads.
+    requirements = Requirements(
+        packages=("dm-control==1.0.50", "mujoco==3.17.0", "gymnasium==1.4.0"),
+        module="dm_control",
+        download_mb=145,
+        disk_mb=400,
+        licence="Apache-2.0",
+        libraries={"libEGL.so.1": "libegl1"},
+        variables={"MUJOCO_GL": "egl"},
+    )
+    skips_observations = True
+
+    def __init__(self, options: DmControlOptions) -> None:
+        super().__init__(options)
+        arm = options.task in MANIPULATION
+        self._env = _arm_task(options.task) if arm else _suite_task(options.task)
+        self._random = self._env.random_state if arm else self._env.task.random
+        self._painter: Any = None
+        self.task_descriptions = (options.task.replace("-", " ").replace("_", " "),)
+        first, _ = self.reset(seed=0)
+        shape = first["states"].shape
+        parts: dict[str, spaces.Space[Any]] = {
+            "states": spaces.Box(-np.inf, np.inf, shape, np.float32)
+        }
+        if options.images:
+            size = options.image_size
+            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.observation_space = spaces.Dict(parts)
+        limits = self._env.action_spec()
+        low, high = (
+            np.broadcast_to(limit, limits.shape).astype(np.float32)
+            for limit in (limits.minimum, limits.maximum)
+        )
+        self.action_space = spaces.Box(low, high, dtype=np.float32)
+
+    @classmethod
+    def check(cls, options: DmControlOptions, max_episode_steps: int) -> None:
+        """Refuse unknown tasks, and tasks of pictures without them."""
+        require_package("dm_control", cls.requirements)
+        require_known("task", options.task, TASKS)
+        if options.task.endswith("_vision") and not options.images:
+            raise ConfigError(
+                f"{options.task} shows its objects in pictures alone; set `images: true`",
+                key="options.images",
+            )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start the episode of ``seed``."""
+        self._random.seed(seed)
+        order = getattr(self._env.task, "_initial_order", None)
+        if order is not None:  # shuffled in place: what the last episode left must not show
+            order.sort()
+        self._seen = self._env.reset().observation
+        if _changes(self.options.task):
+            self._forget_picture()
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action."""
+        reward, terminated, truncated, info = self.step_blind(action)
+        return self.observe(), reward, terminated, truncated, info
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        now = self._env.step(np.asarray(action, np.float64))
+        self._seen = now.observation
+        wanted = self.options.success_reward
+        success = wanted is not None and now.reward >= wanted
+        return float(now.reward), now.last(), False, {"success": bool(success)}
+
+    def observe(self) -> Observation:
+        """Return states and picture of the present state."""
+        flat = [np.ravel(value) for value in self._seen.values()]
+        observation = {"states": np.concatenate(flat).astype(np.float32)}
+        if self.options.images:
+            observation["main_images"] = self._picture(self.options.image_size)
+        return observation
+
+    def render(self) -> Any:
+        """Return a picture, uint8 [256, 256, 3]."""
+        return self._picture(256)
+
+    def close(self) -> None:
+        """Free model and graphics."""
+        self._forget_picture()
+        self._env.close()
+
+    def _picture(self, size: int) -> np.ndarray:
+        from rlinf.envs.mujoco_picture import Painter
+
+        physics = self._env.physics
+        if self._painter is None:
+            self._painter = Painter(physics.model.ptr)
+        camera = self.options.camera or physics.model.ptr.camera(0).name
+        picture: np.ndarray = self._painter.paint(physics.data.ptr, camera, size)
+        return picture
+
+    def _forget_picture(self) -> None:
+        if self._painter is not None:
+            self._painter.close()
+            self._painter = None
+
+
+def _changes(task: str) -> bool:
+    """Whether a reset makes another model or terrain: bricks are fixed in another order."""
+    return "bricks" in task or task == "quadruped-escape"
+
+
+def _suite_task(name: str) -> Any:
+    """A task of the suite, without its time limit."""
+    from dm_control import suite
+
+    domain, task = name.split("-")
+    # The seed is of what a model draws when it is built: how stiff the joints of lqr are.
+    return suite.load(domain, task, task_kwargs={"random": 0, "time_limit": float("inf")})
+
+
+def _arm_task(name: str) -> Any:
+    """A task of the arm, without its time limit and its own pictures."""
+    from dm_control import composer, manipulation  # noqa: F401 - registers the tasks
+    from dm_control.composer.observation.observable import MJCFCamera
+    from dm_control.manipulation.shared import registry
+
+    task = registry.get_constructor(name)()
+    for seen in task.observables.values():
+        if isinstance(seen, MJCFCamera):
+            seen.enabled = False
+    return composer.Environment(
+        task,
+        random_state=0,
+        max_reset_attempts=10,  # objects are drawn until they fit; after this many it is a fault
+        recompile_mjcf_every_episode=_changes(name),
+    )

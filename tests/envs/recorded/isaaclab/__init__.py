@@ -1,0 +1,1 @@
+"""Stand-in for Isaac Lab 3.0.0."""

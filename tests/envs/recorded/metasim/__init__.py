@@ -1,0 +1,1 @@
+"""Stand-in for MetaSim, on which RoboVerse is built."""

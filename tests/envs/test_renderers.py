@@ -1,0 +1,63 @@
+"""Which renderer env processes are given, and that it really draws."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from rlinf.envs import installation, renderers
+from rlinf.envs.renderers import LIBRARIES, MUJOCO, Drawing, draw, loads, mujoco_renderer
+
+
+@pytest.mark.parametrize(
+    ("there", "draws", "chosen"),
+    [
+        (("egl",), False, "egl"),  # nothing to choose, so nothing is drawn
+        (("osmesa",), False, "osmesa"),
+        (("egl", "osmesa"), True, "egl"),
+        (("egl", "osmesa"), False, "osmesa"),
+        ((), True, "disable"),
+    ],
+)
+def test_the_renderer_is_one_that_draws(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], draws: bool, chosen: str
+) -> None:
+    libraries = {LIBRARIES[name] for name in there}
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(renderers, "loads", lambda library: library in libraries)
+    drawing = Drawing() if draws else Drawing("no device")
+    monkeypatch.setattr(renderers, "draw", lambda *given, **named: drawing)
+    mujoco_renderer.cache_clear()
+    try:
+        assert mujoco_renderer() == chosen
+        assert installation.variables("libero")["MUJOCO_GL"] == chosen
+    finally:
+        mujoco_renderer.cache_clear()
+
+
+def test_the_user_chooses_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    mujoco_renderer.cache_clear()
+    try:
+        assert installation.variables("metaworld")["MUJOCO_GL"] == "osmesa"
+    finally:
+        mujoco_renderer.cache_clear()
+
+
+def test_either_library_is_enough_to_be_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, unfit in (("libOSMesa.so.8", False), ("", True)):
+        monkeypatch.setattr(installation, "loads", lambda library, there=there: library == there)
+        found = installation.status("robosuite")
+        assert (found.state is installation.State.UNFIT) == unfit, found
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+@pytest.mark.parametrize("renderer", LIBRARIES)
+def test_mujoco_draws_boxes(renderer: str) -> None:
+    if not loads(LIBRARIES[renderer]):
+        pytest.skip(f"{LIBRARIES[renderer]} is not installed")
+    found = draw(MUJOCO, renderer, size=48)
+    assert found.fault == ""
+    assert found.frame.startswith("frame 48x48")
+    assert found.per_second > 0

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.data.trajectory import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
 from rlinf.models.gaussian import (
     ACTIVATIONS,
-    TASK_IDS,
     MLPPolicy,
     gaussian_log_prob,
     normalizer_of,

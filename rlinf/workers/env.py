@@ -13,9 +13,9 @@ import numpy as np
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.mixture import divided, vector_env
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.mixture import divided, vector_env
 from rlinf.envs.vector import VectorEnv
 from rlinf.errors import RunFailure
 from rlinf.flow.stage_worker import StageWorker

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rlinf.envs.config import EnvConfig, Shares
-from rlinf.envs.mixture import MixedVectorEnv, divided, vector_env
 from rlinf.envs.results import VectorStep
+from rlinf.envs.supervised.mixture import MixedVectorEnv, divided, vector_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 

@@ -166,6 +166,25 @@ def test_isaac_lab_is_given_overrides_cameras_and_no_time_limit(batch: Any) -> N
     assert (config.scene.table_cam.height, config.sim.device) == (32, "cpu")
 
 
+def test_isaac_lab_shows_no_pictures_that_are_not_bytes(batch: Any) -> None:
+    isaac = batch("isaaclab", 2, instruction="stack the cubes")
+    assert isaac.task_descriptions == ("stack the cubes",)
+    picture = isaac._torch.zeros(2, 8, 8, 3)
+    assert list(isaac._observed({"policy": picture.byte()})) == ["main_images"]
+    assert list(isaac._observed({"policy": picture[:, 0, 0]})) == ["states"]
+    with pytest.raises(ConfigError, match="normalize"):
+        isaac._observed({"policy": picture})
+
+
+def test_isaac_lab_joins_the_terms_of_a_task_without_cameras(batch: Any) -> None:
+    isaac = batch("isaaclab", 2)
+    terms = isaac._env._observations()["policy"]
+    del terms["table_cam"], terms["wrist_cam"]
+    states = isaac._observed({"policy": terms})["states"]
+    assert states.shape == (2, 94)
+    assert np.array_equal(states[:, 85:88], terms["eef_pos"].numpy())
+
+
 def test_isaac_lab_steps_one_batch_in_a_process(batch: Any) -> None:
     batch("isaaclab", 2).close()
     batch("isaaclab", 2)

@@ -43,10 +43,11 @@ class IsaacLabEnv(ManagerBasedBatch):
     """Rows of one task from what its policy group holds.
 
     A group that is one vector is ``states``, and so are the terms of one that is not concatenated,
-    one behind the other. With cameras, ``table_cam`` and ``wrist_cam`` are ``main_images`` and
-    ``wrist_images`` and any other is ``images.NAME``; then ``proprioception`` [9] is the position
-    of the gripper, its quaternion (x, y, z, w in Isaac Lab 3, w first before) and its two fingers,
-    and no other term is shown, because those tell where objects are.
+    one behind the other; one picture is ``main_images``. With cameras, ``table_cam`` and
+    ``wrist_cam`` are ``main_images`` and ``wrist_images`` and any other is ``images.NAME``; then
+    ``proprioception`` [9] is the position of the gripper, its quaternion (x, y, z, w in Isaac
+    Lab 3, w first before) and its two fingers, and no other term is shown, because those tell where
+    objects are.
 
     Isaac Lab resets rows that a termination ended within the step, also where
     ``ignore_terminations`` lets the episode go on: it then goes on from a new start.
@@ -61,7 +62,6 @@ class IsaacLabEnv(ManagerBasedBatch):
         disk_mb=7600,
         licence="BSD-3-Clause; Isaac Sim and assets their own",
     )
-    _here: ClassVar[IsaacLabEnv | None] = None  # of this process
     _launched: ClassVar[Any] = None
 
     @classmethod
@@ -71,65 +71,77 @@ class IsaacLabEnv(ManagerBasedBatch):
         if options.offline:
             require_known("task", options.task, WITHOUT_DOWNLOADS)
 
-    def close(self) -> None:
-        """End the simulation."""
-        super().close()
-        type(self)._here = None
-
     def _make(self) -> Any:
         import gymnasium
         import isaaclab_tasks  # noqa: F401 - registers the tasks
         from isaaclab.app import launch_simulation
+        from isaaclab.sim import SimulationContext
         from isaaclab_tasks.utils import parse_env_cfg
 
-        mine, options = type(self), self.options
-        if mine._here is not None:
+        if SimulationContext.instance() is not None:
             raise ConfigError(
                 "Isaac Lab steps one batch in a process, and each pipeline stage is a batch: "
                 "set rollout.pipeline_stage_num to 1",
                 key="type",
             )
-        if options.task not in gymnasium.registry:
+        task = self.options.task
+        if task not in gymnasium.registry:
             known = [name for name in gymnasium.registry if name.startswith("Isaac")]
-            require_known("task", options.task, known)
+            require_known("task", task, known)
         config = parse_env_cfg(
-            options.task, options.device, self.num_envs, overrides=options.overrides
+            task, self.options.device, self.num_envs, overrides=self.options.overrides
         )
+        self._configure(config)
+        mine = type(self)
+        if mine._launched is None:  # it stays until the process ends, as Isaac Sim wants it
+            mine._launched = launch_simulation(config, {"headless": True})
+            mine._launched.__enter__()
+        return gymnasium.make(task, cfg=config).unwrapped
+
+    def _configure(self, config: Any) -> None:
+        options = self.options
         config.seed = 0  # of what is drawn once, when the scene is built
         config.episode_length_s = NO_TIME_LIMIT
         config.compute_final_obs = True
         if options.device == "cpu" and hasattr(config.sim.physics, "use_cuda_graph"):
             config.sim.physics.use_cuda_graph = False
-        for camera in CAMERAS:
-            if (of_scene := getattr(config.scene, camera, None)) is not None:
-                of_scene.height = of_scene.width = options.image_size
+        for name in CAMERAS:
+            if (camera := getattr(config.scene, name, None)) is not None:
+                camera.height = camera.width = options.image_size
         if options.offline:
             self._files = tempfile.TemporaryDirectory(prefix="rlinf_")
             config.scene.robot.spawn.usd_path = _cart_pole(Path(self._files.name))
             config.scene.ground = None
-        if mine._launched is None:  # it stays until the process ends, as Isaac Sim wants it
-            mine._launched = launch_simulation(config, {"headless": True})
-            mine._launched.__enter__()
-        made = gymnasium.make(options.task, cfg=config).unwrapped
-        mine._here = self
-        return made
 
     def _observed(self, seen: Any) -> Observation:
         group = seen["policy"]
         if not isinstance(group, dict):
-            return {"states": to_numpy(group)}
+            return {self._key_of(group): to_numpy(group)}
         terms = {name: to_numpy(value) for name, value in group.items()}
         pictures = {
             CAMERAS.get(name, f"images.{name}"): value
             for name, value in terms.items()
             if value.dtype == np.uint8
         }
-        if pictures:
-            return {**pictures, "proprioception": _joined(terms, PROPRIOCEPTION)}
-        return {"states": _joined(terms, tuple(terms))}
+        if not pictures:
+            return {"states": _joined(terms, list(terms))}
+        own = [name for name in PROPRIOCEPTION if name in terms]
+        return {**pictures, **({"proprioception": _joined(terms, own)} if own else {})}
+
+    def _key_of(self, group: Any) -> str:
+        """What a group that is one tensor is called."""
+        if group.ndim == 2:
+            return "states"
+        if group.ndim == 4 and group.dtype == self._torch.uint8:
+            return "main_images"
+        raise ConfigError(
+            f"`{self.options.task}` shows {group.dtype} {list(group.shape)}: no vector, and no "
+            "picture of bytes; for pictures an override sets `normalize` of its term to false",
+            key="options.task",
+        )
 
 
-def _joined(terms: dict[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
+def _joined(terms: dict[str, np.ndarray], names: list[str]) -> np.ndarray:
     """Terms [N, ...] one behind the other, [N, D]."""
     flat = [terms[name].reshape(len(terms[name]), -1) for name in names]
     return np.concatenate(flat, axis=1).astype(np.float32)

@@ -35,6 +35,9 @@ class ManagerBasedOptions:
     success_return: float | None = None
     """Return from which on an episode of a task without a goal counts as a success."""
 
+    instruction: str | None = None
+    """What there is to do, in words; by default the name of the task."""
+
 
 class ManagerBasedBatch(SimulatorBatch):
     """Rows of one task whose rewards, ends and goals are terms of managers.
@@ -63,7 +66,7 @@ class ManagerBasedBatch(SimulatorBatch):
             {key: _box(value) for key, value in self._observed(seen).items()}
         )
         self.action_space = spaces.Box(-1.0, 1.0, (size,), np.float32)
-        self.task_descriptions = (options.task.replace("-", " ").lower(),)
+        self.task_descriptions = (options.instruction or options.task.replace("-", " ").lower(),)
 
     def _make(self) -> Any:
         """Build the environment of ``options.task`` with ``num_envs`` rows."""

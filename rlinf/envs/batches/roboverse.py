@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,8 @@ class RoboVerseEnv(SimulatorBatch):
 
         self._torch: Any = torch
         task = get_task_class(options.task)
-        scenario = task.scenario.update(
+        # It belongs to the class; each batch, and what it tells its simulator, has its own.
+        scenario = copy.deepcopy(task.scenario).update(
             robots=[options.robot],
             simulator=options.simulator,
             num_envs=num_envs,

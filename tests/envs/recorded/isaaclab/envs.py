@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from isaaclab.sim import SimulationContext
+
 TERMS = {
     "actions": 7, "joint_pos": 9, "joint_vel": 9, "object": 39, "cube_positions": 9,
     "cube_orientations": 12, "eef_pos": 3, "eef_quat": 4, "gripper_pos": 2,
@@ -23,12 +25,6 @@ class _Terms:
 
     def get_term(self, name):
         return self._values[name]
-
-
-class SimulationContext:
-    """One of a process."""
-
-    _instance = None
 
 
 class ManagerBasedRLEnv(gym.Env):

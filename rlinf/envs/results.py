@@ -70,6 +70,8 @@ class EpisodeRecord:
     """False when a fault closed the episode."""
     task: int = 0
     """Which of the env's tasks it ended in."""
+    seed_shift: int = 0
+    """By how much the simulator moved on from the seed, where it could not start that one."""
 
 
 RECORD_DTYPE = np.dtype(
@@ -83,6 +85,7 @@ RECORD_DTYPE = np.dtype(
         ("fail_once", "?"),
         ("valid", "?"),
         ("task", "<i8"),
+        ("seed_shift", "<i8"),
     ]
 )
 """How one ended episode lies in shared memory."""
@@ -116,7 +119,7 @@ class VectorStep:
         active: [n] bool, False where nothing was executed: the episode had ended before (no
             auto-reset), or the episode list holds no more for this env.
         episode_ids: [n] int64, the episode that the chunk belonged to.
-        reset_seeds: [n] int64, the seed of that episode.
+        reset_seeds: [n] int64, the seed that this episode really has.
         faults: What went wrong.
         episodes: The episodes that ended.
     """

@@ -97,6 +97,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
                 episode_len=record.episode_len,
                 valid=record.valid,
                 task=record.task,
+                seed_shift=record.seed_shift,
             )
             for record in records.values()
         ]

@@ -58,7 +58,27 @@ def test_what_the_pins_bring_is_pinned_as_well() -> None:
             assert lock is not None, f"rlinf env lock {name} > rlinf/envs/locks/{name}.txt"
             pins = lock.read_text().splitlines()
             assert all("==" in pin for pin in pins), name
-            assert set(needs.packages) <= set(pins), name
+            left_out = {pin for pin in needs.overrides if pin.endswith("sys_platform == 'never'")}
+            assert {*needs.packages, *needs.overrides} - left_out <= set(pins), name
+            absent = {pin.split("==")[0] for pin in left_out}
+            assert not absent & {pin.split("==")[0] for pin in pins}, name
+
+
+def test_what_holds_against_the_packages_is_pinned_and_given_to_the_installer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match="networkx"):
+        Requirements(packages=(), overrides=("networkx",), module="nothing")
+    seen: dict[str, str] = {}
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        file = command[command.index("--overrides") + 1]
+        seen[command[2]] = Path(file).read_text()
+        return subprocess.CompletedProcess(command, 0, "networkx==3.4.2\n", "")
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert installation.resolve("gsenv") == "networkx==3.4.2\n"
+    assert "networkx==3.4.2" in seen["compile"].splitlines()
 
 
 def test_a_loose_pin_is_refused() -> None:

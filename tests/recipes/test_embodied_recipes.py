@@ -25,7 +25,8 @@ NAMES = [name for name in recipe_names() if name.startswith("embodied/")]
 
 
 def env_type(name: str) -> str:
-    return str(load_recipe(name).data["env"]["train"]["type"])
+    section = load_recipe(name).data["env"]["train"]
+    return str((section[0] if isinstance(section, list) else section)["type"])
 
 
 def to_install(name: str) -> str | None:

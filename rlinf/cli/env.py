@@ -57,6 +57,8 @@ def install(
         if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
             typer.confirm("Install it?", abort=True)
     say(f"ready: {installation.install(name, with_packages=with_package or (), source=source)}")
+    if needs is not None and needs.assets:
+        say(f"before it runs: {needs.assets}")
 
 
 @app.command()

@@ -244,6 +244,8 @@ class EpisodeOutcome:
     """False when the simulator failed; such an episode counts as no success."""
     task: int = 0
     """Which of the result's tasks it was."""
+    seed_shift: int = 0
+    """By how much the simulator moved on from the seed, where it could not start that one."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Dict  # noqa: UP035 - the env side runs under 
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
@@ -32,17 +33,40 @@ TASK_KEY = "task_ids"
 """The entry of an observation that says which of several tasks an env is in: int64, an index into
 the table of descriptions. The host adds it, not the adapter."""
 
-_FLOATS = ("states", "proprioception")
+INSTRUCTION_KEY = "instruction"
+"""The entry of an observation that holds what is to be done in words, where a simulator words it
+anew for every episode and no table can hold the texts: uint8 [256], see :func:`instruction_bytes`.
+"""
+_INSTRUCTION_BYTES = 256
+
+VECTORS = ("states", "proprioception")
+"""Observations [D]; those of several simulators in one batch are padded with zeros."""
 _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
-    if key in _FLOATS or re.fullmatch(r"depth\.\w+", key):
+    if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
         return np.float32
-    if key in _PICTURES or re.fullmatch(r"images\.\w+", key):
+    if key in (*_PICTURES, INSTRUCTION_KEY) or re.fullmatch(r"images\.\w+", key):
         return np.uint8
     return None
+
+
+def instruction_space() -> spaces.Box:
+    """Return the space of the observation ``instruction``."""
+    return spaces.Box(0, 255, (_INSTRUCTION_BYTES,), np.uint8)
+
+
+def instruction_bytes(text: str) -> np.ndarray:
+    """Return a text as uint8 [256]: UTF-8, zeros behind it; a longer one is cut."""
+    kept = text.encode()[:_INSTRUCTION_BYTES].decode(errors="ignore").encode()
+    return np.frombuffer(kept.ljust(_INSTRUCTION_BYTES, b"\0"), np.uint8)
+
+
+def instruction_text(given: np.ndarray) -> str:
+    """Return the text of one ``instruction`` [256]."""
+    return bytes(given.tolist()).rstrip(b"\0").decode()
 
 
 class Simulator:
@@ -134,12 +158,12 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
 
 @dataclass(frozen=True)
 class BatchStep:
-    """What followed one action in each of the N rows of a batch."""
+    """What followed one action, or one chunk of C, in each of the N rows of a batch."""
 
     observations: Observation
     """By key [N, ...]; of rows that the simulator reset by itself, those after the reset."""
     rewards: np.ndarray
-    """[N] float."""
+    """[N] float; [N, C] after a whole chunk."""
     terminated: np.ndarray
     """[N] bool."""
     truncated: np.ndarray
@@ -161,6 +185,10 @@ class SimulatorBatch(Simulator):
     deterministic = False
     replayable = False
 
+    whole_chunks: ClassVar[bool] = False
+    """Whether the simulator executes a chunk in one call: :meth:`chunk_step` exists and
+    :meth:`step` does not. The call counts as one step to ``step_deadline``."""
+
     def __init__(self, options: Any, num_envs: int) -> None:
         self.options = options
         self.num_envs = num_envs
@@ -172,6 +200,18 @@ class SimulatorBatch(Simulator):
     def step(self, actions: np.ndarray) -> BatchStep:
         """Execute one action [N, A] in each row."""
         raise NotImplementedError
+
+    def chunk_step(self, actions: np.ndarray, lengths: np.ndarray) -> BatchStep:
+        """Execute the first ``lengths`` [N] of the actions [N, C, A] of each row.
+
+        A row has fewer than C where its time limit comes first, and none while it rests. All of
+        them count as executed, also those behind a success that the simulator found on the way.
+        """
+        raise NotImplementedError
+
+    def seed_shifts(self) -> np.ndarray:
+        """[N] int64, by how much the last reset moved on from a seed that it could not start."""
+        return np.zeros(self.num_envs, np.int64)
 
     def task_ids(self) -> np.ndarray:
         """[N] int64, which of ``task_descriptions`` each row is in."""
@@ -211,6 +251,7 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
 
 ADAPTERS = {
     "aloha": "rlinf.envs.gymnasium_tasks:AlohaEnv",
+    "behavior": "rlinf.envs.household.behavior:BehaviorEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
     "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
@@ -225,7 +266,9 @@ ADAPTERS = {
     "mjlab": "rlinf.envs.batches.mjlab:MjlabEnv",
     "panda_gym": "rlinf.envs.gymnasium_tasks:PandaGymEnv",
     "pusht": "rlinf.envs.gymnasium_tasks:PushTEnv",
+    "robocasa": "rlinf.envs.household.robocasa:RobocasaEnv",
     "robosuite": "rlinf.envs.robosuite_env:RobosuiteEnv",
+    "robotwin": "rlinf.envs.household.robotwin:RobotwinEnv",
     "roboverse": "rlinf.envs.batches.roboverse:RoboVerseEnv",
     "xarm": "rlinf.envs.gymnasium_tasks:XArmEnv",
 }

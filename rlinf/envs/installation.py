@@ -32,6 +32,8 @@ from rlinf.errors import ConfigError, install_command
 
 MANIFEST = "installed.json"
 ASK_ABOVE_MB = 1024
+GPUS = "/proc/driver/nvidia/gpus"
+"""Where the driver names its devices, which is read in an instant."""
 
 
 class State(StrEnum):
@@ -81,13 +83,16 @@ def status(name: str) -> Availability:
     ]
     if absent:
         return Availability(State.UNFIT, f"no shared library {', '.join(absent)}")
+    if needs.accelerator and not any(Path(GPUS).glob("*")):
+        return Availability(State.UNFIT, f"it needs an NVIDIA GPU, and {GPUS} names none")
     directory = home() / name
     if directory.exists():
         return _status_of(directory, name, needs)
     if importlib.util.find_spec(needs.module) is not None:
         return Availability(State.READY, "installed in this environment")
     here = f", or here: {install_command(needs.extra)}" if needs.extra else ""
-    detail = f"no package '{needs.module}'; {install_hint(name)} ({size(needs)}){here}"
+    then = f"; then: {needs.assets}" if needs.assets else ""
+    detail = f"no package '{needs.module}'; {install_hint(name)} ({size(needs)}){here}{then}"
     return Availability(State.MISSING, detail)
 
 

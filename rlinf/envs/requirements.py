@@ -23,7 +23,8 @@ class Requirements:
     """Import name by which one sees that the simulator is installed."""
 
     overrides: tuple[str, ...] = ()
-    """Exact pins that hold against what one of the packages asks for."""
+    """Exact pins that hold against what one of the packages asks for; with ``; sys_platform ==
+    'never'`` behind it a package is left out."""
 
     python: str = "3.11"
     """Version of the interpreter."""
@@ -50,8 +51,11 @@ class Requirements:
     source: str | None = None
     """For a simulator without a package: what the folder given as ``--source`` must hold."""
 
+    assets: str = ""
+    """What must be fetched after the packages, and how."""
+
     accelerator: bool = False
-    """Whether it runs on a GPU alone."""
+    """Whether it runs on an NVIDIA GPU alone."""
 
     def __post_init__(self) -> None:
         loose = [package for package in self.packages + self.overrides if "==" not in package]

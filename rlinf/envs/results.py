@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Dict  # noqa: UP035 - the env side runs under 3.8 as well
+from typing import Dict, Optional  # noqa: UP035 - the env side runs under 3.8 as well
 
 import numpy as np
+
+ACTION_MASK = "action_mask"
+"""The entry of an observation that says which action dimensions [A] an env has, bool; only where
+envs that take different actions are joined to one batch."""
 
 
 class FaultReason(str, Enum):  # noqa: UP042 - the env side runs under 3.8 as well
@@ -39,6 +43,8 @@ class EnvFault:
     """Message or stack of the env side."""
     episode_id: int
     """The episode that was lost, -1 when none was."""
+    section: Optional[int] = None  # noqa: UP045 - the env side runs under 3.8 as well
+    """In which of several simulators, by its place in ``env.train``."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class EpisodeRecord:
     """False when a fault closed the episode."""
     task: int = 0
     """Which of the env's tasks it ended in."""
+    seed_shift: int = 0
+    """By how much the simulator moved on from the seed, where it could not start that one."""
 
 
 RECORD_DTYPE = np.dtype(
@@ -77,6 +85,7 @@ RECORD_DTYPE = np.dtype(
         ("fail_once", "?"),
         ("valid", "?"),
         ("task", "<i8"),
+        ("seed_shift", "<i8"),
     ]
 )
 """How one ended episode lies in shared memory."""
@@ -110,7 +119,7 @@ class VectorStep:
         active: [n] bool, False where nothing was executed: the episode had ended before (no
             auto-reset), or the episode list holds no more for this env.
         episode_ids: [n] int64, the episode that the chunk belonged to.
-        reset_seeds: [n] int64, the seed of that episode.
+        reset_seeds: [n] int64, the seed that this episode really has.
         faults: What went wrong.
         episodes: The episodes that ended.
     """

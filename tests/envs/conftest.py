@@ -17,6 +17,7 @@ def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-point\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[rlinf.envs]\npoint = outside_point:PointEnv\npoint_batch = outside_point:PointBatch\n"
+        "point_chunks = outside_point:PointChunks\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -65,6 +65,39 @@ def test_a_batch_gives_the_episodes_of_single_envs(point, batch, horizon):
         ]
 
 
+@pytest.mark.parametrize("horizon", [10, 12])
+def test_whole_chunks_give_what_single_actions_give(batch, horizon):
+    """Where nothing ends an episode but its limit, which may lie within a chunk."""
+    settings = {"ignore_terminations": True, "max_episode_steps": horizon, "reward_scale": 2.0}
+    by_action = play(batch(**settings))
+    by_chunk = play(batch(type="point_chunks", **settings))
+    for (one,), (other,) in zip(by_action, by_chunk, strict=True):
+        assert other.valid.all()
+        for name in ("rewards", "truncations", "final_mask", "reset_seeds"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert np.array_equal(one.observations["states"], other.observations["states"])
+        for first, second in zip(one.episodes, other.episodes, strict=True):
+            assert (first.env, first.episode_len) == (second.env, second.episode_len)
+            assert first.episode_return == pytest.approx(second.episode_return)
+
+
+def test_whole_chunks_keep_the_protocol(batch):
+    results = check_env(batch(type="point_chunks"))
+    assert [result for result in results if not result.passed] == []
+
+
+def test_a_seed_that_was_moved_on_from_is_told(batch):
+    episodes = [(number, 20 + number) for number in range(6)]
+    config = batch(type="point_chunks", max_episode_steps=4, ignore_terminations=True)
+    with SupervisedVectorEnv(config, num_envs=ENVS, seed=3, episode_seeds=episodes) as env:
+        env.reset()
+        step = env.chunk_step(actions(1)[0])
+    assert step.reset_seeds.tolist() == [20, 21, 23, 23, 24, 25]
+    assert [(e.seed, e.seed_shift) for e in step.episodes] == [
+        (20, 0), (21, 0), (22, 1), (23, 0), (24, 0), (25, 0),
+    ]  # fmt: skip
+
+
 def test_stages_are_batches_of_their_own(batch):
     whole, halves = play(batch()), play(batch(), stages=2)
     for (one,), (first, second) in zip(whole, halves, strict=True):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.conformance import check_env
@@ -34,6 +35,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """The stand-ins are found first, by this process and by env processes."""
     monkeypatch.setenv("RLINF_ENVS", str(tmp_path / "envs"))
     monkeypatch.syspath_prepend(str(RECORDED))
+    monkeypatch.setattr(installation, "GPUS", str(RECORDED))  # as if there were some
     known = set(gymnasium.registry)
     yield
     for name in gymnasium.registry.keys() - known:

@@ -13,6 +13,7 @@ from rlinf.algorithms.config import PPOConfig, SACConfig
 from rlinf.cli.tasks import read_config
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.envs.installation import requirements_of
+from rlinf.envs.metaworld.adapter import tasks_of
 from rlinf.models.config import MLPConfig, SquashedMLPConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.acting import ActingConfig
@@ -24,7 +25,8 @@ NAMES = [name for name in recipe_names() if name.startswith("embodied/")]
 
 
 def env_type(name: str) -> str:
-    return str(load_recipe(name).data["env"]["train"]["type"])
+    section = load_recipe(name).data["env"]["train"]
+    return str((section[0] if isinstance(section, list) else section)["type"])
 
 
 def to_install(name: str) -> str | None:
@@ -138,6 +140,15 @@ def test_a_dry_run_of_a_published_run_starts_nothing(
     code, shown, error = rlinf(capsys, "train", f"embodied/{name}", "--dry-run")
     assert code == 0, error
     assert "nothing was started" in shown
+
+
+def test_every_task_of_a_set_is_evaluated_equally_often() -> None:
+    _, _, config = read_config("embodied/metaworld_mt10_ppo", [])
+    assert isinstance(config, ActingConfig)
+    tasks = len(tasks_of(config.env.train.adapter_options.task))
+    evaluation = config.evaluation
+    assert (tasks, evaluation.walk) == (10, True)
+    assert evaluation.episodes % tasks == evaluation.periodic_episodes % tasks == 0
 
 
 @pytest.mark.parametrize("name", APART)

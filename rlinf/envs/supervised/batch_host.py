@@ -78,7 +78,7 @@ class BatchHost(EnvHost):
                 in_flight = entry.get("sequence")
                 if in_flight is not None:
                     block["acted_episode"][row] = block["episode_id"][row]
-                    block["acted_seed"][row] = block["seed"][row]
+                    block["acted_seed"][row] = block["seed"][row] + block["seed_shift"][row]
                     block["active"][row] = True
                 known = len(self._faults)
                 broken = "broken" in entry
@@ -112,20 +112,29 @@ class BatchHost(EnvHost):
         return int(np.flatnonzero(self._stages[stage] == row)[0])
 
     def _run_stage(self, stage: int, chunk: int) -> None:
-        """Step a batch ``chunk`` times; rows whose episode ended wait for the end of the chunk."""
+        """Execute a chunk in a batch; rows whose episode ended wait for the end of the chunk."""
         block, rules = self._block, self.rules
         rows, batch = self._stages[stage], self._batches[stage]
         running, broken = block["active"][rows].copy(), []
         seen: Observation = {}
-        for column in range(chunk):
+        width = chunk if batch.whole_chunks else 1
+        for column in range(0, chunk, width):
             if not running.any():
                 break
             self._progress[1] += 1
-            actions = np.where(running[:, None], block["actions"][rows, column], 0.0)
-            step = guarded(batch.step, actions.astype(np.float32))
+            left = rules.max_episode_steps - block["steps"][rows]
+            lengths = np.where(running, np.minimum(left, width), 0)
+            executed = np.arange(width) < lengths[:, None]
+            actions = block["actions"][rows, column : column + width]
+            actions = np.where(executed[:, :, None], actions, 0.0).astype(np.float32)
+            if batch.whole_chunks:
+                step = guarded(batch.chunk_step, actions, lengths)
+            else:
+                step = guarded(batch.step, actions[:, 0])
             seen = self._with_tasks(step.observations, batch)
-            rewards = np.asarray(step.rewards, np.float64)
-            sound = np.isfinite(rewards) & self._finite(seen)
+            rewards = np.asarray(step.rewards, np.float64).reshape(len(rows), width)
+            sound = (np.isfinite(rewards) | ~executed).all(axis=1) & self._finite(seen)
+            rewards = np.where(executed, rewards, 0.0)
             for position in np.flatnonzero(running & ~sound).tolist():
                 running[position] = False
                 detail = f"row {position} of the batch holds a NaN or an infinity"
@@ -134,9 +143,10 @@ class BatchHost(EnvHost):
                 broken.append(int(rows[position]))
             live = rows[running]
             success = np.asarray(step.success, bool)[running]
-            block["steps"][live] += 1
-            block["episode_return"][live] += rewards[running]
-            block["rewards"][live, column] = rewards[running] * rules.reward_scale
+            block["steps"][live] += lengths[running]
+            block["episode_return"][live] += rewards[running].sum(axis=1)
+            scaled = rewards[running] * rules.reward_scale
+            block["rewards"][live, column : column + width] = scaled
             block["success_once"][live] |= success
             block["success_now"][live] = success
             terminated = np.asarray(step.terminated, bool) & (not rules.ignore_terminations)
@@ -196,6 +206,7 @@ class BatchHost(EnvHost):
             try:
                 seen = guarded(batch.reset, positions, self._block["seed"][begun].copy())
                 seen = self._with_tasks(seen, batch)
+                self._block["seed_shift"][begun] = batch.seed_shifts()[positions]
                 for position, row in zip(positions, begun):  # noqa: B905 - Python 3.8
                     self._observations.write(_row(seen, int(position)), int(row))
                 return

@@ -49,6 +49,7 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
     per_env: dict[str, tuple[tuple[int, ...], Any]] = {
         **{name: ((), kind) for name, kind in EPISODE_FIELDS.items()},
         "task": ((), "<i8"),
+        "seed_shift": ((), "<i8"),  # by how much a batch moved on from the seed
         "done_sequence": ((), "<i8"),  # the last command that this row has completed
         "acted_episode": ((), "<i8"),
         "acted_seed": ((), "<i8"),

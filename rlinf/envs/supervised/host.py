@@ -28,7 +28,7 @@ class EnvHost:
     Args:
         make: Builds one env.
         envs: The first env of each row.
-        first_env: Global number of row 0.
+        numbers: Global number of the env of each row.
         progress: This process's cells of the block: present row, count of steps.
     """
 
@@ -40,14 +40,14 @@ class EnvHost:
         spec: EnvSpec,
         block: SharedBlock,
         rules: EpisodeRules,
-        first_env: int,
+        numbers: Sequence[int],
         progress: np.ndarray,
     ) -> None:
         self._make = make
         self._envs = envs
         self._block = block
         self.rules = rules
-        self._first_env = first_env
+        self._numbers = numbers
         self._progress = progress
         self._observations = ObservationRows(block.group("observation"))
         self._finals = ObservationRows(block.group("final"))
@@ -87,7 +87,7 @@ class EnvHost:
         block["valid"][pending] = True
         block["active"][pending] = block["status"][pending] == Status.RUNNING
         block["acted_episode"][pending] = block["episode_id"][pending]
-        block["acted_seed"][pending] = block["seed"][pending]
+        block["acted_seed"][pending] = block["seed"][pending] + block["seed_shift"][pending]
 
     def restore(self, rows: Mapping[str, dict[str, Any]]) -> None:
         """Bring envs that were just built to where the block says they are.
@@ -228,14 +228,14 @@ class EnvHost:
                 last = fault
                 self._close_episode(row, fault)
         raise RunFailure(
-            f"env {self._first_env + row} could not be reset {_RESET_ATTEMPTS} times in a row; "
+            f"env {self._numbers[row]} could not be reset {_RESET_ATTEMPTS} times in a row; "
             f"the last time:\n{last.detail}"
         )
 
     def _enter_next_episode(self, row: int) -> bool:
         """Set the counters of the next episode; False when there is none."""
         block = self._block
-        env, epoch = self._first_env + row, int(block["epoch"][row])
+        env, epoch = self._numbers[row], int(block["epoch"][row])
         index, serial = int(block["index"][row]), int(block["serial"][row])
         episode = self.rules.episode(env, epoch, index, serial)
         if episode is None:
@@ -304,6 +304,7 @@ class EnvHost:
             record[name] = block[name][row]
         record["episode_len"] = block["steps"][row]
         record["task"] = block["task"][row]
+        record["seed_shift"] = block["seed_shift"][row]
         record["success_at_end"] = block["success_now"][row]
         record["valid"] = valid
         block["recorded"][row] = True

@@ -1,0 +1,1 @@
+"""Stand-in for rlinf-robotwin-runtime 0.1.3."""

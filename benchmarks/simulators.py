@@ -1,16 +1,20 @@
 """Steps of simulators in supervised processes beside each simulator's own loop, in one run.
 
     python benchmarks/simulators.py                          # every one that is installed
-    python benchmarks/simulators.py metaworld panda_gym --seconds 5
+    python benchmarks/simulators.py metaworld panda_gym --seconds 2 --turns 9
+    python benchmarks/simulators.py --pictures               # with a picture 128 x 128 at each step
     python benchmarks/simulators.py --vector                 # 64 envs beside AsyncVectorEnv
 
-Both sides step the same task on one core with random actions and, in turns, for the same time. The
-simulator's own loop runs under the interpreter of its environment (`rlinf env install NAME`) and
-steps one env, by the class that its users have (a batch of four where it steps batches); ours steps
-four in one process, one action at a time. Printed: env steps per second of both, our share, seconds
-until the envs are ready, and the resident memory of an env.
+Both sides live through the whole run and step the same task in turns, each on core 0, with random
+actions. The simulator's own loop runs under the interpreter of its environment
+(`rlinf env install NAME`) and steps one env, by the class that its users have, drawing as that
+draws by default; ours steps eight in one process, one action at a time. `mjlab` and `isaaclab` step
+a batch on both sides. Printed, as medians over the turns: env steps per second of both; ours / own
+of turns that follow each other, by the clock and by CPU time (of ours both processes: that of the
+envs and the one that commands it); seconds until the envs are ready; resident memory of an env.
+
 ``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
-processes and with 2 of 32. One thread per process (``OMP_NUM_THREADS=1``).
+processes. One thread per process (``OMP_NUM_THREADS=1``).
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -36,169 +42,272 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
-ENVS = 4
+ENVS = 8
+BATCHES = {"mjlab": 64, "isaaclab": 16}
+"""Rows of the simulators that step a batch."""
 HORIZON = 150
+SIZE = 128
 
-_MEASURE = """
-import json, sys, time
-def measure(reset, step, sample, seconds, horizon, rows=1):
+_MEASURE = f"""
+import sys, time
+HORIZON, SIZE = {HORIZON}, {SIZE}
+def measure(reset, step, sample, rows=1):
+    actions = [sample() for _ in range(64)]
     reset(); count = 0
-    for _ in range(20): step(sample())
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        if count % horizon == horizon - 1: reset()
-        step(sample()); count += 1
-    print("RATE", rows * count / (time.perf_counter() - begin))
+    for _ in range(20): step(actions[_])
+    print("READY", flush=True)
+    for line in sys.stdin:
+        begin, wall, cpu = count, time.perf_counter(), time.process_time()
+        while time.perf_counter() - wall < float(line):
+            if count % HORIZON == HORIZON - 1: reset()
+            step(actions[count % 64]); count += 1
+        done = (count - begin) * rows
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print("RATE", done / wall, done / cpu, flush=True)
+def drawn(env):
+    def step(action): env.step(action); return env.render()
+    measure(env.reset, step, env.action_space.sample)
 """
 
-_GYMNASIUM = """
-import importlib, gymnasium
-importlib.import_module({module!r})
-env = gymnasium.make({task!r}, disable_env_checker=True, **{arguments!r})
-measure(env.reset, env.step, env.action_space.sample, {seconds}, {horizon})
+
+def _gymnasium(module: str, task: str, arguments: str = "") -> str:
+    """The loop over an env that is registered with gymnasium."""
+    return f"""
+import gymnasium, {module}
+env = gymnasium.make({task!r}, disable_env_checker=True, max_episode_steps=-1, {arguments})
+measure(env.reset, env.step, env.action_space.sample)
 """
 
-OWN: dict[str, tuple[dict[str, Any], str]] = {
-    "metaworld": (
-        {"task": "reach-v3"},
-        """
+
+def _metaworld(arguments: str, how: str) -> str:
+    return f"""
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-env = ALL_V3_ENVIRONMENTS["reach-v3"]()
+env = ALL_V3_ENVIRONMENTS["reach-v3"]({arguments})
 env._set_task_called = True; env._freeze_rand_vec = False; env._partially_observable = False
 env.max_path_length = 10**9
-measure(env.reset, env.step, env.action_space.sample, {seconds}, {horizon})
-""",
-    ),
-    "panda_gym": (
-        {"task": "PandaReachDense-v3"},
-        _GYMNASIUM.replace("{module!r}", "'panda_gym'")
-        .replace("{task!r}", "'PandaReachDense-v3'")
-        .replace("{arguments!r}", "{{'render_mode': 'rgb_array', 'renderer': 'Tiny'}}"),
-    ),
-    "gymnasium_robotics": (
-        {"task": "FetchReachDense-v4"},
-        _GYMNASIUM.replace("{module!r}", "'gymnasium_robotics'")
-        .replace("{task!r}", "'FetchReachDense-v4'")
-        .replace("{arguments!r}", "{{}}"),
-    ),
-    "pusht": (
-        {"task": "gym_pusht/PushT-v0"},
-        _GYMNASIUM.replace("{module!r}", "'gym_pusht'")
-        .replace("{task!r}", "'gym_pusht/PushT-v0'")
-        .replace("{arguments!r}", "{{}}"),
-    ),
-    "dm_control": (
-        {"task": "walker-walk"},
-        """
+{how}
+"""
+
+
+def _robosuite(pictures: bool) -> str:
+    cameras = "camera_names=['agentview', 'robot0_eye_in_hand'], camera_heights=SIZE, "
+    return f"""
+import numpy as np, robosuite
+env = robosuite.make("Lift", robots="Panda", has_renderer=False, use_camera_obs={pictures},
+    has_offscreen_renderer={pictures}, reward_shaping=True, hard_reset=False, ignore_done=True,
+    {f"{cameras} camera_widths=SIZE" if pictures else ""})
+low, high = env.action_spec
+measure(env.reset, env.step, lambda: np.random.uniform(low, high))
+"""
+
+
+def _dm_control(how: str) -> str:
+    return f"""
 import numpy as np
 from dm_control import suite
-env = suite.load("walker", "walk", task_kwargs={{"time_limit": float("inf")}})
+env = suite.load("walker", "walk", task_kwargs=dict(time_limit=float("inf")))
 size = env.action_spec().shape
-measure(env.reset, env.step, lambda: np.random.uniform(-1, 1, size), {seconds}, {horizon})
-""",
-    ),
-    "robosuite": (
-        {"task": "Lift"},
-        """
-import numpy as np, robosuite
-env = robosuite.make("Lift", robots="Panda", has_renderer=False, has_offscreen_renderer=False,
-    use_camera_obs=False, reward_shaping=True, hard_reset=False, ignore_done=True)
-low, high = env.action_spec
-measure(env.reset, env.step, lambda: np.random.uniform(low, high), {seconds}, {horizon})
-""",
-    ),
-    "maniskill": (
-        {"task": "PushCube-v1"},
-        """
+def draw(action): env.step(action); return env.physics.render(SIZE, SIZE, camera_id=0)
+measure(env.reset, {how}, lambda: np.random.uniform(-1, 1, size))
+"""
+
+
+def _maniskill(backend: str, obs_mode: str) -> str:
+    return f"""
 import sapien
 class Nothing:
     def __init__(self, *a, **k): self.__dict__.update(k)
-sapien.render.RenderMaterial = sapien.pysapien.render.RenderMaterial = Nothing
+if {backend!r} == "none":
+    sapien.render.RenderMaterial = sapien.pysapien.render.RenderMaterial = Nothing
 import gymnasium, mani_skill.envs
-env = gymnasium.make("PushCube-v1", num_envs=1, obs_mode="state", control_mode="pd_ee_delta_pos",
-    sim_backend="physx_cpu", render_backend="none").unwrapped
-measure(env.reset, env.step, env.single_action_space.sample, {seconds}, {horizon})
-""",
-    ),
-    "isaaclab": (
-        {"task": "Isaac-Cartpole", "offline": True},
-        """
-import gymnasium, isaaclab_tasks, newton.examples, pathlib, torch
+env = gymnasium.make("PushCube-v1", num_envs=1, obs_mode={obs_mode!r}, sim_backend="physx_cpu",
+    control_mode="pd_ee_delta_pos", render_backend={backend!r},
+    sensor_configs=dict(width=SIZE, height=SIZE)).unwrapped
+measure(env.reset, env.step, env.single_action_space.sample)
+"""
+
+
+_MJLAB = f"""
+BATCH = {BATCHES["mjlab"]}
+import contextlib, io, torch
+from mjlab.envs import ManagerBasedRlEnv
+from mjlab.tasks.registry import load_env_cfg
+with contextlib.redirect_stdout(io.StringIO()):
+    config = load_env_cfg("Mjlab-Cartpole-Balance")
+    config.scene.num_envs = BATCH
+    config.seed, config.episode_length_s = 0, 1e9
+    env = ManagerBasedRlEnv(config, device="cpu")
+size = env.action_manager.total_action_dim
+measure(lambda: env.reset(), env.step, lambda: torch.rand(BATCH, size) * 2 - 1, rows=BATCH)
+"""
+
+_ISAACLAB = f"""
+import gymnasium, isaaclab_tasks, newton.examples, pathlib, tempfile, torch
 from isaaclab_tasks.utils import parse_env_cfg
-config = parse_env_cfg("Isaac-Cartpole", "cpu", 4)
+BATCH = {BATCHES["isaaclab"]}
+config = parse_env_cfg("Isaac-Cartpole", "cpu", BATCH)
 text = pathlib.Path(newton.examples.get_asset("cartpole_single_pendulum.usda")).read_text()
-robot = pathlib.Path("{folder}/cartpole.usda")
+folder = tempfile.TemporaryDirectory()
+robot = pathlib.Path(folder.name) / "cartpole.usda"
 robot.write_text(text.replace('"cartPole"', '"cartpole"'))
 config.scene.robot.spawn.usd_path, config.scene.ground = str(robot), None
 config.sim.physics.use_cuda_graph = False
 env = gymnasium.make("Isaac-Cartpole", cfg=config).unwrapped
-measure(env.reset, env.step, lambda: 2 * torch.rand(4, 1) - 1, {seconds}, {horizon}, rows=4)
-""",
+measure(env.reset, env.step, lambda: 2 * torch.rand(BATCH, 1) - 1, rows=BATCH)
+"""
+
+_LIBERO = """
+import os, numpy as np
+from libero.libero import benchmark, get_libero_path
+from libero.libero.envs import OffScreenRenderEnv
+task = benchmark.get_benchmark_dict()["libero_spatial"]().get_task(0)
+env = OffScreenRenderEnv(camera_heights=SIZE, camera_widths=SIZE, bddl_file_name=os.path.join(
+    get_libero_path("bddl_files"), task.problem_folder, task.bddl_file), hard_reset=False,
+    ignore_done=True)
+measure(env.reset, env.step, lambda: np.random.uniform(-1, 1, 7))
+"""
+
+Loops = dict[str, tuple[dict[str, Any], str]]
+
+STATES: Loops = {
+    "metaworld": (
+        {"task": "reach-v3"},
+        _metaworld("", "measure(env.reset, env.step, env.action_space.sample)"),
     ),
+    "panda_gym": (
+        {"task": "PandaReachDense-v3"},
+        _gymnasium("panda_gym", "PandaReachDense-v3", "render_mode='rgb_array', renderer='Tiny'"),
+    ),
+    "gymnasium_robotics": (
+        {"task": "FetchReachDense-v4"},
+        _gymnasium("gymnasium_robotics", "FetchReachDense-v4"),
+    ),
+    "pusht": ({"task": "gym_pusht/PushT-v0"}, _gymnasium("gym_pusht", "gym_pusht/PushT-v0")),
+    "dm_control": ({"task": "walker-walk"}, _dm_control("env.step")),
+    "robosuite": ({"task": "Lift"}, _robosuite(pictures=False)),
+    "maniskill": ({"task": "PushCube-v1"}, _maniskill("none", "state")),
+    "mjlab": ({"task": "Mjlab-Cartpole-Balance", "own_seeds": False}, _MJLAB),
+    "isaaclab": ({"task": "Isaac-Cartpole", "offline": True}, _ISAACLAB),
 }
 """Options of ours, and the loop that the simulator's users write, on the same task."""
 
+PICTURES: Loops = {
+    "metaworld": (
+        {"task": "reach-v3", "images": True, "image_size": SIZE},
+        _metaworld(
+            f"render_mode='rgb_array', width={SIZE}, height={SIZE}, camera_name='corner2'",
+            "drawn(env)",
+        ),
+    ),
+    "dm_control": (
+        {"task": "walker-walk", "images": True, "image_size": SIZE},
+        _dm_control("draw"),
+    ),
+    "robosuite": ({"task": "Lift", "images": True, "image_size": SIZE}, _robosuite(pictures=True)),
+    "libero": ({"tasks": [0], "image_size": SIZE}, _LIBERO),
+    "maniskill": (
+        {"task": "PushCube-v1", "images": True, "image_size": SIZE},
+        _maniskill("cpu", "rgb+state"),
+    ),
+}  # fmt: skip
+"""The same with pictures: those that our env gives, and those that the loop draws."""
 
-def own_rate(name: str, seconds: float) -> float:
-    """Steps per second of the simulator's own loop, on one core."""
-    config = EnvConfig(type=name, options=OWN[name][0], max_episode_steps=HORIZON)
-    with tempfile.TemporaryDirectory() as folder:
-        code = OWN[name][1].format(seconds=seconds, horizon=HORIZON, folder=folder)
-        done = subprocess.run(
+
+class OwnLoop:
+    """The simulator's own loop in a process on core 0, which waits between its turns."""
+
+    def __init__(self, config: EnvConfig, code: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
             ["taskset", "-c", "0", config.interpreter or sys.executable, "-c", _MEASURE + code],
-            env={**os.environ, **config.environment}, capture_output=True, text=True, check=False,
+            env={**os.environ, **config.environment}, text=True, bufsize=1,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
         )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{name}'s own loop failed:\n{done.stderr[-2000:]}")
-    return float(next(line.split()[1] for line in done.stdout.splitlines() if "RATE" in line))
+        self._line("READY")
+
+    def turn(self, seconds: float) -> tuple[float, ...]:
+        """Env steps per second, and per second of CPU time."""
+        assert self._process.stdin is not None
+        print(seconds, file=self._process.stdin)
+        return tuple(map(float, self._line("RATE").split()[1:]))
+
+    def _line(self, start: str) -> str:
+        for line in self._process.stdout or ():
+            if line.startswith(start):
+                return line
+        self._errors.seek(0)
+        raise SystemExit(f"the simulator's own loop failed:\n{self._errors.read()[-2000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        stack: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._process.kill()
+        self._process.communicate()
 
 
-def our_rate(name: str, seconds: float) -> dict[str, float]:
-    """Steps per second of four envs in one process, on one core; start, and memory of an env."""
+@dataclass
+class OurLoop:
+    """Envs in one supervised process on core 0, one action at a time."""
+
+    env: SupervisedVectorEnv
+    count: int = 0
+    process: psutil.Process = field(init=False)
+
+    def __post_init__(self) -> None:
+        low, high = np.array(self.env.env_spec.action_low), np.array(self.env.env_spec.action_high)
+        shape = (64, self.env.num_envs, 1, len(low))
+        self.actions = np.random.default_rng(0).uniform(low, high, shape).astype(np.float32)
+        self.process = psutil.Process(self.env.process_ids[0])
+        self.env.reset()
+
+    def turn(self, seconds: float) -> tuple[float, ...]:
+        """Env steps per second, and per second of CPU time of both processes."""
+        begin, wall, cpu = self.count, time.perf_counter(), self._cpu()
+        while time.perf_counter() - wall < seconds:
+            self.env.chunk_step(self.actions[self.count % 64])
+            self.count += 1
+        done = (self.count - begin) * self.env.num_envs
+        return done / (time.perf_counter() - wall), done / (self._cpu() - cpu)
+
+    def _cpu(self) -> float:
+        return time.process_time() + sum(self.process.cpu_times()[:2])
+
+
+def beside_own(name: str, loops: Loops, seconds: float, turns: int) -> dict[str, Any]:
+    """Both sides of a simulator in turns."""
+    options, code = loops[name]
     config = EnvConfig(
-        type=name, options=OWN[name][0], max_episode_steps=HORIZON, processes=1,
+        type=name, options=options, max_episode_steps=HORIZON, processes=1,
         ignore_terminations=True, start_deadline=900.0, step_deadline=200.0,
     )  # fmt: skip
+    envs = BATCHES.get(name, ENVS)
     begin = time.perf_counter()
-    with SupervisedVectorEnv(config, num_envs=ENVS, seed=0, affinity=[0]) as env:
-        env.reset()
+    with SupervisedVectorEnv(config, num_envs=envs, seed=0, affinity=[0]) as env:
+        ours = OurLoop(env)
         start = time.perf_counter() - begin
-        low, high = np.array(env.env_spec.action_low), np.array(env.env_spec.action_high)
-        random = np.random.default_rng(0)
-        actions = random.uniform(low, high, (64, ENVS, 1, len(low))).astype(np.float32)
-        for chunk in actions[:5]:
-            env.chunk_step(chunk)
-        count, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            env.chunk_step(actions[count % 64])
-            count += 1
-        rate = count * ENVS / (time.perf_counter() - begin)
-        held = psutil.Process(env.process_ids[0]).memory_info().rss
-    return {"rate": rate, "start": start, "memory_mb": held / ENVS / 2**20}
+        with OwnLoop(config, code) as own:
+            pairs = [(own.turn(seconds), ours.turn(seconds)) for _ in range(turns)]
+        memory = ours.process.memory_info().rss / envs / 2**20
+    middle = [[statistics.median(pair[side][by] for pair in pairs) for by in (0, 1)]
+              for side in (0, 1)]  # fmt: skip
+    clock, cpu = (statistics.median(pair[1][by] / pair[0][by] for pair in pairs) for by in (0, 1))
+    print(
+        f"{name:20s} own {middle[0][0]:7.0f} steps/s  ours {middle[1][0]:7.0f}  ratio {clock:5.2f} "
+        f"by the clock, {cpu:5.2f} by CPU time;  {envs} envs ready in {start:5.1f} s, "
+        f"{memory:4.0f} MB each",
+        flush=True,
+    )
+    return {
+        "name": name, "own": middle[0], "ours": middle[1], "clock": clock, "cpu": cpu,
+        "envs": envs, "start": start, "memory_mb": memory,
+    }  # fmt: skip
 
 
-def beside_own(names: list[str], seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """Both sides in turns, for each simulator that is installed."""
-    rows = []
-    for name in names:
-        found = status(name)
-        if found.state is not State.READY:
-            print(f"{name:20s} {found.state}: {found.detail}")
-            continue
-        turns = [(own_rate(name, seconds), our_rate(name, seconds)) for _ in range(rounds)]
-        share = statistics.median(ours["rate"] / own for own, ours in turns)
-        own = statistics.median(own for own, _ in turns)
-        ours = {key: statistics.median(o[key] for _, o in turns) for key in turns[0][1]}
-        print(
-            f"{name:20s} own {own:8.0f} steps/s  ours {ours['rate']:8.0f}  ratio {share:5.2f}  "
-            f"{ENVS} envs ready in {ours['start']:5.1f} s  {ours['memory_mb']:5.0f} MB per env",
-            flush=True,
-        )
-        rows.append({"name": name, "own": own, "share": share, **ours})
-    return rows
-
-
-def vector(seconds: float) -> list[dict[str, Any]]:
+def vector(seconds: float) -> dict[str, Any]:
     """64 envs beside gymnasium's AsyncVectorEnv, on all cores."""
     import gymnasium
 
@@ -226,24 +335,30 @@ def vector(seconds: float) -> list[dict[str, Any]]:
     peer.close()
     print(f"{envs} x {name}: ours {ours:.0f} steps/s, AsyncVectorEnv {theirs:.0f}, "
           f"ratio {ours / theirs:.2f}")  # fmt: skip
-    return [{"name": name, "ours": ours, "async": theirs}]
+    return {"name": name, "ours": ours, "async": theirs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", choices=[*OWN, []], help="Env types.")
-    parser.add_argument("--seconds", type=float, default=4.0, help="Of every measurement.")
-    parser.add_argument("--rounds", type=int, default=2, help="Turns of each side.")
+    parser.add_argument("names", nargs="*", choices=[*STATES, *PICTURES, []], help="Env types.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Of every turn.")
+    parser.add_argument("--turns", type=int, default=7, help="Turns of each side.")
+    parser.add_argument("--pictures", action="store_true", help="Draw at every step.")
     parser.add_argument("--vector", action="store_true", help="64 envs beside AsyncVectorEnv.")
     parser.add_argument("--json", help="File for the figures.")
     arguments = parser.parse_args()
-    rows = (
-        vector(arguments.seconds)
-        if arguments.vector
-        else beside_own(arguments.names or [*OWN], arguments.seconds, arguments.rounds)
-    )
+    loops, rows = PICTURES if arguments.pictures else STATES, []
+    if arguments.vector:
+        rows.append(vector(arguments.seconds))
+    for name in () if arguments.vector else arguments.names or loops:
+        found = status(name)
+        if found.state is State.READY:
+            rows.append(beside_own(name, loops, arguments.seconds, arguments.turns))
+        else:
+            print(f"{name:20s} {found.state}: {found.detail}")
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -41,6 +41,7 @@ from rlinf.algorithms.samples import (
     rows_of,
 )
 from rlinf.data.trajectory import Trajectory
+from rlinf.envs.results import ACTION_MASK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +250,13 @@ class PolicyObjective(Algorithm):
             return None, {}
         if entropy.ndim == 3:
             level = at_level(entropy, self.config.entropy_type)
-            total = self._mode == "seq-mean-token-sum"
-            entropy = per_term(level, batch.mask.shape[1], total=total)
+            terms, total = batch.mask.shape[1], self._mode == "seq-mean-token-sum"
+            own = batch.inputs.get(ACTION_MASK)
+            of_dimensions = (terms if total else level.shape[1]) == entropy[0].numel()
+            if own is not None and of_dimensions and level.shape[1] != terms:
+                # A row is averaged over, or shared out to, the action dimensions that it has.
+                level = level * (own.shape[1] / own.sum(dim=1, keepdim=True))
+            entropy = per_term(level, terms, total=total)
         entropy = torch.where(batch.mask > 0, entropy, 0.0)
         metrics = {"actor/entropy": self._mean(entropy.detach(), batch, normalizer)}
         share = self._sum(entropy, batch, normalizer)

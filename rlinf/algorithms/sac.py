@@ -18,6 +18,7 @@ from rlinf.algorithms.config import SACConfig
 from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 from rlinf.data.trajectory import Trajectory
+from rlinf.envs.results import ACTION_MASK
 from rlinf.models.policy import RAW_ACTIONS
 
 if TYPE_CHECKING:
@@ -55,8 +56,11 @@ def policy_terms(*, values: Tensor, log_probs: Tensor, alpha: Tensor) -> Tensor:
     return alpha * log_probs - values.amin(dim=0)
 
 
-def temperature_terms(*, alpha: Tensor, log_probs: Tensor, target_entropy: float) -> Tensor:
-    """[N] −α (log π(a|s) + H̄) (eq. 18); of ``alpha`` alone there is a gradient, H̄ is in nats."""
+def temperature_terms(
+    *, alpha: Tensor, log_probs: Tensor, target_entropy: float | Tensor
+) -> Tensor:
+    """[N] −α (log π(a|s) + H̄) (eq. 18); of ``alpha`` alone there is a gradient. H̄, in nats, is one
+    number or [N]."""
     return -alpha * (log_probs + target_entropy)
 
 
@@ -172,9 +176,12 @@ class SAC(Algorithm):
     def _temperature_loss(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         with torch.no_grad():
             _, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
-        wanted = self.config.target_entropy
+        wanted: float | Tensor | None = self.config.target_entropy
         if wanted is None:
-            wanted = -float(batch.inputs[RAW_ACTIONS][0].numel())
+            actions = batch.inputs[RAW_ACTIONS]
+            wanted = -float(actions[0].numel())
+            if ACTION_MASK in batch.inputs:  # of each row's own dimensions
+                wanted = -batch.inputs[ACTION_MASK].sum(dim=1).to(actions) * actions.shape[1]
         terms = temperature_terms(
             alpha=modules["temperature"](), log_probs=log_probs, target_entropy=wanted
         )

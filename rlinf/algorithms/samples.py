@@ -15,6 +15,7 @@ from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import episode_length_weights, idle_rows, normalize
 from rlinf.algorithms.losses import at_level
 from rlinf.data.trajectory import Trajectory
+from rlinf.envs.results import ACTION_MASK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,12 @@ def rows_of(
     if normalized:
         of_rows = normalize(of_rows, weights=shares)
     proximal = proximal_log_probs
+    mask, own = torch.ones_like(log_probs), trajectory.forward_inputs.get(ACTION_MASK)
+    if own is not None and logprob_type == "token_level":
+        mask = flat(own).to(mask).repeat(1, trajectory.chunk)  # a term is an action dimension
     return Batch(
         inputs={name: flat(column) for name, column in trajectory.forward_inputs.items()},
-        mask=torch.ones_like(log_probs),
+        mask=mask,
         log_probs=log_probs,
         rewards=flat(trajectory.rewards.sum(dim=-1)),
         versions=flat(trajectory.versions).unsqueeze(1).expand(log_probs.shape),

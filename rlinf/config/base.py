@@ -47,10 +47,14 @@ class StrictModel(BaseModel):
         UserError that says how to get it. The key of a ConfigError is relative to the section.
         """
         for name in type(self).model_fields:
-            section = getattr(self, name)
-            if isinstance(section, StrictModel):
-                with in_section(name):
-                    section.check()
+            value = getattr(self, name)
+            sections = {name: value}
+            if isinstance(value, tuple):
+                sections = {f"{name}.{place}": each for place, each in enumerate(value)}
+            for key, section in sections.items():
+                if isinstance(section, StrictModel):
+                    with in_section(key):
+                        section.check()
 
 
 def _from_yaml(value: Any, annotation: Any) -> Any:

@@ -20,6 +20,7 @@ from rlinf.config.schema import (
     broken_components,
     component_of,
     default_of,
+    in_every_entry,
     options_of,
     section_classes,
     value_at,
@@ -58,6 +59,7 @@ def explain(
     """
     entries = list(walk(model_class))
     names = list(dict.fromkeys(name for name, _, _ in entries))
+    key = ".".join(part for part in key.split(".") if not part.isdecimal())  # places in lists
     try:
         key = _full_key(key, names)
     except ConfigError as error:
@@ -151,10 +153,12 @@ def _settings(
     key: str, owner: type[BaseModel], recipes: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     component, (section_key, _, name) = _component_type(owner), key.rpartition(".")
-    for recipe, data in recipes.items():
-        section = typed = value_at(data, section_key)
+    found = [(r, data, place) for r, data in recipes.items()
+             for place in in_every_entry(data, section_key)]  # fmt: skip
+    for recipe, data, place in found:
+        section = typed = value_at(data, place)
         if issubclass(owner, OptionsModel):  # in a section beside the type that they belong to
-            typed = value_at(data, section_key.rpartition(".")[0])
+            typed = value_at(data, place.rpartition(".")[0])
         if not isinstance(section, Mapping) or isinstance(section.get(name, {}), Mapping):
             continue
         if not component or typed.get("type") == component:

@@ -99,8 +99,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     """Read a recipe, its ``base:`` chain and the overrides of the command line.
 
     A mapping is merged into the base's mapping key by key, a list or a value replaces the base's.
-    Overrides are ``a.b=value`` with the value typed as YAML; ``~a.b``, and ``without: [a.b]`` in a
-    file, drop what the layers before said.
+    Overrides are ``a.b=value`` with the value typed as YAML, ``a.0.b=value`` where ``a`` is a list;
+    ``~a.b``, and ``without: [a.b]`` in a file, drop what the layers before said.
 
     Raises:
         ConfigError: A file or override is not legal, bases form a circle, or ``${…}`` dangles.
@@ -131,11 +131,14 @@ class _Layers:
 
     def add(self, data: Mapping[str, Any], where: str, lines: Mapping[str, int]) -> None:
         for key, value in _flatten(data):
+            old = OmegaConf.select(self.config, key)
             if not isinstance(value, Mapping):
                 self._forget_below(key)
-            elif OmegaConf.is_dict(OmegaConf.select(self.config, key)):
+            elif key in self.sources and OmegaConf.is_dict(old):
                 continue  # a section belongs to the layer that opened it
             self.sources[key] = Source(where, lines.get(key))
+            if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(value, list):
+                OmegaConf.update(self.config, key, None)  # a list and a section do not merge
         try:
             self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
@@ -153,9 +156,18 @@ class _Layers:
             )
         self._refuse_key_inside_value(key)
         data: Any = read_value(value, f"{COMMAND_LINE}: {key}")
+        if any(OmegaConf.is_list(OmegaConf.select(self.config, part)) for part in _above(key)):
+            self._set_in_list(key, data)
+            return
         for part in reversed(key.split(".")):
             data = {part: data}
         self.add(data, COMMAND_LINE, {})
+
+    def _set_in_list(self, key: str, data: Any) -> None:
+        """Set what an entry of a list holds; a mapping cannot be merged into the list."""
+        OmegaConf.update(self.config, key, data, merge=True, force_add=True)
+        for below, _ in _flatten({key: data}):
+            self.sources[below] = Source(COMMAND_LINE)
 
     def remove(self, key: str, where: str) -> None:
         parent_key, _, name = key.rpartition(".")
@@ -181,14 +193,23 @@ class _Layers:
         return data  # type: ignore[return-value]
 
     def _refuse_key_inside_value(self, key: str) -> None:
-        for section in accumulate(key.split(".")[:-1], "{}.{}".format):
+        for section in _above(key):
             source = self.sources.get(section)
             value = OmegaConf.select(self.config, section) if source else None
-            if value is not None and not OmegaConf.is_dict(value):
-                raise ConfigError(
-                    f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is the value "
-                    f"{value!r} ({source}), not a section; give it as a whole: {section}=…"
-                )
+            if value is None or OmegaConf.is_dict(value):
+                continue
+            entry = key.removeprefix(f"{section}.").partition(".")[0]
+            sections = OmegaConf.is_list(value) and all(map(OmegaConf.is_dict, value))
+            if sections and entry in map(str, range(len(value))):
+                continue
+            what, hint = f"the value {value!r} ({source}), not a section", ""
+            if sections:
+                what = f"a list of {len(value)} sections ({source})"
+                hint = f", or say of which: {section}.0.… to {section}.{len(value) - 1}.…"
+            raise ConfigError(
+                f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is {what}; give it as "
+                f"a whole: {section}=…{hint}"
+            )
 
 
 def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
@@ -219,12 +240,21 @@ def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every section and every value with its dotted key, sections first."""
+    """Yield every section and every value with its dotted key, sections first; the sections of a
+    list have their place in it as name."""
     for name, value in data.items():
         key = f"{prefix}{name}"
         yield key, value
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{key}.")
+        inside = value
+        if isinstance(value, list):
+            inside = {str(n): each for n, each in enumerate(value) if isinstance(each, Mapping)}
+        if isinstance(inside, Mapping):
+            yield from _flatten(inside, f"{key}.")
+
+
+def _above(key: str) -> Iterator[str]:
+    """Yield the sections that a dotted key lies in, outermost first."""
+    return accumulate(key.split(".")[:-1], "{}.{}".format)
 
 
 def _display(path: Path) -> str:

@@ -75,8 +75,13 @@ def section_class(
     """Return the class that validates section ``key`` of ``data``, or None if there is none."""
     owner: type[BaseModel] | None = model_class
     node: Any = data
+    field: FieldInfo | None = None
     entry: FieldInfo | None = None
     for part in key.split(".") if key else []:
+        if isinstance(node, list):  # of sections of one class
+            node = value_at(node, part)
+            owner = None if field is None else _class_for(field, node)
+            continue
         field = entry or (owner.model_fields.get(part) if owner is not None else None)
         node = node.get(part) if isinstance(node, Mapping) else None
         if field is None:
@@ -107,8 +112,24 @@ def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
 def value_at(data: Any, key: str) -> Any:
     """Return what plain data holds under a dotted key, the data itself for none; else None."""
     for part in key.split(".") if key else []:
+        if isinstance(data, list):
+            data = dict(zip(map(str, range(len(data))), data, strict=True))
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
+
+
+def in_every_entry(data: Any, key: str, above: str = "") -> Iterator[str]:
+    """Yield the keys that a key without places stands for: below ``above``, one per entry of the
+    lists of sections on its way."""
+    value = value_at(data, above)
+    part, _, rest = key.partition(".")
+    if isinstance(value, list):
+        for place in range(len(value)):
+            yield from in_every_entry(data, key, f"{above}.{place}")
+    elif part:
+        yield from in_every_entry(data, rest, f"{above}.{part}".lstrip("."))
+    else:
+        yield above
 
 
 def child_keys(model_class: type[BaseModel]) -> list[str]:
@@ -141,6 +162,8 @@ def subkeys_named(
         if entry is not None:
             entries = node if isinstance(node, Mapping) else {}
             below = {f"{key}.{own}.": (entry, value) for own, value in entries.items()}
+        elif isinstance(node, list):
+            below = {f"{key}.{place}.": (field, value) for place, value in enumerate(node)}
         for path, (part, value) in below.items():
             section = _class_for(part, value)
             if section is not None:

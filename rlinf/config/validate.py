@@ -92,6 +92,6 @@ def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str,
 def _child(node: Any, part: str | int) -> Any:
     if isinstance(node, Mapping):
         return node.get(part, _ABSENT)
-    if isinstance(node, list) and isinstance(part, int) and part < len(node):
-        return node[part]
+    if isinstance(node, list) and str(part).isdecimal() and int(part) < len(node):
+        return node[int(part)]
     return _ABSENT

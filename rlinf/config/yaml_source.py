@@ -99,6 +99,11 @@ def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str
         lines[key] = line
         if isinstance(value_node, yaml.MappingNode):
             _note_lines(value_node, f"{key}.", where, lines)
+        elif isinstance(value_node, yaml.SequenceNode):
+            for place, item in enumerate(value_node.value):
+                if isinstance(item, yaml.MappingNode):
+                    lines[f"{key}.{place}"] = item.start_mark.line + 1
+                    _note_lines(item, f"{key}.{place}.", where, lines)
 
 
 def _one_line(error: yaml.YAMLError) -> str:

@@ -41,13 +41,14 @@ anew for every episode and no table can hold the texts: uint8 [256], see :func:`
 """
 _INSTRUCTION_BYTES = 256
 
-_FLOATS = ("states", "proprioception")
+VECTORS = ("states", "proprioception")
+"""Observations [D]; those of several simulators in one batch are padded with zeros."""
 _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
-    if key in _FLOATS or re.fullmatch(r"depth\.\w+", key):
+    if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
         return np.float32
     if key in (*_PICTURES, INSTRUCTION_KEY) or re.fullmatch(r"images\.\w+", key):
         return np.uint8
@@ -287,6 +288,7 @@ ADAPTERS = {
     "calvin": "rlinf.envs.calvin:CalvinEnv",
     "dm_control": "rlinf.envs.dm_control:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
+    "genesis": "rlinf.envs.batches.genesis:GenesisEnv",
     "gsenv": "rlinf.envs.batches.gsenv:GSEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",
     "gymnasium_robotics": "rlinf.envs.gymnasium_tasks:GymnasiumRoboticsEnv",

@@ -1,15 +1,20 @@
-"""The section of a recipe that says which simulator runs and how: ``env.train``."""
+"""The sections of a recipe that say which simulators run and how: ``env.train``."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 import re
 import shutil
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, Self
 
 import pydantic
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
@@ -32,6 +37,10 @@ class EnvConfig(StrictModel):
 
     options: Annotated[dict[str, Any], ComponentOptions(REGISTRY)] = Field(default_factory=dict)
     """Options of the adapter, for example ``{task: reach-v3}``."""
+
+    ratio: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Share of this section in the environments and evaluation episodes, relative to the other
+    sections of the list: 3 beside 1 is three quarters."""
 
     max_episode_steps: int = Field(gt=0)
     """Primitive steps after which an episode is truncated."""
@@ -169,6 +178,105 @@ def _why_lost(lost: ProcessLostError, python: str) -> str:
         said = "" if last in (first, "(nothing)") else f" and said: {last}"
         return f"it is no Python, or a broken one: {how}{said}; {_INTERPRETERS}"
     return first if lost.reason == "hang" else last
+
+
+EnvSections = Annotated[
+    Annotated[EnvConfig, Tag("one")] | Annotated[tuple[EnvConfig, ...], Tag("several")],
+    Discriminator(lambda value: "several" if isinstance(value, list | tuple) else "one"),
+]
+"""One section, or a list of them, each with a simulator of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Which section each environment or evaluation episode is of, by its number in the run alone.
+
+    The numbers repeat a pattern, whatever workers, stages and processes there are: ``sizes[0]``
+    numbers of the first section, ``sizes[1]`` of the second, and so on.
+    """
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sections: Sequence[EnvConfig], group_size: int = 1) -> Shares:
+        """The shortest pattern with these ratios in which every section has whole groups."""
+        ratios = [Fraction(str(section.ratio)) for section in sections]
+        groups = [ratio / sum(ratios) / group_size for ratio in ratios]
+        unit = math.lcm(*(share.denominator for share in groups))
+        return cls(tuple(int(share * unit) * group_size for share in groups))
+
+    @property
+    def unit(self) -> int:
+        """Length of the pattern, what numbers of environments must be a multiple of."""
+        return sum(self.sizes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where in the pattern each section begins."""
+        return tuple(accumulate(self.sizes, initial=0))[:-1]
+
+    def section(self, number: int) -> int:
+        """The section of an environment or episode."""
+        return bisect.bisect_right(self.starts, number % self.unit) - 1
+
+    def count(self, section: int, total: int) -> int:
+        """How many of the numbers below ``total`` are of a section."""
+        whole, rest = divmod(total, self.unit)
+        size, start = self.sizes[section], self.starts[section]
+        return whole * size + min(max(rest - start, 0), size)
+
+    def number(self, section: int, place: int) -> int:
+        """The number in the run of a section's ``place``-th environment or episode."""
+        whole, rest = divmod(place, self.sizes[section])
+        return whole * self.unit + self.starts[section] + rest
+
+
+class Environments(StrictModel):
+    """The environments of the run."""
+
+    train: EnvSections
+    """The simulator and its task; or a list of such sections, whose environments are stepped and
+    whose policy is trained together."""
+
+    @property
+    def sections(self) -> dict[str, EnvConfig]:
+        """The sections by their keys in the recipe."""
+        if isinstance(self.train, EnvConfig):
+            return {"env.train": self.train}
+        return {f"env.train.{place}": section for place, section in enumerate(self.train)}
+
+    @property
+    def shares(self) -> Shares:
+        """Which environment is of which section."""
+        sections = list(self.sections.values())
+        return Shares.of(sections, sections[0].group_size)
+
+    @pydantic.model_validator(mode="after")
+    def _sections_go_together(self) -> Self:
+        (first, section), *others = self.sections.items() or [("", None)]
+        if section is None:
+            raise illegal("train", "lists no section", hint="write at least one")
+        if not others and section.ratio != 1:
+            key = f"{first}.ratio".removeprefix("env.")
+            raise illegal(key, "there is no other section to share with", hint="leave it out")
+        for key, other in others:
+            for name in ("group_size", "auto_reset"):
+                wanted = getattr(section, name)
+                if getattr(other, name) != wanted:
+                    raise illegal(
+                        f"{key}.{name}".removeprefix("env."),
+                        f"must be that of {first}, since one rollout has groups and resets of one "
+                        "kind",
+                        hint=f"nearest: {str(wanted).lower()}",
+                    )
+        return self
+
+
+class TrainingEnvironments(Environments):
+    """Those that experience is collected in."""
+
+    num_envs: int = Field(ge=1)
+    """Training environments, over all env workers."""
 
 
 def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:

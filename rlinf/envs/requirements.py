@@ -23,7 +23,8 @@ class Requirements:
     """Import name by which one sees that the simulator is installed."""
 
     overrides: tuple[str, ...] = ()
-    """Exact pins that hold against what one of the packages asks for."""
+    """Exact pins that hold against what one of the packages asks for; with ``; sys_platform ==
+    'never'`` behind it a package is left out."""
 
     python: str = "3.11"
     """Version of the interpreter."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Dict  # noqa: UP035 - the env side runs under 3.8 as well
+from typing import Dict, Optional  # noqa: UP035 - the env side runs under 3.8 as well
 
 import numpy as np
+
+ACTION_MASK = "action_mask"
+"""The entry of an observation that says which action dimensions [A] an env has, bool; only where
+envs that take different actions are joined to one batch."""
 
 
 class FaultReason(str, Enum):  # noqa: UP042 - the env side runs under 3.8 as well
@@ -42,6 +46,8 @@ class EnvFault:
     """Message or stack of the env side."""
     episode_id: int
     """The episode that was lost, -1 when none was."""
+    section: Optional[int] = None  # noqa: UP045 - the env side runs under 3.8 as well
+    """In which of several simulators, by its place in ``env.train``."""
 
 
 @dataclass(frozen=True)

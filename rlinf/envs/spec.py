@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import TASK_KEY, Simulator, observation_type
+from rlinf.envs.base import TASK_KEY, VECTORS, Simulator, observation_type
+from rlinf.envs.results import ACTION_MASK
 from rlinf.errors import ConfigError
 
 
@@ -32,6 +34,9 @@ class EnvSpec:
     ``task_ids``, the index of the present one."""
     max_episode_steps: int
     """Primitive steps after which an episode is truncated."""
+    task_sections: tuple[int, ...] = ()
+    """Of several simulators in one batch: which of them each task is of. Their states have nothing
+    to do with each other. Empty where there is one."""
 
     @property
     def num_actions(self) -> int | None:
@@ -104,3 +109,75 @@ def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple
         low, high = (tuple(float(x) for x in limit) for limit in (space.low, space.high))
         return "continuous", low, high
     raise ConfigError(f"{name}: action_space must be a Box [A] or Discrete, is {space}")
+
+
+def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
+    """What a policy must know of several simulators together, whose rows lie in one batch.
+
+    Vectors and actions have the largest length, the limits are the widest, and the table of tasks
+    is that of one after the other; a text that several have gets the key of the simulator.
+
+    Args:
+        specs: By the keys of their sections; each has at least one task.
+
+    Raises:
+        ConfigError: They show other observations or take other kinds of actions.
+    """
+    (first, wanted), *others = specs.items()
+    for key, spec in others:
+        _refuse_other(key, spec, first, wanted)
+    every = list(specs.values())
+    dim = max(spec.action_dim for spec in every)
+    names = [name for name in wanted.observation_shapes if name != TASK_KEY]
+    shapes = {name: max(spec.observation_shapes[name] for spec in every) for name in names}
+    types = {name: wanted.observation_dtypes[name] for name in names}
+    shapes[TASK_KEY], types[TASK_KEY] = (), "int64"
+    if any(spec.action_dim < dim for spec in every):
+        shapes[ACTION_MASK], types[ACTION_MASK] = (dim,), "bool"
+    said = [set(spec.task_descriptions) for spec in every]
+    tasks = [
+        (number, f"{text} ({key})" if sum(text in each for each in said) > 1 else text)
+        for number, (key, spec) in enumerate(specs.items())
+        for text in spec.task_descriptions
+    ]
+
+    def limits(name: str, dimension: int) -> list[float]:
+        return [getattr(s, name)[dimension] for s in every if dimension < s.action_dim]
+
+    return EnvSpec(
+        observation_shapes=shapes,
+        observation_dtypes=types,
+        action_kind=wanted.action_kind,
+        action_dim=dim,
+        action_low=tuple(min(limits("action_low", n)) for n in range(dim)),
+        action_high=tuple(max(limits("action_high", n)) for n in range(dim)),
+        task_descriptions=tuple(text for _, text in tasks),
+        max_episode_steps=max(spec.max_episode_steps for spec in every),
+        task_sections=tuple(number for number, _ in tasks),
+    )
+
+
+def _refuse_other(key: str, spec: EnvSpec, first: str, wanted: EnvSpec) -> None:
+    own, theirs = (set(each.observation_shapes) - {TASK_KEY} for each in (spec, wanted))
+    if own != theirs:
+        raise ConfigError(
+            f"shows {', '.join(sorted(own))}, {first} {', '.join(sorted(theirs))}: "
+            f"{', '.join(sorted(own ^ theirs))} is not in both; nearest: an environment, or "
+            f"options of it, that shows {', '.join(sorted(theirs))}",
+            key=key,
+        )
+    for name in sorted(own):
+        shape, other = spec.observation_shapes[name], wanted.observation_shapes[name]
+        if shape != other and name not in VECTORS:
+            raise ConfigError(
+                f"shows {name} {list(shape)}, {first} {list(other)}, and pictures are not padded; "
+                f"nearest: {list(other)}",
+                key=key,
+            )
+    kinds = [f"{each.num_actions or ''} {each.action_kind}".strip() for each in (spec, wanted)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"takes {kinds[0]} actions, {first} {kinds[1]} ones, and one policy gives one kind; "
+            f"nearest: an environment with {kinds[1]} actions",
+            key=key,
+        )

@@ -31,6 +31,12 @@ class VectorEnv(ABC):
     def env_spec(self) -> EnvSpec:
         """What a policy must know of the envs."""
 
+    @property
+    @abstractmethod
+    def task_resets(self) -> np.ndarray:
+        """[tasks, 3] int64: resets of each task that failed and that went well, and episodes that
+        the next task was given, because this one is left out."""
+
     @abstractmethod
     def reset(self, stage: int = 0) -> Observations:
         """Start a new epoch in the envs of ``stage`` and return their observations [n, ...].

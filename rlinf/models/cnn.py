@@ -49,7 +49,7 @@ class CNNPolicy(GaussianPolicy):
         self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
         self._reads_states = state_dim > 0
         self._tasks = told_tasks(env_spec)
-        self.normalizer = normalizer_of(config, state_dim) if self._reads_states else None
+        self.normalizer = normalizer_of(config, env_spec) if self._reads_states else None
 
     def _encoders(
         self, config: CNNConfig, env_spec: EnvSpec, generator: torch.Generator
@@ -73,7 +73,7 @@ class CNNPolicy(GaussianPolicy):
     ) -> Tensor:
         parts = [encoders[key](observations[key]) for key in self._image_keys]
         if self._reads_states:
-            parts.append(self.normalized(observations["states"]))
+            parts.append(self.normalized(observations))
         return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:

@@ -193,14 +193,18 @@ class GaussianPolicy(Policy):
     def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Features [B, feature_dim] of the actor and of the critic."""
 
-    def normalized(self, states: Tensor) -> Tensor:
+    def normalized(self, observations: Mapping[str, Tensor]) -> Tensor:
         """States [B, D], scaled by their running statistics where the policy keeps such."""
-        return states if self.normalizer is None else self.normalizer(states)
+        states = observations["states"]
+        if self.normalizer is None:
+            return states
+        scaled: Tensor = self.normalizer(states, observations.get(TASK_IDS))
+        return scaled
 
     def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
         """Take states [N, D] into the running statistics."""
         if self.normalizer is not None:
-            self.normalizer.update(forward_inputs["states"])
+            self.normalizer.update(forward_inputs["states"], forward_inputs.get(TASK_IDS))
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B, C, A] and log-std, [C, A] or [B, C, A]."""
@@ -277,12 +281,12 @@ class MLPPolicy(GaussianPolicy):
             value_dim=value_dim,
             generator=torch.Generator().manual_seed(seed),
         )
-        self.normalizer = normalizer_of(config, state_dim)
+        self.normalizer = normalizer_of(config, env_spec)
         self._tasks = told_tasks(env_spec)
 
     def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """[B, D] states, normalised, and the task [B, tasks], for both trunks."""
-        states = with_task(self.normalized(observations["states"]), observations, self._tasks)
+        states = with_task(self.normalized(observations), observations, self._tasks)
         return states, states
 
 
@@ -299,11 +303,17 @@ def with_task(features: Tensor, observations: Mapping[str, Tensor], tasks: int) 
     return torch.cat([features, told.to(features.dtype)], dim=-1)
 
 
-def normalizer_of(config: NormalizingPolicyConfig, state_dim: int) -> ObservationNormalizer | None:
+def normalizer_of(
+    config: NormalizingPolicyConfig, env_spec: EnvSpec
+) -> ObservationNormalizer | None:
     """The normaliser of states [B, D] that a policy's section asks for."""
     if not config.normalize_observations:
         return None
-    return ObservationNormalizer(state_dim, clip=config.observation_clip)
+    return ObservationNormalizer(
+        env_spec.observation_shapes["states"][0],
+        clip=config.observation_clip,
+        task_sections=env_spec.task_sections,
+    )
 
 
 def states_dim(env_spec: EnvSpec, *, needed_by: str) -> int:

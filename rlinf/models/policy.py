@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlinf.checkpoint.weights import check_compatible
+from rlinf.envs.results import ACTION_MASK
 from rlinf.errors import CheckpointError, ConfigError
 
 RAW_ACTIONS = "raw_actions"
@@ -51,6 +52,16 @@ class ActionEvaluation:
     entropy: Tensor
 
 
+def of_own_dimensions(per_dimension: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+    """Log-probs or entropies [B, C, A], 0 in the action dimensions that a row's environment lacks.
+
+    Several simulators in one batch may take actions of different dimension: what a policy gives
+    beyond an environment's own is never executed and counts for nothing.
+    """
+    mask = observations.get(ACTION_MASK)
+    return per_dimension if mask is None else torch.where(mask.unsqueeze(1), per_dimension, 0.0)
+
+
 class Policy(torch.nn.Module, ABC):
     """A distribution over action chunks, with a critic.
 
@@ -84,7 +95,14 @@ class Policy(torch.nn.Module, ABC):
 
     def forward(self, batch: Any) -> ActionEvaluation:
         """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights."""
-        return self.evaluate_actions(batch.inputs)
+        found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
+        if ACTION_MASK not in inputs:
+            return found
+        return replace(
+            found,
+            log_probs=of_own_dimensions(found.log_probs, inputs),
+            entropy=of_own_dimensions(found.entropy, inputs),
+        )
 
     @abstractmethod
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:
@@ -139,6 +157,14 @@ class ObservationNormalizer(torch.nn.Module):
     The statistics are combined by the parallel algorithm of Chan, Golub and LeVeque (1979) in
     float64. ``mean`` and ``scale`` are what the forward pass uses; all buffers are persistent and
     therefore travel with the weights.
+
+    Args:
+        dim: D.
+        clip: Bound of the result.
+        epsilon: Added to the variance.
+        task_sections: Of several simulators, whose states have nothing to do with each other: which
+            of them each task is of. Each has statistics of its own, [sections, D], in which its
+            padding is 0 and remains 0; empty for one.
     """
 
     mean: Tensor
@@ -146,35 +172,65 @@ class ObservationNormalizer(torch.nn.Module):
     running_mean: Tensor
     running_variance: Tensor
     count: Tensor
+    section_of_task: Tensor
 
-    def __init__(self, dim: int, *, clip: float = 10.0, epsilon: float = 1e-8) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        clip: float = 10.0,
+        epsilon: float = 1e-8,
+        task_sections: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.clip = clip
         self.epsilon = epsilon
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("scale", torch.ones(dim))
-        self.register_buffer("running_mean", torch.zeros(dim, dtype=torch.float64))
-        self.register_buffer("running_variance", torch.ones(dim, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        each = (max(task_sections) + 1,) if task_sections else ()
+        self.register_buffer("mean", torch.zeros(*each, dim))
+        self.register_buffer("scale", torch.ones(*each, dim))
+        self.register_buffer("running_mean", torch.zeros(*each, dim, dtype=torch.float64))
+        self.register_buffer("running_variance", torch.ones(*each, dim, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(each, dtype=torch.float64))
+        of_task = torch.tensor(task_sections, dtype=torch.int64)
+        self.register_buffer("section_of_task", of_task, persistent=False)
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """[B, D] to [B, D]."""
-        return torch.sub(observations, self.mean).mul_(self.scale).clamp_(-self.clip, self.clip)
+    def _sections(self, task_ids: Tensor | None) -> Tensor | None:
+        """[B] the simulator of each row; None where there is one."""
+        if not len(self.section_of_task):
+            return None
+        if task_ids is None:
+            raise ValueError("of several simulators, task_ids must say which one a row is of")
+        return self.section_of_task[task_ids]
+
+    def forward(self, observations: Tensor, task_ids: Tensor | None = None) -> Tensor:
+        """[B, D] to [B, D]; with several simulators, the tasks [B] of the rows say of which."""
+        mean, scale, section = self.mean, self.scale, self._sections(task_ids)
+        if section is not None:
+            mean, scale = mean[section], scale[section]
+        return torch.sub(observations, mean).mul_(scale).clamp_(-self.clip, self.clip)
 
     @torch.no_grad()
-    def update(self, observations: Tensor) -> None:
-        """Take [N, D] observations into the statistics."""
+    def update(self, observations: Tensor, task_ids: Tensor | None = None) -> None:
+        """Take [N, D] observations, of the tasks [N], into the statistics."""
+        section = self._sections(task_ids)
+        if section is None:
+            self._take(observations, ...)
+            return
+        for number in range(len(self.count)):
+            self._take(observations[section == number], number)
+
+    def _take(self, observations: Tensor, section: Any) -> None:
         if not len(observations):
             return
         batch = observations.to(torch.float64)
         variance, mean = torch.var_mean(batch, dim=0, correction=0)
-        total = self.count + len(batch)
-        delta = mean - self.running_mean
+        total = self.count[section] + len(batch)
+        delta = mean - self.running_mean[section]
         weight = len(batch) / total
-        self.running_variance.mul_(1 - weight).add_(
+        self.running_variance[section].mul_(1 - weight).add_(
             variance * weight + delta.square() * (weight * (1 - weight))
         )
-        self.running_mean.add_(delta * weight)
-        self.count.copy_(total)
-        self.mean.copy_(self.running_mean)
-        self.scale.copy_((self.running_variance + self.epsilon).rsqrt())
+        self.running_mean[section].add_(delta * weight)
+        self.count[section].copy_(total)
+        self.mean[section].copy_(self.running_mean[section])
+        self.scale[section].copy_((self.running_variance[section] + self.epsilon).rsqrt())

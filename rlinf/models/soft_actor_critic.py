@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.data.trajectory import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
 from rlinf.models.gaussian import (
@@ -22,7 +23,7 @@ from rlinf.models.gaussian import (
     told_tasks,
     with_task,
 )
-from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
+from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, of_own_dimensions
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -81,11 +82,12 @@ class SquashedMLPPolicy(MLPPolicy):
         """
         return super().forward(given) if noise is None else self.act(given, noise)
 
-    def act(self, observations: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+    def act(self, given: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, C, A] that gradients flow through, and log-probs [N]; see forward."""
-        mean, log_std = self._distribution(self.encode(observations)[0])
+        mean, log_std = self._distribution(self.encode(given)[0])
         inner = torch.addcmul(mean, log_std.exp(), noise)
         log_probs = gaussian_log_prob(deviation=noise, log_std=log_std) - squash_correction(inner)
+        log_probs = of_own_dimensions(log_probs, given)
         return self.centre + self.radius * torch.tanh(inner), log_probs.flatten(1).sum(dim=1)
 
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
@@ -140,7 +142,7 @@ class QFunctions(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         state_dim = states_dim(env_spec, needed_by=config.type)
         register_box(self, config, env_spec)
-        self.normalizer = normalizer_of(config, state_dim)
+        self.normalizer = normalizer_of(config, env_spec)
         self._tasks = told_tasks(env_spec)
         self._activation = ACTIVATIONS[config.activation]
         inputs = state_dim + self._tasks + config.num_action_chunks * env_spec.action_dim
@@ -157,9 +159,9 @@ class QFunctions(nn.Module):
         """[H, N] values of observations, each [N, ...], and actions [N, C, A]."""
         states = observations["states"]
         if self.normalizer is not None:
-            states = self.normalizer(states)
+            states = self.normalizer(states, observations.get(TASK_IDS))
         states = with_task(states, observations, self._tasks)
-        scaled = (actions - self.centre) / self.radius
+        scaled = of_own_dimensions((actions - self.centre) / self.radius, observations)
         features = torch.cat([states, scaled.flatten(1)], dim=1)
         layers = len(self.weights)
         outputs = features.expand(len(self.weights[0]), *features.shape)
@@ -172,7 +174,7 @@ class QFunctions(nn.Module):
     def update_normalizer(self, observations: Mapping[str, Tensor]) -> None:
         """Take states [N, D] into the running statistics."""
         if self.normalizer is not None:
-            self.normalizer.update(observations["states"])
+            self.normalizer.update(observations["states"], observations.get(TASK_IDS))
 
 
 class Temperature(nn.Module):

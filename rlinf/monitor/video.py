@@ -48,6 +48,20 @@ def write_video(path: Path | str, frames: Sequence[np.ndarray], fps: float = 30)
     return path
 
 
+def framed(videos: Sequence[Sequence[np.ndarray]]) -> Sequence[Sequence[np.ndarray]]:
+    """Videos whose frames have one size: smaller ones get black margins below and to the right."""
+    shapes = [frame.shape for video in videos for frame in video]
+    height, width = (max(shape[axis] for shape in shapes) for axis in (0, 1))
+
+    def enlarged(frame: np.ndarray) -> np.ndarray:
+        missing = ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0))
+        return np.pad(frame, missing)
+
+    if len(set(shapes)) == 1:
+        return videos
+    return [[enlarged(frame) for frame in video] for video in videos]
+
+
 def tile(videos: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     """The frames of several environments, uint8 [H, W, 3] of one size, in a near-square grid.
 

@@ -95,9 +95,12 @@ class Acting(Task[ActingT]):
             result = report.results(name)[0] if name in report.stages else None
             metrics.update(result if isinstance(result, dict) else {})
         episodes = [e for r in rollouts for e in r.episodes if e.valid]
+        if len(self.config.env.sections) > 1:
+            # Of different lengths, they end in another order on other workers: means would round.
+            episodes.sort(key=lambda episode: episode.episode_id)
         self.counts.env_steps += sum(r.env_steps for r in rollouts)
         self.counts.episodes += len(episodes)
-        faults = sum((r.faults for r in rollouts), Counter[str]())
+        faults = sum((r.faults + r.section_faults for r in rollouts), Counter[str]())
         metrics.update(self.counts.add_faults(faults, "env"))
         fields = ("success_once", "success_at_end", "episode_return", "episode_len", "reward")
         for field in fields if episodes else ():
@@ -105,8 +108,9 @@ class Acting(Task[ActingT]):
             metrics[f"env/{name}"] = float(np.mean([getattr(e, field) for e in episodes]))
         tasks = rollouts[0].tasks if rollouts else ()
         for number, task in enumerate(tasks if len(tasks) > 1 else ()):
-            if played := [e.success_once for e in episodes if e.task == number]:
-                metrics[f"env/success/{task}"] = float(np.mean(played))
+            if played := [e for e in episodes if e.task == number]:
+                metrics[f"env/success/{task}"] = float(np.mean([e.success_once for e in played]))
+                metrics[f"env/return/{task}"] = float(np.mean([e.episode_return for e in played]))
             resets = sum(r.task_resets[number] for r in rollouts if r.task_resets is not None)
             names = ("failed_resets", "", "left_out")
             for name, count in zip(names, np.asarray(resets).tolist(), strict=True):

@@ -6,6 +6,7 @@ optimizer step) → *micro batch* (one forward and backward pass).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -44,6 +45,7 @@ class EmbodiedConfig(ActingConfig):
         return [
             ("environments", f"{groups} groups × {self.group_size} = {self.env.num_envs}"),
             ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
+            *self.section_table(),
             ("samples per rollout", f"{self.env.num_envs} × {self.chunk_steps} = {self.samples}"),
             ("global batch", f"{batch} samples, {self.samples // batch} per epoch"),
             ("micro batch", f"{micro} samples, {batch // micro} per global batch"),
@@ -81,16 +83,17 @@ class EmbodiedConfig(ActingConfig):
         yield from rank_problems(self.actor, self.world_size("actor"), "samples")
         if self.algorithm.needs_groups and self.group_size < 2:
             yield illegal(
-                "env.train.group_size",
+                f"{next(iter(self.env.sections))}.group_size",
                 f"is {self.group_size}, but {name} compares environments that start from equal "
                 "states",
                 hint="at least 2",
             )
-        horizon = self.env.train.max_episode_steps
-        if self.algorithm.needs_groups and self.rollout.steps % horizon:
+        horizons = [section.max_episode_steps for section in self.env.sections.values()]
+        whole = math.lcm(*horizons)
+        if self.algorithm.needs_groups and self.rollout.steps % whole:
             yield illegal(
                 "rollout.steps",
-                f"{name} compares whole episodes of up to {horizon} steps, which a rollout of this "
-                "length would cut",
-                hint=f"nearest: {join_choices(nearest_multiples(horizon, self.rollout.steps))}",
+                f"{name} compares whole episodes of up to {max(horizons)} steps, which a rollout "
+                "of this length would cut",
+                hint=f"nearest: {join_choices(nearest_multiples(whole, self.rollout.steps))}",
             )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf.data.evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
+from rlinf.envs.config import EnvConfig, Shares
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
-from rlinf.monitor.video import tile, write_video
+from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator
 from rlinf.runners.task import Purpose
 from rlinf.workers.config.acting import EvaluatedConfig
@@ -50,19 +51,24 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         count = items or configured
         seeds = sequence.generate_state(count) >> 1
         if evaluation.walk:
-            seeds = np.arange(count) + (count if purpose == "periodic" else 0)
-        env = evaluation.environments(config.env.train)
+            seeds = self._walked(count, again=purpose == "periodic")
+        sections = list(config.evaluated.values())
         return EvaluationSpec(
-            task={
-                "type": env.type,
-                "options": dict(env.options),
-                "ignore_terminations": env.ignore_terminations,
-            },
+            task=_played_in(sections),
             episodes=tuple((number, int(seed)) for number, seed in enumerate(seeds)),
-            horizon=env.max_episode_steps,
+            horizon=max(section.max_episode_steps for section in sections),
             chunk=config.model.num_action_chunks,
             success=evaluation.success,
         )
+
+    def _walked(self, count: int, *, again: bool) -> np.ndarray:
+        """[count] seeds 0, 1, 2, … within each section; ``again``: those that follow them."""
+        shares, seeds = self._config.evaluation_shares, np.zeros(count, np.int64)
+        for section in range(len(shares.sizes)):
+            own = shares.count(section, count)
+            places = [shares.number(section, place) for place in range(own)]
+            seeds[places] = np.arange(own) + (own if again else 0)
+        return seeds
 
     def check(self, spec: EvaluationSpec) -> None:
         """Refuse the specification of another task."""
@@ -141,7 +147,29 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         except RunFailure as failure:
             log.warning("no video: %s Run `rlinf doctor` for what rendering needs.", failure)
             return None
-        return write_video(path, tile(videos), FRAMES_PER_SECOND)
+        return write_video(path, tile(framed(videos)), FRAMES_PER_SECOND)
+
+
+def _played_in(sections: Sequence[EnvConfig]) -> dict[str, Any]:
+    """The simulator of a specification; of several, each with its share in the episodes, which
+    follow each other in a pattern (:class:`~rlinf.envs.config.Shares`)."""
+    tasks = [
+        {
+            "type": env.type,
+            "options": dict(env.options),
+            "ignore_terminations": env.ignore_terminations,
+        }
+        for env in sections
+    ]
+    if len(sections) == 1:
+        return tasks[0]
+    sizes = Shares.of(sections).sizes
+    return {
+        "sections": [
+            {**task, "horizon": env.max_episode_steps, "share": size}
+            for task, env, size in zip(tasks, sections, sizes, strict=True)
+        ]
+    }
 
 
 def playing_step(flow: Flow) -> None:

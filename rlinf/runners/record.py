@@ -12,7 +12,7 @@ from rlinf.data.demonstrations import Demonstrations
 from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import RunFailure
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
 from rlinf.runners.evaluation import load_run
 from rlinf.runners.task import Purpose, Task
@@ -77,10 +77,16 @@ def record(
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
 
     Raises:
-        ConfigError: The simulator has no expert.
+        ConfigError: The simulator has no expert, or there are several simulators.
         RunFailure: Every episode was faulty.
     """
-    env = config.evaluation.environments(config.env.train)
+    env, *others = config.evaluated.values()
+    if others:
+        raise ConfigError(
+            f"lists {len(others) + 1} simulators, and recorded episodes are of one; nearest: a "
+            "recipe with one of its sections",
+            key="env.train",
+        )
     seeds = recorded_seeds(config, episodes, seed)
     spec, found = record_episodes(
         env,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,9 @@ from rlinf.data.trajectory import Trajectory
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.supervised.block import reshard
-from rlinf.envs.supervised.vector import SupervisedVectorEnv
-from rlinf.errors import RunFailure, in_section
+from rlinf.envs.supervised.mixture import divided, vector_env
+from rlinf.envs.vector import VectorEnv
+from rlinf.errors import RunFailure
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.config.acting import ActingConfig
@@ -30,17 +30,21 @@ class RolloutReport:
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    section_faults: Counter[str] = field(default_factory=Counter)
+    """By reason and section, where there are several."""
     env_steps: int = 0
     extra_rows: int = 0
     simulator_seconds: float = 0.0
     tasks: tuple[str, ...] = ()
     task_resets: np.ndarray | None = None
-    """Totals of the run, see :attr:`SupervisedVectorEnv.task_resets`."""
+    """Totals of the run, see :attr:`VectorEnv.task_resets`."""
 
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
         self.episodes.extend(step.episodes)
         self.faults.update(fault.reason.value for fault in step.faults)
+        named = [fault for fault in step.faults if fault.section is not None]
+        self.section_faults.update(f"{fault.reason.value}/{fault.section}" for fault in named)
         self.env_steps += step.rewards.size
 
 
@@ -63,7 +67,7 @@ class EnvWorker(StageWorker):
         super().__init__()
         self._config, self._context = config, context
         self._stages = config.rollout.pipeline_stage_num
-        self._vectors: dict[str, SupervisedVectorEnv] = {}
+        self._vectors: dict[str, VectorEnv] = {}
         self._was_reset = False
 
     def start(self) -> EnvSpec:
@@ -71,29 +75,28 @@ class EnvWorker(StageWorker):
         if not self._context.trains:
             return self._evaluation_env([(0, 0)]).env_spec
         env = self._config.env
-        self._vectors["train"] = self._build(env.train, env.num_envs, "train")
+        self._vectors["train"] = self._build(env.sections, env.num_envs, "train")
         return self._vectors["train"].env_spec
 
     def _build(
         self,
-        config: EnvConfig,
+        sections: Mapping[str, EnvConfig],
         total: int,
         purpose: str,
         episodes: Sequence[tuple[int, int]] | None = None,
-    ) -> SupervisedVectorEnv:
+    ) -> VectorEnv:
         count = total // self._world_size
-        with in_section("env.train"):
-            return SupervisedVectorEnv(
-                config,
-                num_envs=count,
-                first_env=self._rank * count,
-                total_envs=total,
-                seed=self._config.seed,
-                stages=self._stages,
-                purpose=purpose,
-                episode_seeds=episodes,
-                max_chunk=self._config.model.num_action_chunks,
-            )
+        return vector_env(
+            sections,
+            num_envs=count,
+            first_env=self._rank * count,
+            total_envs=total,
+            seed=self._config.seed,
+            stages=self._stages,
+            purpose=purpose,
+            episode_seeds=episodes,
+            max_chunk=self._config.model.num_action_chunks,
+        )
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class EnvWorker(StageWorker):
         Yields observations to the policy and, at the end, one trajectory per sub-batch.
         """
         env, steps = self._vectors["train"], self._config.chunk_steps
-        auto_reset = self._config.env.train.auto_reset
+        auto_reset = self._config.auto_reset
         report = RolloutReport(tasks=env.env_spec.task_descriptions)
         builders = [
             TrajectoryBuilder(
@@ -181,7 +184,7 @@ class EnvWorker(StageWorker):
 
     def _exchanges(
         self,
-        env: SupervisedVectorEnv,
+        env: VectorEnv,
         actions: InputStream,
         report: RolloutReport,
         *,
@@ -212,21 +215,16 @@ class EnvWorker(StageWorker):
             report.simulator_seconds += time.perf_counter() - begin
             yield stage, answer, step
 
-    def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> SupervisedVectorEnv:
+    def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> VectorEnv:
         """The evaluation environments, about to walk a list of episodes."""
         if "eval" in self._vectors:
             self._vectors["eval"].assign_episodes(episodes)
         else:
-            evaluation = self._config.evaluation
-            self._vectors["eval"] = self._build(
-                evaluation.environments(self._config.env.train),
-                evaluation.num_envs,
-                "eval",
-                episodes,
-            )
+            total = self._config.evaluation.num_envs
+            self._vectors["eval"] = self._build(self._config.evaluated, total, "eval", episodes)
         return self._vectors["eval"]
 
-    def _env_ids(self, env: SupervisedVectorEnv, stage: int) -> np.ndarray:
+    def _env_ids(self, env: VectorEnv, stage: int) -> np.ndarray:
         """[n] int64 global numbers of a sub-batch's environments."""
         size = env.num_envs // env.stages
         first = env.first_env + stage * size
@@ -234,7 +232,7 @@ class EnvWorker(StageWorker):
 
     def _batch(
         self,
-        env: SupervisedVectorEnv,
+        env: VectorEnv,
         stage: int,
         observations: dict[str, np.ndarray],
         time: int = 0,
@@ -267,7 +265,7 @@ class EnvWorker(StageWorker):
         """Continue from the :meth:`state` of every rank, which may have been another number."""
         if not self._context.trains:
             return
-        envs = reshard([state["envs"] for state in states], self._world_size)
+        envs = divided([state["envs"] for state in states], self._world_size)
         self._vectors["train"].load_state_dict(envs[self._rank])
         self._was_reset = states[0]["was_reset"]
 

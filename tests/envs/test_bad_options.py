@@ -47,6 +47,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("metaworld", {"task": "MT11"}, "task", "MT10"),
     ("metaworld", {"task": "reach-v3", "camera": "cornr2"}, "camera", "corner2"),
     ("metaworld", {"task": "reach-v3", "render_size": 4000}, "render_size", "nearest: 1024"),
+    ("genesis", {"task": "pick_cub"}, "task", "pick_cube"),
     ("mjlab", {"task": "Mjlab-Cartpole-Balanc"}, "task", "Mjlab-Cartpole-Balance"),
     ("mjlab", {"task": "Mjlab-Cartpole-Balance", "device": "cud:7"}, "device", "cpu"),
     ("panda_gym", {"task": "PandaReech-v3"}, "task", "PandaReach-v3"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf.envs.base import ADAPTERS
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.conformance import check_env
 from rlinf.envs.installation import State, requirements_of, status
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -18,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "calvin": {"images": False},
     "dm_control": {"task": "walker-walk"},
     "franka_sim": {"task": "gym_hil/PandaPickCubeBase-v0"},
+    "genesis": {},
     "gsenv": {},
     "gymnasium": {"id": "Pendulum-v1"},
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},
@@ -57,3 +60,23 @@ def test_a_simulator_keeps_the_protocol(name: str) -> None:
         except ConfigError as error:
             pytest.skip(str(error))
     assert [result for result in check_env(config) if not result.passed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_anew() -> None:
+    found = status("maniskill")
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    starts = []
+    for own in (True, False):
+        options = {"task": "PushCube-v1", "own_scenes": own}
+        config = EnvConfig(type="maniskill", options=options, max_episode_steps=2, processes=1)
+        with SupervisedVectorEnv(config, num_envs=1, seed=3) as envs:
+            seen = [envs.reset()["states"]]
+            for _ in range(4):  # two more episodes
+                envs.send(np.full((1, 1, 4), 0.5, np.float32))
+                seen.append(envs.receive().observations["states"])
+        starts.append(np.array(seen)[[0, 2, 4]])
+    assert np.abs(starts[0][0] - starts[0][1]).max() > 0.01
+    np.testing.assert_allclose(starts[0], starts[1], atol=1e-5)

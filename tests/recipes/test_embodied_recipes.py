@@ -13,6 +13,7 @@ from rlinf.algorithms.config import PPOConfig, SACConfig
 from rlinf.cli.tasks import read_config
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.envs.installation import requirements_of
+from rlinf.envs.metaworld.adapter import tasks_of
 from rlinf.models.config import MLPConfig, SquashedMLPConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.acting import ActingConfig
@@ -24,7 +25,8 @@ NAMES = [name for name in recipe_names() if name.startswith("embodied/")]
 
 
 def env_type(name: str) -> str:
-    return str(load_recipe(name).data["env"]["train"]["type"])
+    section = load_recipe(name).data["env"]["train"]
+    return str((section[0] if isinstance(section, list) else section)["type"])
 
 
 def to_install(name: str) -> str | None:
@@ -37,6 +39,9 @@ def to_install(name: str) -> str | None:
 # critic, ε of the optimizer and its clipping; global batch; passes, or updates after a rollout;
 # training steps.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "genesis_pick_cube_ppo": (
+        128, 200, 200, 0.99, 3e-4, 3e-4, 1e-8, 0.5, 128, 8, 200,
+    ),
     "maniskill_pick_cube_ppo": (
         1024, 50, 50, 0.8, 3e-4, 3e-4, 1e-5, 0.5, 6400, 8, 1000,
     ),
@@ -114,10 +119,12 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert (actor.optim.beta1, actor.optim.beta2) == (0.9, 0.999)
     if isinstance(algorithm, PPOConfig):
         assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (0.2, 0.2)
-        assert (algorithm.gae_lambda, algorithm.value_clip) == (0.9, 1.0)
+        genesis = name.startswith("genesis")
+        assert (algorithm.gae_lambda, algorithm.value_clip) == (0.95 if genesis else 0.9, 1.0)
         assert (algorithm.reward_type, algorithm.logprob_type) == ("action_level", "action_level")
         assert algorithm.normalize_advantages
-        assert actor.micro_batch_size == 6400
+        assert actor.micro_batch_size == actor.global_batch_size
+        assert actor.optim.weight_decay == (0.01 if genesis else 0.0)
     else:
         assert (algorithm.tau, algorithm.initial_temperature) == (0.01, 0.01)
         assert algorithm.target_entropy == -4.0
@@ -133,6 +140,15 @@ def test_a_dry_run_of_a_published_run_starts_nothing(
     code, shown, error = rlinf(capsys, "train", f"embodied/{name}", "--dry-run")
     assert code == 0, error
     assert "nothing was started" in shown
+
+
+def test_every_task_of_a_set_is_evaluated_equally_often() -> None:
+    _, _, config = read_config("embodied/metaworld_mt10_ppo", [])
+    assert isinstance(config, ActingConfig)
+    tasks = len(tasks_of(config.env.train.adapter_options.task))
+    evaluation = config.evaluation
+    assert (tasks, evaluation.walk) == (10, True)
+    assert evaluation.episodes % tasks == evaluation.periodic_episodes % tasks == 0
 
 
 @pytest.mark.parametrize("name", APART)

@@ -41,7 +41,7 @@ def rendering_findings() -> Iterator[Finding]:
     simulates without any.
     """
     for simulator, (module, program, names) in SIMULATORS.items():
-        python = _interpreter_with(module)
+        python = interpreter_with(module)
         if python is None:
             yield Finding(f"render {simulator}", "absent", f"{module} is not installed")
             continue
@@ -78,11 +78,12 @@ def _choice(python: str, works: list[bool]) -> Finding:
     return Finding("MUJOCO_GL", "warning", f"{chosen}, which does not draw", fix)
 
 
-def _interpreter_with(module: str) -> str | None:
+def interpreter_with(module: str) -> str | None:
     """This interpreter, or that of an installed simulator, which has a module."""
     if importlib.util.find_spec(module) is not None:
         return sys.executable
-    for package in sorted(home().glob(f"*/lib/python*/site-packages/{module}")):
+    places = (f"*/lib/python*/site-packages/{name}" for name in (module, f"{module}.*.so"))
+    for package in sorted(found for place in places for found in home().glob(place)):
         directory = package.parents[3]
         if directory.name in ADAPTERS and status(directory.name).state is State.READY:
             return str(directory / "bin" / "python")

@@ -17,7 +17,7 @@ class Episodes:
 
     Args:
         rules: Which one comes next; may be replaced.
-        first_env: Global number of row 0.
+        numbers: Global number of the env of each row.
         rows: Rows of this process.
         descriptions: The tasks in words, or none.
         task_of: The task that an episode of a seed begins in.
@@ -28,14 +28,14 @@ class Episodes:
         *,
         block: SharedBlock,
         rules: EpisodeRules,
-        first_env: int,
+        numbers: Sequence[int],
         rows: Sequence[int],
         descriptions: Sequence[str],
         task_of: Callable[[int], int],
     ) -> None:
         self._block = block
         self.rules = rules
-        self._first_env = first_env
+        self._numbers = numbers
         self._rows = rows
         self._task_of = task_of
         self.tasks = FailingTasks(
@@ -57,7 +57,7 @@ class Episodes:
             RunFailure: All tasks are left out.
         """
         block, listed = self._block, self.rules.episodes is not None
-        env, epoch = self._first_env + row, int(block["epoch"][row])
+        env, epoch = self._numbers[row], int(block["epoch"][row])
         serial = int(block["serial"][row])
         while True:
             episode = self.rules.episode(env, epoch, int(block["index"][row]), serial)

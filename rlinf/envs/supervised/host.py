@@ -29,7 +29,7 @@ class EnvHost:
     Args:
         make: Builds one env.
         envs: The first env of each row.
-        first_env: Global number of row 0.
+        numbers: Global number of the env of each row.
         rows: The rows of this process.
         progress: This process's cells of the block: present row, count of steps.
     """
@@ -42,7 +42,7 @@ class EnvHost:
         spec: EnvSpec,
         block: SharedBlock,
         rules: EpisodeRules,
-        first_env: int,
+        numbers: Sequence[int],
         progress: np.ndarray,
         rows: Sequence[int],
     ) -> None:
@@ -50,7 +50,7 @@ class EnvHost:
         self._envs = envs
         self._block = block
         self.rules = rules
-        self._first_env = first_env
+        self._numbers = numbers
         self._progress = progress
         never_black = self._simulator(rows[0]).never_black
         self._observations = ObservationRows(block.group("observation"), never_black)
@@ -60,7 +60,7 @@ class EnvHost:
         self._episodes = Episodes(
             block=block,
             rules=rules,
-            first_env=first_env,
+            numbers=numbers,
             rows=rows,
             descriptions=spec.task_descriptions,
             task_of=self._simulator(rows[0]).task_of,
@@ -249,7 +249,7 @@ class EnvHost:
                 failures += not self._episodes.fails_to_begin(row, fault)
                 self._close_episode(row, fault)
         raise RunFailure(
-            f"env {self._first_env + row} could not be reset {RESETS} times in a row; "
+            f"env {self._numbers[row]} could not be reset {RESETS} times in a row; "
             f"the last time, with seed {seed}: {last.reason.value}: {last.summary}"
         )
 

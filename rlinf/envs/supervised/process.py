@@ -122,7 +122,7 @@ class _Server:
             "spec": self._spec,
             "block": block,
             "rules": EpisodeRules(**settings["rules"]),
-            "first_env": settings["first_env"],
+            "numbers": settings["numbers"],
             "progress": block["progress"][settings["process"]],
             "rows": [row for stage in settings["rows"] for row in stage],
         }

@@ -51,7 +51,9 @@ class SupervisedVectorEnv(VectorEnv):
     Args:
         config: What to build.
         num_envs: N, the envs of this vector env.
-        first_env: Global number of its first env; seeds depend on global numbers alone.
+        first_env: Number of its first env, among those of all workers.
+        numbers: Global numbers of the envs, ascending, on which alone seeds depend; by default they
+            count from ``first_env``.
         seed: Seed of the run.
         stages: Pipeline stages.
         total_envs: Envs over all workers; by default N.
@@ -74,6 +76,7 @@ class SupervisedVectorEnv(VectorEnv):
         *,
         num_envs: int,
         first_env: int = 0,
+        numbers: Sequence[int] | None = None,
         seed: int,
         stages: int = 1,
         total_envs: int | None = None,
@@ -87,6 +90,7 @@ class SupervisedVectorEnv(VectorEnv):
         self.config = config
         self.num_envs = num_envs
         self.first_env = first_env
+        self.numbers = list(numbers or range(first_env, first_env + num_envs))
         self.stages = stages
         self._max_chunk = max_chunk
         self._sequence = 0
@@ -118,7 +122,7 @@ class SupervisedVectorEnv(VectorEnv):
                 "type": config.type,
                 "options": dataclasses.asdict(config.adapter_options),
                 "rules": dataclasses.asdict(rules),
-                "first_env": first_env,
+                "numbers": self.numbers,
                 "num_envs": num_envs,
                 "max_chunk": max_chunk,
             },
@@ -149,8 +153,7 @@ class SupervisedVectorEnv(VectorEnv):
 
     @property
     def task_resets(self) -> np.ndarray:
-        """[tasks, 3] int64: resets of each task that failed and that went well, and episodes that
-        the next task was given, because this one is left out."""
+        """See :attr:`VectorEnv.task_resets`."""
         return np.asarray(self._block["task_resets"].sum(axis=0))
 
     def exhausted(self, stage: int = 0) -> bool:
@@ -265,11 +268,11 @@ class SupervisedVectorEnv(VectorEnv):
         for words in report.left_out:
             log.warning(words)
         self._unplayed += [
-            unplayed_record(self.first_env + each.pop("row"), **each) for each in report.unplayed
+            unplayed_record(self.numbers[each.pop("row")], **each) for each in report.unplayed
         ]
         for fault in report.faults:
             row = fault["row"]
-            env = self.first_env + row if row >= 0 else -1
+            env = self.numbers[row] if row >= 0 else -1
             reason = FaultReason(fault["reason"])
             noted = EnvFault(env, reason, fault["detail"], fault["episode"])
             self._faults.append(noted)
@@ -281,18 +284,18 @@ class SupervisedVectorEnv(VectorEnv):
 
     def _collect(self, stage: int, chunk: int) -> VectorStep:
         part, block = self._slice(stage), self._block
-        low, high = self.first_env + part.start, self.first_env + part.stop
-        faults = tuple(fault for fault in self._faults if fault.env < 0 or low <= fault.env < high)
+        numbers = self.numbers[part]
+        faults = tuple(f for f in self._faults if f.env < 0 or numbers[0] <= f.env <= numbers[-1])
         self._faults = [fault for fault in self._faults if fault not in faults]
         final = block["final"][part].copy()
         finals = {key: array[part][final] for key, array in self._finals.items()}
         valid = block["valid"][part] & ~self._carried_invalid[part]
         self._carried_invalid[part] = False
-        terminations, truncations = np.zeros((2, high - low, chunk), bool)
+        terminations, truncations = np.zeros((2, len(numbers), chunk), bool)
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
         recorded = part.start + np.flatnonzero(block["recorded"][part])
-        unplayed = [record for record in self._unplayed if low <= record.env < high]
+        unplayed = [record for record in self._unplayed if numbers[0] <= record.env <= numbers[-1]]
         self._unplayed = [record for record in self._unplayed if record not in unplayed]
         return VectorStep(
             observations=self.observations(stage),
@@ -307,10 +310,7 @@ class SupervisedVectorEnv(VectorEnv):
             reset_seeds=block["acted_seed"][part].copy(),
             faults=faults,
             episodes=(
-                *(
-                    read_record(self.first_env + int(row), block["records"][row])
-                    for row in recorded
-                ),
+                *(read_record(self.numbers[row], block["records"][row]) for row in recorded),
                 *unplayed,
             ),
         )

@@ -15,7 +15,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.config.ranges import device_span
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import EnvConfig, Environments, Shares, TrainingEnvironments
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.flow.planning_traits import (
     ComponentConstraint,
@@ -42,20 +42,6 @@ class ActingRunnerConfig(RunnerConfig):
     """Environment steps of the run, over all environments; rounded up to whole rollouts."""
 
 
-class Environments(StrictModel):
-    """The environments of the run."""
-
-    train: EnvConfig
-    """The simulator and its task."""
-
-
-class TrainingEnvironments(Environments):
-    """Those that experience is collected in."""
-
-    num_envs: int = Field(ge=1)
-    """Training environments, over all env workers."""
-
-
 class EvaluationConfig(StrictModel):
     """Evaluation on fixed episodes that training never sees."""
 
@@ -80,7 +66,7 @@ class EvaluationConfig(StrictModel):
     """Held-out episodes that the video of the trained policy shows side by side; 0: no video."""
 
     def environments(self, train: EnvConfig) -> EnvConfig:
-        """The training environments as they are evaluated in: true rewards, one reset each."""
+        """Training environments as they are evaluated in: true rewards, one reset each."""
         return train.model_copy(
             update={"group_size": 1, "use_fixed_reset_states": False, "reward_scale": 1.0}
         )
@@ -124,6 +110,17 @@ class EvaluatedConfig(PlacedConfig):
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
 
     @property
+    def evaluated(self) -> dict[str, EnvConfig]:
+        """The sections of the environments as they are evaluated in, by their keys."""
+        sections = self.env.sections.items()
+        return {key: self.evaluation.environments(section) for key, section in sections}
+
+    @property
+    def evaluation_shares(self) -> Shares:
+        """Which evaluation environment, and which episode, is of which section."""
+        return Shares.of(list(self.evaluated.values()))
+
+    @property
     def sub_batches(self) -> int:
         """Sub-batches of environments that are in flight at once, over all env workers."""
         return self.world_size("env") * self.rollout.pipeline_stage_num
@@ -137,19 +134,29 @@ class EvaluatedConfig(PlacedConfig):
     def evaluation_problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
-        unit, count = workers * stages, self.evaluation.num_envs
+        parts, count, shares = workers * stages, self.evaluation.num_envs, self.evaluation_shares
+        unit = parts * shares.unit
         if count % unit:
             yield illegal(
                 "evaluation.num_envs",
-                f"does not divide into {workers} env workers × {stages} pipeline stages",
+                f"does not divide into {workers} env workers × {stages} pipeline stages"
+                f"{_in_shares(shares)}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
-        if self.world_size("rollout") > unit:
+        for name in ("episodes", "periodic_episodes"):
+            played = getattr(self.evaluation, name)
+            if not all(shares.count(section, played) for section in range(len(shares.sizes))):
+                yield illegal(
+                    f"evaluation.{name}",
+                    f"are too few for each of {len(shares.sizes)} sections",
+                    hint=f"nearest: {shares.starts[-1] + 1}",
+                )
+        if self.world_size("rollout") > parts:
             yield illegal(
                 "cluster.component_placement",
-                f"places {self.world_size('rollout')} rollout workers, but there are only {unit} "
+                f"places {self.world_size('rollout')} rollout workers, but there are only {parts} "
                 "sub-batches of environments (env workers × pipeline stages)",
-                hint=f"at most {unit} rollout processes, or a larger rollout.pipeline_stage_num",
+                hint=f"at most {parts} rollout processes, or a larger rollout.pipeline_stage_num",
             )
         if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(
@@ -219,7 +226,12 @@ class ActingConfig(EvaluatedConfig):
     @property
     def group_size(self) -> int:
         """Environments that share their reset states."""
-        return self.env.train.group_size
+        return next(iter(self.env.sections.values())).group_size
+
+    @property
+    def auto_reset(self) -> bool:
+        """Whether environments start their next episodes by themselves."""
+        return next(iter(self.env.sections.values())).auto_reset
 
     @property
     def training_steps(self) -> int:
@@ -232,17 +244,27 @@ class ActingConfig(EvaluatedConfig):
         actor = self.actor
         return actor.micro_batch_size or actor.global_batch_size // self.world_size("actor")
 
+    def section_table(self) -> list[tuple[str, str]]:
+        """Rows that show the share of each of several sections in the environments."""
+        sections, shares = self.env.sections, self.env.shares
+        return [
+            (key, f"{shares.count(place, self.env.num_envs)} environments, {section.type}")
+            for place, (key, section) in enumerate(sections.items())
+            if len(sections) > 1
+        ]
+
     # -- rules between sections, for the validator of a task's config ----------------------------
 
     def acting_problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments, steps and workers."""
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
-        unit = workers * stages * self.group_size
+        shares = self.env.shares
+        unit = workers * stages * shares.unit
         if self.env.num_envs % unit:
             yield illegal(
                 "env.num_envs",
-                f"does not divide into {workers} env workers × {stages} pipeline stages × groups "
-                f"of {self.group_size}",
+                f"does not divide into {workers} env workers × {stages} pipeline stages"
+                f"{_in_shares(shares, f' × groups of {self.group_size}')}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, self.env.num_envs))}",
             )
         chunk = self.model.num_action_chunks
@@ -269,14 +291,19 @@ class ActingConfig(EvaluatedConfig):
         )
         constraints = Constraints(
             items=envs,
-            group_size=self.group_size,
+            # What has the shares of all sections is divided no further.
+            group_size=self.env.shares.unit,
             # The rollout hands its trajectories over at its end.
             granularities=(envs,),
             staleness=self.rollout.max_staleness,
             exchanges={"rollout": self.chunk_steps},
             components={
                 # They divide the environments of an evaluation as they do those of training.
-                "env": loop.model_copy(update={"also_divide": (self.evaluation.num_envs,)}),
+                "env": loop.model_copy(
+                    update={
+                        "also_divide": (self.evaluation.num_envs // self.evaluation_shares.unit,)
+                    }
+                ),
                 "rollout": loop.model_copy(update={"serves": "env"}),
                 **{name: whole.model_copy(update={"processes": (1,)}) for name in learners},
                 "actor": whole.model_copy(update={"processes": dividing_ranks(self.actor)}),
@@ -303,6 +330,13 @@ class ActingConfig(EvaluatedConfig):
                 Knob("env.num_envs", envs),
             ),
         )
+
+
+def _in_shares(shares: Shares, of_one: str = "") -> str:
+    """What else than parts must divide, in the words of a message; ``of_one`` for one section."""
+    if len(shares.sizes) == 1:
+        return of_one
+    return f" × {shares.unit} environments ({' : '.join(map(str, shares.sizes))} of the sections)"
 
 
 # -- a global batch over ranks ------------------------------------------------------------------

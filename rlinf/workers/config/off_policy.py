@@ -103,6 +103,7 @@ class OffPolicyConfig(ActingConfig):
         first = next(s for s in range(self.training_steps + 1) if not self.acts_at_random(s))
         return [
             ("environments", f"{envs}"),
+            *self.section_table(),
             ("steps per rollout", f"{self.rollout.steps} ({self.chunk_steps} chunk steps)"),
             ("transitions per rollout", f"{envs} × {self.chunk_steps} = {self.samples}"),
             ("random rollouts", f"{first}, {first * self.env_steps_per_rollout} env steps"),

@@ -239,6 +239,12 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
         return dividing_ranks(self.actor)
 
     def _own_problems(self) -> Iterator[PydanticCustomError]:
+        if len(self.env.sections) > 1:
+            yield illegal(
+                "env.train",
+                f"lists {len(self.env.sections)} simulators, and recorded episodes are of one",
+                hint="nearest: the section that they were recorded in",
+            )
         yield from self.evaluation_problems()
         yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 

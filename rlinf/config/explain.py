@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,11 +67,17 @@ def explain(
         broken = [line for _, _, field in entries for line in broken_components(field)]
         raise ConfigError("\n".join(dict.fromkeys([str(error), *broken]))) from error
     found = [(owner, field) for name, owner, field in entries if name == key]
-    every = {name: load_recipe(name).data for name in recipe_names()}
+    every = {name: _ready(name) for name in recipe_names()}
     recipes = {n: data for n, data in every.items() if task is None or data.get("task") == task}
     # One class can be reached twice, as the train and the eval section of an env can.
     unique = {id(owner): (owner, field) for owner, field in found}
     return [_explanation(key, owner, field, recipes) for owner, field in unique.values()]
+
+
+@functools.cache
+def _ready(recipe: str) -> Mapping[str, Any]:
+    """What a ready recipe says; all of them are asked for every task that has a key."""
+    return load_recipe(recipe).data
 
 
 def _full_key(key: str, names: list[str]) -> str:

@@ -81,7 +81,7 @@ def check(algorithm: Algorithm, batch: Batch, parts: list[Batch]) -> None:
     whole, metrics = share(algorithm, batch, normalizer)
     split, split_metrics = total(algorithm, parts, normalizer)
     assert whole.abs().max() > 1e-3
-    torch.testing.assert_close(split, whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(split, whole, rtol=1e-6, atol=1e-6)
     assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_padding_does_not_change_the_gradient(name: str) -> None:
     order=st.permutations(range(SEQUENCES)),
     cuts=st.sets(st.integers(1, SEQUENCES - 1), max_size=4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_distribution_over_ranks_gives_the_same_gradient(
     name: str, seed: int, ranks: int, order: list[int], cuts: set[int]
 ) -> None:

@@ -93,7 +93,11 @@ def rows(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    # Each env process of this one imports torch.
+    [pytest.param(n, marks=pytest.mark.slow if n == "behavior" else ()) for n in OPTIONS],
+)
 def test_it_keeps_the_protocol(config: Callable[..., EnvConfig], name: str) -> None:
     # Small pictures, and none of three cameras that see a megapixel at every step.
     small = {"robotwin": {"crop": 32}, "behavior": {"images": False}}

@@ -70,7 +70,12 @@ def batch() -> Iterator[Any]:
         each.close()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+# Each env process imports torch; those that are trained on in the quick tests step all the same.
+QUICK = ("isaaclab",)
+PROTOCOL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OPTIONS]
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
 def test_the_adapter_keeps_the_protocol(name: str) -> None:
     results = check_env(EnvConfig(type=name, options=OPTIONS[name], max_episode_steps=20))
     assert len(results) == 13

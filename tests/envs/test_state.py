@@ -72,7 +72,10 @@ def resume_equals_going_on(config: EnvConfig, chunk: int, stages: int = 1) -> di
     return state
 
 
-@pytest.mark.parametrize("task", METAWORLD)
+@pytest.mark.parametrize(
+    "task",
+    [METAWORLD[0], *(pytest.param(task, marks=pytest.mark.slow) for task in METAWORLD[1:])],
+)
 def test_metaworld_by_the_state_of_the_simulator(task):
     hidden = task == "push-v3"
     config = EnvConfig(

@@ -78,7 +78,7 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
     assert kinds(again)[1] in ("stay", "switch")
 
 
-@pytest.mark.parametrize("method", ["_start", "load_state"])
+@pytest.mark.parametrize("method", ["_start", pytest.param("load_state", marks=pytest.mark.slow)])
 def test_a_placement_that_does_not_start_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -67,7 +67,11 @@ def train(directory: Path, *overrides: str) -> Profile:
         (("runner.total_env_steps=3072", AUTO), WARM_UP_STEPS),
         # The first step under a placement may have been generated under the one before.
         (("runner.total_env_steps=1408", *AHEAD), WARM_UP_STEPS + 1),
-        (("runner.total_env_steps=4096", *AHEAD, AUTO), WARM_UP_STEPS + 1),
+        pytest.param(
+            ("runner.total_env_steps=4096", *AHEAD, AUTO),
+            WARM_UP_STEPS + 1,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "auto", "ahead", "ahead and auto"],
 )

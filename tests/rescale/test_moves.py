@@ -182,6 +182,7 @@ def test_a_changing_number_of_ranks_gives_what_one_gives(
         assert torch.equal(found["state"]["reference"][name], tensor), name
 
 
+@pytest.mark.slow
 def test_all_is_gathered_by_ranks_that_train_together_for_a_second_time(tmp_path: Path) -> None:
     """Torch keeps results of operations by device meshes that are equal, whatever groups they have:
     those of the first time were of a group that is gone.

@@ -64,6 +64,7 @@ def test_interrupted_and_resumed(reference: Path, tmp_path: Path) -> None:
     assert_equal_runs(reference, _cut_and_resumed(tmp_path, *CALLING))
 
 
+@pytest.mark.slow
 def test_conversations_that_are_carried_from_step_to_step(tmp_path: Path) -> None:
     carried = (*CALLING, "rollout.partial={oversample: 1.5, schedule: longest_first}",
                "rollout.engine.max_running_requests=10")  # fmt: skip

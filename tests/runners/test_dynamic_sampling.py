@@ -67,7 +67,10 @@ class UnevenReward(RewardWorker):
         return report
 
 
-@pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
+@pytest.mark.parametrize(
+    "partial",
+    [pytest.param(False, id="whole"), pytest.param(True, id="partial", marks=pytest.mark.slow)],
+)
 def test_the_speed_of_the_reward_changes_nothing(
     reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partial: bool
 ) -> None:

@@ -60,6 +60,7 @@ def assert_same(static: Path, run: Path, *, steps: int = STEPS) -> list[dict[str
     return second
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_a_short_run_that_rescales_computes_what_a_static_one_does(tmp_path: Path) -> None:
     short = (

@@ -76,6 +76,8 @@ def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str,
     named = details.get("ctx", {}).get("key") if details["type"] == "illegal" else None
     if named:
         location += str(named).split(".")
+    # What an error names may be absent, and the last part of its place only where it is missing.
+    first_absent = len(details["loc"]) - (details["type"] == "missing")
     may_be_absent = bool(named) or details["type"] == "missing"
     node: Any = data
     parts: list[str] = []
@@ -84,7 +86,7 @@ def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str,
         if child is not _ABSENT:
             node = child
             parts.append(str(part))
-        elif may_be_absent and position >= len(details["loc"]) - 1:
+        elif may_be_absent and position >= first_absent:
             return ".".join([*parts, *(str(name) for name in location[position:])]), _ABSENT
     return ".".join(parts), node
 

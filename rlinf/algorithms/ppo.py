@@ -24,7 +24,8 @@ from rlinf.algorithms.credit import (
 from rlinf.algorithms.losses import kl_estimate
 from rlinf.algorithms.objective import ClippedObjective
 from rlinf.algorithms.samples import Credit, CreditEstimate
-from rlinf.data.trajectory import TASK_IDS, Trajectory
+from rlinf.data.trajectory import Trajectory
+from rlinf.envs.results import TASK_IDS
 
 
 class RewardNormalizer:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-TASK_IDS = "task_ids"
-"""Observation that says which of several tasks an env is in, int64 [B]."""
-
 _NAMED = ("forward_inputs", "next_observations")
 _WITHOUT_TIME = ("env_ids", "bootstrap_values")
 

@@ -29,10 +29,6 @@ uint8 [H, W, 3] or [n, H, W, 3]; ``extra_view_images`` uint8 [n, H, W, 3]; furth
 ``images.NAME`` uint8 [H, W, 3], and ``depth.NAME`` float32 [H, W] in metres. Any subset, the same
 at every step."""
 
-TASK_KEY = "task_ids"
-"""The entry of an observation that says which of several tasks an env is in: int64, an index into
-the table of descriptions. The host adds it, not the adapter."""
-
 PICTURE_SIZES = (32, 1024)
 """The smallest and the largest height and width of a picture, in pixels."""
 INSTRUCTION_KEY = "instruction"

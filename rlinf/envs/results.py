@@ -8,6 +8,10 @@ from typing import Dict, Optional  # noqa: UP035 - the env side runs under 3.8 a
 
 import numpy as np
 
+TASK_IDS = "task_ids"
+"""The entry of an observation that says which of several tasks an env is in: int64, an index into
+the table of descriptions. The host adds it, not the adapter."""
+
 ACTION_MASK = "action_mask"
 """The entry of an observation that says which action dimensions [A] an env has, bool; only where
 envs that take different actions are joined to one batch."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import TASK_KEY, VECTORS, Simulator, observation_type
-from rlinf.envs.results import ACTION_MASK
+from rlinf.envs.base import VECTORS, Simulator, observation_type
+from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
     shapes: dict[str, tuple[int, ...]] = {key: tuple(box.shape) for key, box in boxes.items()}
     dtypes = {key: np.dtype(box.dtype).name for key, box in boxes.items()}
     if len(env.task_descriptions) > 1:
-        shapes[TASK_KEY], dtypes[TASK_KEY] = (), "int64"
+        shapes[TASK_IDS], dtypes[TASK_IDS] = (), "int64"
     return EnvSpec(
         observation_shapes=shapes,
         observation_dtypes=dtypes,
@@ -128,10 +128,10 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         _refuse_other(key, spec, first, wanted)
     every = list(specs.values())
     dim = max(spec.action_dim for spec in every)
-    names = [name for name in wanted.observation_shapes if name != TASK_KEY]
+    names = [name for name in wanted.observation_shapes if name != TASK_IDS]
     shapes = {name: max(spec.observation_shapes[name] for spec in every) for name in names}
     types = {name: wanted.observation_dtypes[name] for name in names}
-    shapes[TASK_KEY], types[TASK_KEY] = (), "int64"
+    shapes[TASK_IDS], types[TASK_IDS] = (), "int64"
     if any(spec.action_dim < dim for spec in every):
         shapes[ACTION_MASK], types[ACTION_MASK] = (dim,), "bool"
     said = [set(spec.task_descriptions) for spec in every]
@@ -158,7 +158,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
 
 
 def _refuse_other(key: str, spec: EnvSpec, first: str, wanted: EnvSpec) -> None:
-    own, theirs = (set(each.observation_shapes) - {TASK_KEY} for each in (spec, wanted))
+    own, theirs = (set(each.observation_shapes) - {TASK_IDS} for each in (spec, wanted))
     if own != theirs:
         raise ConfigError(
             f"shows {', '.join(sorted(own))}, {first} {', '.join(sorted(theirs))}: "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlinf.data.trajectory import TASK_IDS
+from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
 from rlinf.models.policy import (

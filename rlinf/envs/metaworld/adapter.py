@@ -14,13 +14,13 @@ import numpy as np
 from gymnasium import spaces
 
 from rlinf.envs.base import (
-    TASK_KEY,
     Observation,
     SimulatorEnv,
     require_known,
     require_picture_sizes,
 )
 from rlinf.envs.requirements import Requirements
+from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError, MissingPackageError
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
@@ -126,7 +126,7 @@ class MetaWorldEnv(SimulatorEnv):
         policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
 
         def act(observation: Observation) -> np.ndarray:
-            policy = policies[int(observation.get(TASK_KEY, np.zeros(())))]
+            policy = policies[int(observation.get(TASK_IDS, np.zeros(())))]
             action: np.ndarray = policy.get_action(observation["states"].astype(np.float64))
             clipped: np.ndarray = np.clip(action, -1.0, 1.0).astype(np.float32)
             return clipped

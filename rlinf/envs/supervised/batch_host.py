@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import TASK_KEY, BatchStep, Observation, Simulator, SimulatorBatch
-from rlinf.envs.results import FaultReason
+from rlinf.envs.base import BatchStep, Observation, Simulator, SimulatorBatch
+from rlinf.envs.results import TASK_IDS, FaultReason
 from rlinf.envs.supervised.block import Status
 from rlinf.envs.supervised.checks import EnvSideFault, guarded, require_array
 from rlinf.envs.supervised.host import EnvHost
@@ -261,13 +261,13 @@ class BatchHost(EnvHost):
         for name in ("terminated", "truncated", "success"):
             require_array(f"`{name}`", getattr(step, name), (count,))
         if step.final_observations is not None:
-            finals = {**step.final_observations, **{k: seen[k] for k in seen if k == TASK_KEY}}
+            finals = {**step.final_observations, **{k: seen[k] for k in seen if k == TASK_IDS}}
             self._finals.check_batch(finals, count)
 
     def _with_tasks(self, observations: Observation, batch: SimulatorBatch) -> Observation:
         if not self._tells_task:
             return observations
-        return {**observations, TASK_KEY: np.asarray(batch.task_ids(), np.int64)}
+        return {**observations, TASK_IDS: np.asarray(batch.task_ids(), np.int64)}
 
     @staticmethod
     def _finite(observations: Observation) -> np.ndarray:

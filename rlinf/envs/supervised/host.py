@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.base import TASK_KEY, Simulator, SimulatorEnv
-from rlinf.envs.results import FaultReason
+from rlinf.envs.base import Simulator, SimulatorEnv
+from rlinf.envs.results import TASK_IDS, FaultReason
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status
 from rlinf.envs.supervised.checks import EnvSideFault, ObservationRows, checked_reward, guarded
@@ -56,7 +56,7 @@ class EnvHost:
         self._observations = ObservationRows(block.group("observation"), never_black)
         self._finals = ObservationRows(block.group("final"), never_black)
         self._discrete = spec.action_kind == "discrete"
-        self._tells_task = TASK_KEY in spec.observation_shapes
+        self._tells_task = TASK_IDS in spec.observation_shapes
         self._episodes = Episodes(
             block=block,
             rules=rules,
@@ -207,7 +207,7 @@ class EnvHost:
         if not self._tells_task or not isinstance(observation, dict):
             return observation
         task = self._block["task"][row] = self._envs[row].task_id
-        return {**observation, TASK_KEY: np.array(task, np.int64)}
+        return {**observation, TASK_IDS: np.array(task, np.int64)}
 
     def _step_env(self, env: SimulatorEnv, action: np.ndarray, *, blind: bool) -> Any:
         self._progress[1] += 1

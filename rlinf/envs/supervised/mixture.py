@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from rlinf.config.nearest import join_choices, nearest_multiples
-from rlinf.envs.base import TASK_KEY, VECTORS
+from rlinf.envs.base import VECTORS
 from rlinf.envs.config import EnvConfig, Shares
-from rlinf.envs.results import ACTION_MASK, Observations, VectorStep
+from rlinf.envs.results import ACTION_MASK, TASK_IDS, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec, joined
 from rlinf.envs.supervised.block import reshard
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
@@ -119,7 +119,7 @@ class MixedVectorEnv(VectorEnv):
         types = self._spec.observation_dtypes
         constant = {key: np.zeros((size, *shape), types[key]) for key, shape in shapes.items()}
         for rows, spec, first in zip(self._rows, specs, self._first_task, strict=True):
-            constant[TASK_KEY][rows] = first
+            constant[TASK_IDS][rows] = first
             if ACTION_MASK in constant:
                 constant[ACTION_MASK][rows, : spec.action_dim] = True
         return constant
@@ -229,7 +229,7 @@ class MixedVectorEnv(VectorEnv):
         whole = {key: array.copy() for key, array in self._constant.items()}
         for part, rows, first in zip(parts, self._rows, self._first_task, strict=True):
             for key, array in part.items():
-                if key == TASK_KEY:
+                if key == TASK_IDS:
                     whole[key][rows] = array + first
                 elif key in VECTORS:
                     whole[key][rows, : array.shape[1]] = array

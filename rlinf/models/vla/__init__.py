@@ -1,0 +1,1 @@
+"""Vision-language-action models: published architectures as policies for actions."""

@@ -1,1 +1,1 @@
-"""Vision-language-action models: published architectures as policies for actions."""
+"""Vision-language-action models: their graphs, published files and policies."""

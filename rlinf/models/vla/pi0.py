@@ -1,7 +1,7 @@
 """The graphs of π₀ and π₀.₅: SigLIP and Gemma read images and text, an expert denoises actions.
 
-π₀: https://arxiv.org/abs/2410.24164, π₀.₅: https://arxiv.org/abs/2504.16054. Pictures and text are a
-prefix whose keys and values are computed once; the expert attends to them in each denoising step.
+π₀: https://arxiv.org/abs/2410.24164, π₀.₅: https://arxiv.org/abs/2504.16054. Pictures and text are
+a prefix whose keys and values are computed once; the expert attends to them in each denoising step.
 The names of weights in published files are in :mod:`rlinf.models.vla.pi0_layouts`.
 """
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,7 +74,9 @@ def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> 
     assert found.layout.name == "rlinf"
     head = tensors.pop("paligemma_with_expert.gemma_expert.lm_head.weight")
     assert not head.any()
-    assert head.shape == original.pop("model.paligemma_with_expert.gemma_expert.lm_head.weight").shape
+    assert (
+        head.shape == original.pop("model.paligemma_with_expert.gemma_expert.lm_head.weight").shape
+    )
     equal({f"model.{name}": tensor for name, tensor in tensors.items()}, original)
 
 
@@ -102,14 +103,14 @@ def test_sizes_of_the_published_models(kind: str, billions: float) -> None:
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Iterator[Path]:
+def shards(tmp_path: Path) -> Path:
     tensors = load_file(PARITY / "pi0" / "model.safetensors")
     names = sorted(tensors)
     for number, part in enumerate((names[:40], names[40:])):
         save_file({name: tensors[name] for name in part}, tmp_path / f"part-{number}.safetensors")
     where = {name: f"part-{int(place >= 40)}.safetensors" for place, name in enumerate(names)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    yield tmp_path
+    return tmp_path
 
 
 def test_shards_are_one_model(shards: Path) -> None:
@@ -151,8 +152,11 @@ def test_missing_left_over_and_misshapen_are_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_published(model, tmp_path, LAYOUTS)
 
-    for part in ("1 missing in the file: state_proj.bias", "paligemma_with_expert.more",
-                 "1 of another shape: state_proj.weight ([3, 3], in the model [32, 8])"):  # fmt: skip
+    for part in (
+        "1 missing in the file: state_proj.bias",
+        "paligemma_with_expert.more",
+        "1 of another shape: state_proj.weight ([3, 3], in the model [32, 8])",
+    ):
         assert part in str(caught.value)
     assert all(parameter.is_meta for parameter in model.parameters())
 

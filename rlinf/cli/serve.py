@@ -115,11 +115,12 @@ def _serve(
     import torch
 
     from rlinf.runners.embodied_evaluation import TrainedPolicy
+    from rlinf.scheduler.accelerators import process_device
     from rlinf.serving.acting import ActingPolicy
     from rlinf.serving.server import PolicyServer
 
     trained = TrainedPolicy(task, path)
-    place = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+    place = torch.device(device or process_device())
     spec = trained.env_spec()
     acting = ActingPolicy(
         trained.build(spec).to(place),

@@ -135,10 +135,13 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
         from rlinf.checkpoint.weights import export_weights
+        from rlinf.models.policy import BASE
 
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"
-        export_weights(path, acting_weights(run.groups.state()))
+        state = run.groups.state()
+        base = state["actor"]["trainer"].get(BASE)
+        export_weights(path, acting_weights(state), {} if base is None else {BASE: base})
         print(f"held-out episodes: {run.last_evaluation}")
         video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
         if video is not None:
@@ -252,8 +255,10 @@ class TrainedPolicy:
 
     def build(self, spec: EnvSpec) -> Policy:
         """The policy for envs of this spec, with its weights, on the CPU."""
-        policy = self.config.model.build(spec, value_dim=self.config.value_dim).eval()
-        policy.load_state_dict(self._weights)
+        from rlinf.models.policy import load_travelling
+
+        policy = self.config.build_policy(spec).eval()
+        load_travelling(policy, self._weights)
         return policy
 
     def env_spec(self) -> EnvSpec:

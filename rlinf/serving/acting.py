@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.checkpoint.weights import check_compatible
-from rlinf.models.policy import ActionSample, Policy
+from rlinf.models.policy import ActionSample, Policy, load_travelling
 from rlinf.serving.requests import Request
 
 
@@ -58,8 +57,7 @@ class ActingPolicy:
         Raises:
             CheckpointError: They are of another model, and nothing changed.
         """
-        check_compatible(self.policy.state_dict(), weights)
-        self.policy.load_state_dict(dict(weights))
+        load_travelling(self.policy, weights)
         self.version = version
 
     def act(self, requests: Sequence[Request]) -> list[np.ndarray]:

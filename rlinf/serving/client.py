@@ -57,7 +57,7 @@ class ActionClient:
         return answer
 
     def _received(self) -> bytes:
-        answer = self._socket.recv(self._timeout)
+        answer: str | bytes = self._socket.recv(self._timeout)
         if isinstance(answer, str):
             raise ServerError(answer)
         return answer

@@ -24,6 +24,8 @@ class ActionTokens(torch.nn.Module):
     centers: Tensor
     """[bins] what each token index means. Ids count downwards, -1 is the last one; the first two
     mean the same, as 256 edges have 255 intervals."""
+    edges: Tensor
+    """[bins] of the bins, in increasing order."""
 
     def __init__(self, vocabulary: int, bins: int = 256) -> None:
         super().__init__()

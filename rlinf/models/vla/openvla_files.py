@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import merged
+from rlinf.models.policy import merged
 from rlinf.models.vla.loading import Layout, load_published
 from rlinf.models.vla.openvla_graph import TOWERS, Architecture, Extras, OpenVLANetwork
 from rlinf.models.vla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names
@@ -41,6 +41,7 @@ _TOWERS = {
     "vit_so400m_patch14_siglip_224": SIGLIP,
 }
 """Names that config.json has for the vision transformers."""
+_EXTRA = ("action_head.", "proprio_projector.", *(f"vision_backbone.{t}.film." for t in TOWERS))
 _MEANS = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 _DEVIATIONS = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
@@ -101,7 +102,7 @@ def load_network(
     published: Published,
     extras: Extras,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None = None,
     fresh: bool = False,
     seed: int = 0,
 ) -> OpenVLANetwork:
@@ -110,7 +111,7 @@ def load_network(
     Args:
         published: The directory.
         extras: Parts that lie in files of their own, ``NAME--STEP_checkpoint.pt``.
-        dtype: Of all weights.
+        dtype: Of all weights; None: as the output layer is stored.
         fresh: Let parts that the directory lacks begin afresh, as where a plain OpenVLA is
             fine-tuned with them.
         seed: Of these.
@@ -118,11 +119,9 @@ def load_network(
     with torch.device("meta"):
         network = OpenVLANetwork(published.architecture, extras)
     files = {name: _extra_file(published.path, name, needed=not fresh) for name in _parts(extras)}
-    own = ("action_head.", "proprio_projector.", *(f"vision_backbone.{t}.film." for t in TOWERS))
     layout = openvla_layout(published.architecture)
-    load_published(
-        network, published.path, [layout], dtype=dtype, fresh=lambda name: name.startswith(own)
-    )
+    load_published(network, published.path, [layout], dtype=dtype, fresh=is_extra)
+    dtype = dtype or network.language_model.lm_head.weight.dtype
     for name, file in files.items():
         if file is not None:
             _load_extra(network, name, file, dtype)
@@ -130,24 +129,34 @@ def load_network(
     return network
 
 
+def is_extra(name: str) -> bool:
+    """Whether a weight is of a part that plain OpenVLA lacks."""
+    return name.startswith(_EXTRA)
+
+
 def materialize(network: OpenVLANetwork, *, seed: int, dtype: torch.dtype) -> None:
-    """Give memory to what is still on the meta device: parts that begin afresh, and constants."""
+    """Give memory to what is still on the meta device: weights that begin afresh, as a function of
+    the seed alone, and constants.
+
+    Matrices are uniform, with bounds of one over the square root of the inputs; norms and scales
+    are 1, biases and FiLM 0.
+    """
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     model = network.language_model.model
     model.rotary_emb = LlamaRotaryEmbedding(network.language_model.config)
     generator = torch.Generator().manual_seed(seed)
-    for part in network.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if not parameter.is_meta:
-                continue
-            value = torch.zeros(parameter.shape)
-            if parameter.dim() > 1:
-                bound = parameter.shape[1] ** -0.5
-                value.uniform_(-bound, bound, generator=generator)
-            elif isinstance(part, torch.nn.LayerNorm) and name == "weight":
-                value.fill_(1.0)
-            setattr(part, name, torch.nn.Parameter(value.to(dtype)))
+    for name, parameter in list(network.named_parameters()):
+        if not parameter.is_meta:
+            continue
+        value = torch.zeros(parameter.shape)
+        if parameter.dim() > 1 and ".film." not in name:
+            bound = (parameter.numel() / len(parameter)) ** -0.5
+            value.uniform_(-bound, bound, generator=generator)
+        elif parameter.dim() == 1 and not name.endswith(".bias"):
+            value.fill_(1.0)
+        part, _, last = name.rpartition(".")
+        setattr(network.get_submodule(part), last, torch.nn.Parameter(value.to(dtype)))
 
 
 def openvla_layout(architecture: Architecture) -> Layout:
@@ -306,3 +315,26 @@ def _of_graph(tensors: Mapping[str, Tensor], part: torch.nn.Module) -> dict[str,
         if not (tower in TOWERS and behind):
             found[plain] = tensor
     return found
+
+
+TINY = Architecture(
+    towers=(
+        VisionSize(64, 3, 4, 128, patch=16, registers=4, layer_scale=True),
+        VisionSize(64, 3, 4, 128, patch=16, pooling=True),
+    ),
+    image_size=64,
+    text={
+        **_LLAMA_2_7B, "vocab_size": 2048 + 256 + 64, "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 3, "num_attention_heads": 4,
+    },
+)  # fmt: skip
+"""1.4 million weights; its words are hashed."""
+TINY_PIXELS = PixelValues(TINY.image_size, _MEANS, _DEVIATIONS)
+
+
+def tiny_network(extras: Extras, *, seed: int) -> OpenVLANetwork:
+    """A small network with fresh weights."""
+    with torch.device("meta"):
+        network = OpenVLANetwork(TINY, extras)
+    materialize(network, seed=seed, dtype=torch.float32)
+    return network

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.models.adapters import LowRankLinear
 from rlinf.models.vla.vision_transformer import VisionSize, VisionTransformer
 
 TOWERS = ("featurizer", "fused_featurizer")
@@ -83,7 +84,7 @@ class VisionBackbone(nn.Module):
             pixels: [B, 3 · towers, H, W], as each tower wants them.
             language: [B, language_width] mean embedding of the instruction, where FiLM is used.
         """
-        views = zip(self.names, pixels.split(3, dim=1), strict=True)
+        views = zip(self.names, torch.split(pixels, 3, dim=1), strict=True)
         return torch.cat([getattr(self, name)(each, language) for name, each in views], dim=-1)
 
 
@@ -152,7 +153,8 @@ class ActionHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, C · A, width] to normalised actions [B, C, A]."""
-        return cast(Tensor, self.model(hidden.unflatten(1, (-1, self.action_dim)).flatten(2)))
+        steps = hidden.shape[1] // self.action_dim
+        return cast(Tensor, self.model(hidden.reshape(len(hidden), steps, -1)))
 
 
 class OpenVLANetwork(nn.Module):
@@ -196,7 +198,13 @@ class OpenVLANetwork(nn.Module):
     def action_logits(self, hidden: Tensor) -> Tensor:
         """[B, N, width] to logits [B, N, bins] of the tokens that are actions; of the other rows of
         the output layer none is computed."""
-        return functional.linear(hidden, self.language_model.lm_head.weight[self._actions])
+        layer = self.language_model.lm_head
+        logits = functional.linear(hidden, layer.weight[self._actions])
+        if isinstance(layer, LowRankLinear):
+            low = functional.linear(hidden, layer.lora_A)
+            update = functional.linear(low, layer.lora_B[self._actions])
+            logits = logits + update * layer.lora_scale.to(low.dtype)
+        return logits
 
     def prompt(
         self,
@@ -227,7 +235,7 @@ class OpenVLANetwork(nn.Module):
         if language is not None:
             language = language.repeat_interleave(views, dim=0)
         features = self.vision_backbone(pixels.flatten(0, 1).to(text.dtype), language)
-        seen = self.projector(features).unflatten(0, (rows, views)).flatten(1, 2)
+        seen = self.projector(features).reshape(rows, -1, self.width)
         if self.proprio_projector is not None:
             if states is None:
                 raise ValueError("the network reads states, and is given none")
@@ -239,7 +247,9 @@ class OpenVLANetwork(nn.Module):
             torch.cat([mask[:, :1], full, mask[:, 1:]], dim=1),
         )
 
-    def at_once(self, embedded: Tensor, mask: Tensor, actions: int, behind: Iterable[int]) -> Tensor:
+    def at_once(
+        self, embedded: Tensor, mask: Tensor, actions: int, behind: Iterable[int]
+    ) -> Tensor:
         """Hidden states [B, actions, width] from which the actions are read, in one pass in which
         every position sees every other one.
 

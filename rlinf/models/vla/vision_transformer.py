@@ -123,7 +123,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, width]."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.qkv(x).reshape(*x.shape[:2], 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
         found = functional.scaled_dot_product_attention(q, k, v)
         return cast(Tensor, self.proj(found.transpose(1, 2).flatten(2)))
 

@@ -5,7 +5,7 @@ and an environment of its own:
 
     python3.11 -m venv v
     v/bin/pip install torch torchvision transformers==4.57.6 timm==0.9.16 safetensors
-    v/bin/python tests/models/vla/make_openvla_parity.py OPENVLA OPENVLA_OFT tests/models/vla/parity/openvla
+    v/bin/python tests/models/vla/make_openvla_parity.py OPENVLA OPENVLA_OFT FOLDER
 
 The fixture has a published directory of each kind in one, and what the original code computes with
 it. The transformers fork in which attention of OpenVLA-OFT is bidirectional is replaced by a mask
@@ -98,7 +98,8 @@ def main(openvla: str, oft: str, target: Path) -> None:
 
     (modeling,) = original(openvla, "extern.hf.modeling_prismatic")
     published = modeling.OpenVLAConfig(
-        vision_backbone_id="dinosiglip-vit-so-224px", text_config=TEXT, llm_backbone_id="llama2-7b-pure",
+        vision_backbone_id="dinosiglip-vit-so-224px", llm_backbone_id="llama2-7b-pure",
+        text_config=TEXT,
         norm_stats={"one": {"action": {"q01": [-0.5] * 6 + [0.0], "q99": [0.25] * 6 + [1.0],
                                        "mask": [True] * 6 + [False]}}},
     )  # fmt: skip
@@ -107,9 +108,7 @@ def main(openvla: str, oft: str, target: Path) -> None:
     randomize(model, 1)
     ids = torch.cat([prompt, tokens], dim=1)
     with torch.no_grad():
-        found = model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels[:, 0]
-        )
+        found = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels[:, 0])
     causal = found.logits[:, -ACTIONS - 1 : -1, VOCABULARY - 256 : VOCABULARY]
     weights = model.state_dict()
     save_file({k: v.contiguous() for k, v in weights.items()}, target / "model.safetensors")

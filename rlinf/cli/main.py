@@ -13,6 +13,7 @@ import typer
 import rlinf
 from rlinf.cli import (
     check,
+    data,
     doctor,
     env,
     evaluate,
@@ -43,6 +44,7 @@ app.command("record")(record.record)
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
+app.add_typer(data.app, name="data")
 app.add_typer(env.app, name="env")
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)

@@ -13,6 +13,7 @@ import typer
 import rlinf
 from rlinf.cli import (
     check,
+    convert,
     data,
     doctor,
     env,
@@ -44,6 +45,7 @@ app.command("record")(record.record)
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
+app.add_typer(convert.app, name="convert")
 app.add_typer(data.app, name="data")
 app.add_typer(env.app, name="env")
 app.command("doctor")(doctor.doctor)

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 
-Objective = Literal["likelihood", "squared_error"]
+Objective = Literal["likelihood", "squared_error", "model"]
 
 
 class Supervised(Algorithm):
@@ -17,7 +17,8 @@ class Supervised(Algorithm):
 
     With ``likelihood`` the error of a term is −log π: of target tokens their mean cross entropy, of
     recorded actions behaviour cloning (Pomerleau 1991). With ``squared_error`` it is the squared
-    distance between a dimension of a recorded action and the mode of the policy there.
+    distance between a dimension of a recorded action and the mode of the policy there, with
+    ``model`` what the policy itself says, as flow matching.
     """
 
     def __init__(self, objective: Objective = "likelihood") -> None:
@@ -44,6 +45,8 @@ class Supervised(Algorithm):
         errors: Tensor
         if self._objective == "likelihood":
             errors = -batch.fold(policy(batch).log_probs)
+        elif self._objective == "model":
+            errors = policy(batch, imitate=True).flatten(1)
         else:
             distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
             errors = distance.square().flatten(1)

@@ -13,6 +13,7 @@ import typer
 import rlinf
 from rlinf.cli import (
     check,
+    convert,
     doctor,
     env,
     evaluate,
@@ -44,6 +45,7 @@ app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
 app.add_typer(env.app, name="env")
+app.add_typer(convert.app, name="convert")
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)

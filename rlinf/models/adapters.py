@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,11 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import AdapterConfig, LoraConfig
-from rlinf.models.policy import Policy
+from rlinf.models.policy import Policy, merged
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import ModelConfig
 
 _PREFIX = "base_model.model."
 _SHOWN = 3  # names in a message
@@ -189,18 +193,6 @@ def plain_name(name: str) -> str | None:
     return None if is_adapter(name) else name.replace(".base_layer.", ".")
 
 
-def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float | Tensor) -> Tensor:
-    """W + s · B A, computed in float32.
-
-    Args:
-        weight: [out, in].
-        first: A, [rank, in].
-        second: B, [out, rank].
-        scale: s.
-    """
-    return (weight.float() + scale * (second.float() @ first.float())).to(weight.dtype)
-
-
 class AdaptedLinear(nn.Module):
     """A linear layer whose matrix is W + s · B A, as it is sent to those who act: so trainer and
     rollout compute the same numbers, bit for bit. Its bias is trained whole.
@@ -236,8 +228,42 @@ class AdaptedLinear(nn.Module):
         return functional.linear(features, self.weight, self.bias)
 
 
+class LowRankLinear(nn.Module):
+    """A linear layer W x + s · B A x whose own matrix and bias stay as they are.
+
+    For a policy with a base: those who act have the same layers, and are sent A and B alone.
+
+    Args:
+        layer: The layer; its parameters are kept.
+        config: Rank and scale.
+        generator: Of A, which is Gaussian; B is zero, so that nothing changes yet.
+    """
+
+    lora_scale: Tensor
+
+    def __init__(
+        self, layer: nn.Linear, config: AdapterConfig, *, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.register_buffer("lora_scale", torch.tensor(config.scale))
+        rows, columns = layer.weight.shape
+        first = torch.empty(config.rank, columns).normal_(0, 1 / config.rank, generator=generator)
+        place = layer.weight
+        self.lora_A = nn.Parameter(first.to(place))
+        self.lora_B = nn.Parameter(torch.zeros(rows, config.rank).to(place))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        low = functional.linear(features, self.lora_A)
+        update = functional.linear(low, self.lora_B) * self.lora_scale.to(low.dtype)
+        return functional.linear(features, self.weight, self.bias) + update
+
+
 def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
     """Put adapters into the linear layers of a policy that it names.
+
+    Of a policy with a base nothing is trained beside them but what the policy says.
 
     Raises:
         ConfigError: It names none of ``config.target_modules``.
@@ -254,12 +280,41 @@ def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
             )
         chosen = set().union(*found.values())
     generator = torch.Generator().manual_seed(seed)
+    if policy.base is not None:
+        whole = {id(parameter) for parameter in policy.trained_beside_adapters()}
+        for parameter in policy.parameters():
+            parameter.requires_grad_(id(parameter) in whole)
+    make = AdaptedLinear if policy.base is None else LowRankLinear
     for name in (name for name in names if name in chosen):
         layer = policy.get_submodule(name)
         assert isinstance(layer, nn.Linear)
         owner, _, last = name.rpartition(".")
-        adapted = AdaptedLinear(layer, config, generator=generator)
+        adapted = make(layer, config, generator=generator)
         setattr(policy.get_submodule(owner), last, adapted)
+
+
+def acting_policy(
+    model: ModelConfig,
+    env_spec: EnvSpec,
+    *,
+    value_dim: int,
+    seed: int,
+    lora: AdapterConfig | None,
+    dtype: torch.dtype,
+) -> Policy:
+    """The policy as those who act with a trainer's weights have it: with the same adapters, where
+    these travel alone, and in the trainer's number format."""
+    policy = model.build(env_spec, value_dim=value_dim, seed=seed)
+    if policy.base is not None and lora is not None:
+        adapt_policy(policy, lora, seed=seed)
+    return in_precision(policy, dtype)
+
+
+def in_precision(policy: Policy, dtype: torch.dtype) -> Policy:
+    """The policy with its parameters in a number format; buffers stay as they are."""
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return policy
 
 
 def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -271,8 +326,8 @@ def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer, is_part, kind = name.rpartition(".lora_")
-        if not is_part:
-            found[name] = tensor
+        if not is_part or f"{layer}.lora_base" not in tensors:
+            found[name] = tensor  # an adapter of a base travels as it is
         elif kind == "base":
             first, second, scale = (tensors[f"{layer}.lora_{kind}"] for kind in ("A", "B", "scale"))
             found[f"{layer}.weight"] = merged(tensor, first, second, scale)

@@ -33,6 +33,8 @@ class ModelConfig(StrictModel):
     implementation: ClassVar[str]
     """``module:Class`` of the policy, imported when it is built."""
 
+    half_precision: ClassVar[bool] = False
+    """Whether it can act and train in bfloat16."""
     q_implementation: ClassVar[str | None] = None
     """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 
@@ -54,11 +56,16 @@ class ModelConfig(StrictModel):
         policy: Policy = load_attribute(self.implementation)(
             self, env_spec, value_dim=value_dim, seed=seed
         )
-        if self.path is not None:
+        if self.starting_weights is not None:
             from rlinf.models.policy import load_initial_weights
 
-            load_initial_weights(policy, self.path)
+            load_initial_weights(policy, self.starting_weights)
         return policy
+
+    @property
+    def starting_weights(self) -> Path | None:
+        """File of weights that a run left behind."""
+        return self.path
 
     def check(self) -> None:
         """Look for the weights to begin with."""

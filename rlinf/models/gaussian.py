@@ -15,6 +15,7 @@ from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
 from rlinf.models.policy import (
+    ACTIONS,
     RAW_ACTIONS,
     ActionEvaluation,
     ActionSample,
@@ -222,12 +223,14 @@ class GaussianPolicy(Policy):
         )
 
     @torch.inference_mode()
-    def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
         """Act, without gradients; see :meth:`Policy.sample`."""
         mean, log_std = self._distribution(self.encode(observations)[0])
-        raw_actions = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise)
         # The deviation of the raw action in standard deviations is the noise itself.
-        deviation = torch.zeros_like(mean) if noise is None else noise
+        deviation = torch.zeros_like(mean) if noise is None else noise[ACTIONS]
+        raw_actions = mean if noise is None else torch.addcmul(mean, log_std.exp(), deviation)
         return ActionSample(
             actions=raw_actions.clamp(self.action_low, self.action_high),
             log_probs=gaussian_log_prob(deviation=deviation, log_std=log_std),

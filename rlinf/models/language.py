@@ -17,11 +17,11 @@ from rlinf.data import tokenizer as tokenizers
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import (
     load_adapter,
-    merged,
     peft_settings,
     plain_name,
 )
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
+from rlinf.models.policy import merged
 
 _SHOWN = 6  # names listed per kind of difference
 

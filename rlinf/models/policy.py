@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import safetensors.torch
 import torch
@@ -17,8 +17,34 @@ from rlinf.checkpoint.weights import check_compatible
 from rlinf.envs.results import ACTION_MASK
 from rlinf.errors import CheckpointError, ConfigError
 
+BASE = "base"
+"""Name of :attr:`Policy.base` in what is written."""
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
+
+
+ACTIONS = "actions"
+"""Name of the noise of a policy whose actions need one normal number for each dimension."""
+
+
+@dataclass(frozen=True)
+class NoiseSpec:
+    """Random numbers that a policy needs for one row: standard normal, or uniform in [0, 1)."""
+
+    shape: tuple[int, ...]
+    kind: Literal["normal", "uniform"] = "normal"
+
+    def draw(self, leading: Sequence[int], generator: torch.Generator) -> Tensor:
+        """[*leading, *shape] float32, on the host: the same numbers whatever the device."""
+        make = torch.randn if self.kind == "normal" else torch.rand
+        return make((*leading, *self.shape), generator=generator)
+
+
+def draw_noise(
+    specs: Mapping[str, NoiseSpec], leading: Sequence[int], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """By name [*leading, ...], in the order of the names."""
+    return {name: spec.draw(leading, generator) for name, spec in specs.items()}
 
 
 @dataclass(frozen=True)
@@ -27,14 +53,17 @@ class ActionSample:
 
     Args:
         actions: [B, C, A] float32, clipped to the box of the environment.
-        log_probs: [B, C, A] float32, of the raw actions.
+        log_probs: [B, C, A] float32, of what was sampled for each action dimension: a raw action, a
+            token, or the stochastic steps of a denoising chain, whose log-densities are summed.
         forward_inputs: What :meth:`Policy.evaluate_actions` needs beside the observations, each
-            [B, ...]: the raw actions.
+            [B, ...]: raw actions, tokens, a denoising chain.
+        values: [B, V] of the same forward pass; None: :meth:`Policy.value` has them.
     """
 
     actions: Tensor
     log_probs: Tensor
     forward_inputs: dict[str, Tensor]
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,12 +107,24 @@ class Policy(torch.nn.Module, ABC):
     values_in_parts: ClassVar[bool] = False
     """Whether the values of few rows take as long, for each row, as those of many: then they are
     computed while the environments are at work on other devices, otherwise at once at the end."""
+    base: str | None = None
+    """What the weights that training leaves as they are come from, as a hash of files: they are not
+    sent and not saved, as everyone builds them from there. None: nothing is left out."""
+    imitates: ClassVar[bool] = False
+    """Whether the policy has a supervised loss of its own, :meth:`imitation_errors`."""
+
+    @property
+    def noise(self) -> Mapping[str, NoiseSpec]:
+        """What :meth:`sample` needs, by name."""
+        return {ACTIONS: NoiseSpec((self.chunk, self.action_dim))}
 
     @abstractmethod
-    def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
         """Act on observations, each [B, ...], without gradients.
 
-        The noise is [B, C, A] standard normal; None takes the mode of the distribution.
+        The noise is as :attr:`noise` says, each [B, ...]; None takes the mode of the distribution.
         """
 
     @abstractmethod
@@ -93,8 +134,28 @@ class Policy(torch.nn.Module, ABC):
         The inputs are the observations and what :meth:`sample` returned as such, each [B, ...].
         """
 
-    def forward(self, batch: Any) -> ActionEvaluation:
-        """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights."""
+    @property
+    def imitation_noise(self) -> Mapping[str, NoiseSpec]:
+        """What :meth:`imitation_errors` needs, by name."""
+        return {}
+
+    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[N, C, A] errors of recorded actions by the supervised loss of the model, with gradients.
+
+        The inputs are observations, ``raw_actions`` [N, C, A] in the units of the environment, and
+        the noise that it needs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no supervised loss of its own")
+
+    def repeated_layers(self) -> list[torch.nn.Module]:
+        """The layers that ranks gather one after another where they divide the policy."""
+        return repeated_layers(self)
+
+    def forward(self, batch: Any, *, imitate: bool = False) -> Any:
+        """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights, as an
+        :class:`ActionEvaluation`; with ``imitate`` their :meth:`imitation_errors`."""
+        if imitate:
+            return self.imitation_errors(batch.inputs)
         found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
         if ACTION_MASK not in inputs:
             return found
@@ -120,6 +181,11 @@ class Policy(torch.nn.Module, ABC):
             if isinstance(part, torch.nn.Linear) and id(part.weight) not in of_values:
                 yield name
 
+    def trained_beside_adapters(self) -> Iterator[torch.nn.Parameter]:
+        """Parameters of a policy with a :attr:`base` that are trained whole where adapters are:
+        what begins afresh, such as the values."""
+        return self.value_parameters()
+
     @abstractmethod
     def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
         """Take observations [N, ...] into the running observation statistics.
@@ -129,17 +195,80 @@ class Policy(torch.nn.Module, ABC):
         """
 
 
+def travelling(policy: Policy) -> dict[str, Tensor]:
+    """What is sent to those who act and written into checkpoints, by name: all parameters, or those
+    that are trained where the others have a :attr:`~Policy.base`; and saved buffers."""
+    named = dict(policy.named_parameters())
+    buffers = {name: each for name, each in policy.state_dict().items() if name not in named}
+    own = {n: p for n, p in named.items() if policy.base is None or p.requires_grad}
+    return own | buffers
+
+
+def load_travelling(policy: Policy, weights: Mapping[str, Tensor]) -> None:
+    """Take what :func:`travelling` of an equal policy gave; a CheckpointError, and nothing changed,
+    where it is that of another one."""
+    check_compatible(travelling(policy), weights)
+    policy.load_state_dict(weights, strict=False)
+
+
+def repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The longest list of modules in a module: its layers."""
+    lists = [list(part) for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def check_base(policy: Policy, base: str | None, *, source: str) -> None:
+    """Refuse, by a ConfigError, weights that were trained on another base than the policy has."""
+    if base is not None and base != policy.base:
+        raise ConfigError(
+            f"{source} was trained from other weights ({base}) than the model has now "
+            f"({policy.base}); nearest: the model that it was trained from",
+            key="model.path",
+        )
+
+
+def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float | Tensor) -> Tensor:
+    """W + s · B A, computed in float32.
+
+    Args:
+        weight: [out, in].
+        first: A, [rank, in].
+        second: B, [out, rank].
+        scale: s.
+    """
+    return (weight.float() + scale * (second.float() @ first.float())).to(weight.dtype)
+
+
+def merged_adapters(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in which adapters ``X.lora_A`` stand for matrices ``X.weight`` of a base, with these
+    matrices in place of the adapters."""
+    found = {name: tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    for name in tensors:
+        layer, is_part, kind = name.rpartition(".lora_")
+        if is_part and kind == "A":
+            parts = (tensors[f"{layer}.lora_{each}"] for each in ("A", "B", "scale"))
+            found[f"{layer}.weight"] = merged(base[f"{layer}.weight"], *parts)
+    return found
+
+
 def load_initial_weights(policy: Policy, path: Path) -> None:
     """Let a policy begin with the weights of a file.
 
-    The critic begins afresh where the file holds none, as that of a policy which has imitated.
+    The critic begins afresh where the file holds none, as that of a policy which has imitated;
+    what the file leaves out of a policy with a :attr:`~Policy.base` is as the base has it.
     ConfigError, and nothing changed, where it holds other tensors than the policy has.
     """
     try:
         found = safetensors.torch.load_file(path.expanduser())
+        with safetensors.safe_open(path.expanduser(), "pt") as file:
+            base = (file.metadata() or {}).get(BASE)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} holds no weights: {error}", key="model.path") from error
     own = policy.state_dict()
+    if policy.base is not None:
+        check_base(policy, base, source=str(path))
+        found = merged_adapters(found, own)
+        own = {name: tensor for name, tensor in own.items() if name in found} if base else own
     of_values = {id(parameter) for parameter in policy.value_parameters()}
     critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
     if not critic & found.keys():

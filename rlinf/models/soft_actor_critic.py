@@ -23,7 +23,13 @@ from rlinf.models.gaussian import (
     told_tasks,
     with_task,
 )
-from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, of_own_dimensions
+from rlinf.models.policy import (
+    ACTIONS,
+    RAW_ACTIONS,
+    ActionEvaluation,
+    ActionSample,
+    of_own_dimensions,
+)
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -62,10 +68,12 @@ class SquashedMLPPolicy(MLPPolicy):
         return mean.reshape(shape), log_std.reshape(shape)
 
     @torch.inference_mode()
-    def sample(self, observations: Mapping[str, Tensor], noise: Tensor | None) -> ActionSample:
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
         """Act, without gradients; see :meth:`Policy.sample`."""
         mean, log_std = self._distribution(self.encode(observations)[0])
-        inner = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise)
+        inner = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise[ACTIONS])
         actions = self.centre + self.radius * torch.tanh(inner)
         actions = actions.clamp(self.action_low, self.action_high)  # rounding may leave it
         return ActionSample(
@@ -74,13 +82,15 @@ class SquashedMLPPolicy(MLPPolicy):
             forward_inputs={RAW_ACTIONS: actions},
         )
 
-    def forward(self, given: Any, noise: Tensor | None = None) -> Any:
+    def forward(self, given: Any, noise: Tensor | None = None, *, imitate: bool = False) -> Any:
         """Stored actions of a batch; with noise [N, C, A], new ones that gradients flow through.
 
         Without noise ``given`` is a batch; else observations, each [N, ...], for which actions [N,
         C, A] and their log-probs [N], summed over the chunk, are returned.
         """
-        return super().forward(given) if noise is None else self.act(given, noise)
+        if noise is None:
+            return super().forward(given, imitate=imitate)
+        return self.act(given, noise)
 
     def act(self, given: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, C, A] that gradients flow through, and log-probs [N]; see forward."""

@@ -126,10 +126,13 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
         from rlinf.checkpoint.weights import export_weights
+        from rlinf.models.policy import BASE
 
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"
-        export_weights(path, acting_weights(run.groups.state()))
+        state = run.groups.state()
+        base = state["actor"]["trainer"].get(BASE)
+        export_weights(path, acting_weights(state), {} if base is None else {BASE: base})
         print(f"held-out episodes: {run.last_evaluation}")
         video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
         if video is not None:

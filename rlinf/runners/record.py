@@ -13,6 +13,7 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.models.policy import load_travelling
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
 from rlinf.runners.evaluation import load_run
 from rlinf.runners.task import Purpose, Task
@@ -41,8 +42,8 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor,
     weights = acting_weights(checkpoint.tree["workers"])
 
     def actor(spec: EnvSpec) -> Act:
-        policy = config.model.build(spec, value_dim=config.value_dim).eval()
-        policy.load_state_dict(weights)
+        policy = config.build_policy(spec).eval()
+        load_travelling(policy, weights)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}

@@ -137,16 +137,6 @@ class ActionTrainerConfig(TrainerConfig):
     """Train low-rank updates of the policy's linear layers, and whole what is no matrix of one:
     values, standard deviations, biases, convolutions; null: train all weights."""
 
-    @model_validator(mode="after")
-    def _check_precision(self) -> Self:
-        if self.precision.param != "float32":
-            raise illegal(
-                "precision.param",
-                "policies for actions act and train in float32",
-                hint="nearest: float32",
-            )
-        return self
-
 
 class RowTrainerConfig(ActionTrainerConfig):
     """How modules are trained on rows of one size: chunk steps, or transitions."""
@@ -171,11 +161,13 @@ class ActorConfig(RowTrainerConfig):
     """Samples of one optimizer step, over all data-parallel ranks."""
     target_kl: float | None = Field(default=None, gt=0)
     """The phase ends early once the approximate KL of a global batch passes this; null: never."""
-    first_update_kl_bound: float = Field(default=1e-6, gt=0)
+    first_update_kl_bound: float | None = Field(default=None, gt=0)
     """Largest KL between rollout and trainer policy in the first update after a weight
-    synchronisation, where both hold the same weights; a larger one stops the run."""
-    first_update_ratio_bound: float = Field(default=1e-3, gt=0)
-    """Largest distance of a probability ratio from 1 there."""
+    synchronisation, where both hold the same weights; a larger one stops the run. Null: 1e-6 in
+    float32, 0.05 in bfloat16."""
+    first_update_ratio_bound: float | None = Field(default=None, gt=0)
+    """Largest distance of a probability ratio from 1 there, in bfloat16 of their mean; null: 1e-3
+    in float32, 0.2 in bfloat16."""
 
     def partition(self, rows: int) -> tuple[int, bool]:
         """Samples of one optimizer step, and whether their order is drawn anew."""
@@ -184,10 +176,12 @@ class ActorConfig(RowTrainerConfig):
 
     @property
     def first_update_bounds(self) -> FirstUpdateBounds:
-        """Of every ratio, as rollout and training compute in the same number format."""
-        return FirstUpdateBounds(
-            self.first_update_kl_bound, any_ratio=self.first_update_ratio_bound
-        )
+        """Of every ratio in float32; of their mean in bfloat16, where batches of another size
+        round otherwise."""
+        kl, ratio = self.first_update_kl_bound, self.first_update_ratio_bound
+        if self.precision.param == "float32":
+            return FirstUpdateBounds(kl or 1e-6, any_ratio=ratio or 1e-3)
+        return FirstUpdateBounds(kl or 0.05, mean_ratio=ratio or 0.2)
 
 
 class SequenceConfig(TrainerConfig):

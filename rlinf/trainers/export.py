@@ -18,11 +18,11 @@ from rlinf.models.adapters import (
     adapted_layers,
     adapter_file_name,
     is_adapter,
-    merged,
     plain_name,
     without_adapters,
 )
 from rlinf.models.language import file_weights, saved_buffers
+from rlinf.models.policy import Policy, merged, travelling
 from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import TrainedModule
 
@@ -38,7 +38,10 @@ def weights_of(held: TrainedModule, content: Content) -> Iterator[tuple[str, Ten
     module = held.module
     if not isinstance(module, ScoringModel):
         buffers = dict(saved_buffers(module))  # first, as FSDP forgets then what was gathered
-        whole = {name: _whole(held, parameter) for name, parameter in module.named_parameters()}
+        named = dict(module.named_parameters())
+        if isinstance(module, Policy):
+            named = {name: each for name, each in named.items() if name in travelling(module)}
+        whole = {name: _whole(held, parameter) for name, parameter in named.items()}
         yield from without_adapters(whole | buffers).items()
         return
     model = module.model

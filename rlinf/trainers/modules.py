@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.models.adapters import is_adapter, without_adapter
+from rlinf.models.policy import Policy, repeated_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import PlainModule, Source, TrainedModule
@@ -72,7 +73,10 @@ class TrainedModules:
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.sharded import ShardedModule
 
-        return ShardedModule(module, _repeated_layers(module), self.config, optim, ranks)
+        layers = repeated_layers(module)
+        if isinstance(module, Policy):
+            layers = module.repeated_layers()
+        return ShardedModule(module, layers, self.config, optim, ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -220,12 +224,6 @@ class TrainedModules:
     def _tree(self) -> dict[str, Any]:
         """Parts that share memory with what they are parts of, so that reading fills them."""
         return {"modules": {name: held.parts() for name, held in self.held.items()}}
-
-
-def _repeated_layers(module: nn.Module) -> list[nn.Module]:
-    """The longest list of modules in a module: its layers."""
-    lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return max(lists, key=len, default=[])
 
 
 class Reference:

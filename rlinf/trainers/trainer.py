@@ -21,7 +21,7 @@ from rlinf.algorithms.samples import staleness_metrics
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
-from rlinf.models.policy import ActionEvaluation, Policy
+from rlinf.models.policy import BASE, ActionEvaluation, Policy
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
@@ -81,6 +81,7 @@ class Trainer:
         ranks = ranks or Replicas()
         self._packing = packing or Rows(config.micro_batch_size)
         lora, policy = getattr(config, "lora", None), modules.get(POLICY)
+        self._base = policy.base if isinstance(policy, Policy) else None
         if lora is not None and isinstance(policy, Policy):
             adapt_policy(policy, lora, seed=seed)
         self._losses = [each for each in algorithm.losses() if modules.keys() >= {*each.parameters}]
@@ -339,10 +340,16 @@ class Trainer:
             "version": self.version,
             "updated_in": self._updated_in,
             "skipped": {name: skipped.in_a_row for name, skipped in self._skipped.items()},
+            BASE: self._base,
         }
 
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from :meth:`numbers`."""
+        """Continue from :meth:`numbers`; a CheckpointError where they belong to another base."""
+        if numbers.get(BASE) != self._base:
+            raise CheckpointError(
+                f"the checkpoint was trained from other weights ({numbers.get(BASE)}) than "
+                f"{self._base}, which `model.path` has now; resume with the model of the run"
+            )
         self._algorithm.load_state_dict(numbers["algorithm"])
         self.version = int(numbers["version"])
         self._updated_in = int(numbers["updated_in"])

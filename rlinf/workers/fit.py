@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
+import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised
@@ -13,7 +17,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
-from rlinf.models.policy import Policy
+from rlinf.models.policy import Policy, draw_noise
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.scoring import TokenScorer
 from rlinf.trainers.sequences import policy_trainer
@@ -38,14 +42,14 @@ class FitStage(TrainingWorker):
 
         Of ``held_out`` batches, which most steps have none of, the loss is computed afterwards.
         """
-        batch: Batch = next(batches).payload
+        batch = self._ready(next(batches).payload, "train", step)
         metrics = self._trainer.train([batch], step)
         policy = self._trainer.modules.modules[POLICY]
         if isinstance(policy, Policy):
             policy.update_normalizer(batch.to(self.compute_device).inputs)
         errors, terms = list[float](), 0.0
         for item in held_out:
-            seen: Batch = item.payload
+            seen = self._ready(item.payload, "validation", item.source)
             errors += self._row_errors(seen)
             terms += float((seen.mask > 0).sum())
         metrics["train/loss"] = metrics[f"{self.section}/loss"]
@@ -55,6 +59,11 @@ class FitStage(TrainingWorker):
             metrics["validation/loss"] = math.fsum(errors) / terms
         yield from ()  # a stage is a generator, also one that yields nothing
         return metrics
+
+    def _ready(self, batch: Batch, purpose: str, number: int) -> Batch:
+        """A whole batch with what its errors are computed with."""
+        del purpose, number
+        return batch
 
     def _row_errors(self, batch: Batch) -> list[float]:
         """Sum of the errors of each row under the present weights."""
@@ -79,7 +88,7 @@ class CloningWorker(FitStage, ActorWorker):
 
         Args:
             env_spec: What was recorded.
-            rendezvous: Not needed: every rank holds the whole policy.
+            rendezvous: :meth:`meeting` of rank 0; None for one rank.
 
         Raises:
             ConfigError: The policy cannot deal with it, or has no mode to compare with.
@@ -87,21 +96,36 @@ class CloningWorker(FitStage, ActorWorker):
         config = self._cloning
         self._algorithm = Supervised(config.objective)
         policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
-        if config.objective == "squared_error" and not hasattr(policy, "mode"):
+        lacks = {
+            "squared_error": None if hasattr(policy, "mode") else "mode in closed form",
+            "model": None if policy.imitates else "supervised loss of its own",
+        }.get(config.objective)
+        if lacks is not None:
             raise ConfigError(
-                f"a policy of type {config.model.type} has no mode in closed form; nearest: "
-                "likelihood",
+                f"a policy of type {config.model.type} has no {lacks}; nearest: likelihood",
                 key="objective",
             )
+        self._noise = policy.imitation_noise if config.objective == "model" else {}
         self._trainer = Trainer(
             {POLICY: policy},
             self._algorithm,
             config.actor,
-            ranks=self._replicas(),
+            ranks=self._meet(rendezvous) if config.actor.type == "fsdp" else self._replicas(),
             total_steps=config.training_steps,
             seed=config.seed,
         )
         return {"parameters": sum(parameter.numel() for parameter in policy.parameters())}
+
+    def _ready(self, batch: Batch, purpose: str, number: int) -> Batch:
+        """With noise that depends on the seed and the number of the batch alone, not on the ranks
+        that divide it; that of a validation is the same each time."""
+        if not self._noise:
+            return batch
+        words = (self._cloning.seed, int(purpose == "validation"), number)
+        seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        generator = torch.Generator().manual_seed(seed)
+        drawn = draw_noise(self._noise, (len(batch),), generator)
+        return replace(batch, inputs={**batch.inputs, **drawn})
 
 
 class FineTuningWorker(FitStage, LanguageWorker):

@@ -10,17 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.checkpoint.weights import check_compatible
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.policy import RAW_ACTIONS, Policy, of_own_dimensions
+from rlinf.models.policy import (
+    ACTIONS,
+    RAW_ACTIONS,
+    Policy,
+    draw_noise,
+    load_travelling,
+    of_own_dimensions,
+    travelling,
+)
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 
-_NOISE = "noise"
+_NOISE = "noise."
 _NOISE_STEPS = 16
 
 
@@ -41,19 +48,20 @@ class RolloutWorker(StageWorker):
         """Build the policy; its weights arrive with the first synchronisation."""
         config = self._config
         self._env_spec = env_spec
-        self._policy = config.model.build(
-            env_spec, value_dim=config.value_dim, seed=config.seed
-        ).eval()
+        self._policy = config.build_policy(env_spec).eval()
         self._policy.to(self.compute_device)
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
-        self._weights = config.weight_sync.build_receiver(self, parties, self._policy.state_dict())
+        targets = travelling(self._policy)
+        self._weights = config.weight_sync.build_receiver(self, parties, targets)
 
     def receive_weights(self) -> int:
         """Take the weights that the actor sends; returns their version.
 
         They are applied between rollouts only, so that no action is taken under half of them.
         """
-        self._version = self._weights.load_into(self._policy)
+        self._version = self._weights.apply(
+            lambda weights, _: load_travelling(self._policy, weights)
+        )
         return self._version
 
     def close(self) -> None:
@@ -63,8 +71,7 @@ class RolloutWorker(StageWorker):
 
     def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
         """Take weights from a checkpoint, where there is no actor to send them."""
-        check_compatible(self._policy.state_dict(), weights)
-        self._policy.load_state_dict(weights)
+        load_travelling(self._policy, weights)
         self._version = version
 
     def generate(
@@ -87,11 +94,13 @@ class RolloutWorker(StageWorker):
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    if at_random:
-                        answer = self._act_at_random(batch, noise.rows(batch))
+                    drawn = None if deterministic else noise.rows(batch)
+                    if at_random and drawn is not None:
+                        answer = self._act_at_random(batch, drawn[ACTIONS])
                     else:
-                        drawn = None if deterministic else noise.rows(batch).to(self.compute_device)
-                        answer = self._act(seen, drawn)
+                        answer, values = self._act(seen, drawn)
+                        if values is not None and not deterministic:
+                            memory.values.append(values.unsqueeze(0))
                 else:
                     answer = self._values_of(memories.pop(item.source))
             yield Emit("actions", item.source, answer)
@@ -103,14 +112,23 @@ class RolloutWorker(StageWorker):
         device = self.compute_device
         return {key: torch.from_numpy(value).to(device) for key, value in arrays.items()}
 
-    def _act(self, inputs: dict[str, torch.Tensor], noise: torch.Tensor | None) -> PolicyBatch:
-        """What the environments are answered, in host memory: they may have no device."""
+    def _act(
+        self, inputs: dict[str, torch.Tensor], noise: dict[str, torch.Tensor] | None
+    ) -> tuple[PolicyBatch, torch.Tensor | None]:
+        """What the environments are answered, in host memory: they may have no device; and values
+        [n, V] of the observations, where the same forward passes give them."""
         rows = len(next(iter(inputs.values())))
+        drawn = {
+            _NOISE + name: each.to(self.compute_device) for name, each in (noise or {}).items()
+        }
         samples = [
-            self._policy.sample(block, None if noise is None else block.pop(_NOISE))
-            for block in self._blocks(inputs if noise is None else {**inputs, _NOISE: noise})
+            self._policy.sample(
+                block, {name: block.pop(_NOISE + name) for name in noise} if noise else None
+            )
+            for block in self._blocks(inputs | drawn)
         ]
-        return PolicyBatch(
+        values = [sample.values for sample in samples if sample.values is not None]
+        answer = PolicyBatch(
             actions=_join([sample.actions for sample in samples], rows).cpu().numpy(),
             log_probs=of_own_dimensions(
                 _join([sample.log_probs for sample in samples], rows), inputs
@@ -122,6 +140,7 @@ class RolloutWorker(StageWorker):
             },
             version=self._version,
         )
+        return answer, _join(values, rows) if values else None
 
     def _act_at_random(self, batch: ObservationBatch, noise: torch.Tensor) -> PolicyBatch:
         """Uniform actions [n, C, A] in the box: the quantiles of the noise that would have been."""
@@ -216,7 +235,7 @@ class _Memory:
 
 
 class _Noise:
-    """Standard normal noise: a function of seed, rollout, time and environment alone.
+    """What a policy draws actions with: a function of seed, rollout, time and environment alone.
 
     It is drawn for all environments of the run and some chunk steps at once, and sliced, so that
     neither the split of the environments nor the order of the exchanges matters.
@@ -225,19 +244,19 @@ class _Noise:
     def __init__(self, config: ActingConfig, policy: Policy, step: int) -> None:
         self._key = (config.seed, step)
         self._config, self._policy = config, policy
-        self._drawn: dict[int, torch.Tensor] = {}
+        self._drawn: dict[int, dict[str, torch.Tensor]] = {}
 
-    def rows(self, batch: ObservationBatch) -> torch.Tensor:
-        """[n, C, A] noise of a sub-batch at its time."""
+    def rows(self, batch: ObservationBatch) -> dict[str, torch.Tensor]:
+        """By name [n, ...], noise of a sub-batch at its time."""
         part, time = divmod(batch.time, _NOISE_STEPS)
         if part not in self._drawn:
             seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            policy, envs = self._policy, self._config.env.num_envs
-            shape = (_NOISE_STEPS, envs, policy.chunk, policy.action_dim)
-            self._drawn[part] = torch.randn(shape, generator=generator)
+            leading = (_NOISE_STEPS, self._config.env.num_envs)
+            self._drawn[part] = draw_noise(self._policy.noise, leading, generator)
         first = int(batch.env_ids[0])
-        return self._drawn[part][time, first : first + len(batch.env_ids)]
+        rows = slice(first, first + len(batch.env_ids))
+        return {name: drawn[time, rows] for name, drawn in self._drawn[part].items()}
 
 
 def _join(parts: list[torch.Tensor], rows: int) -> torch.Tensor:

@@ -35,7 +35,7 @@ def rollout(policy: Policy, generator: torch.Generator) -> Trajectory:
     groups = ENVS // GROUP
     states = torch.randn(STEPS, groups, 2, generator=generator).repeat_interleave(GROUP, 1)
     noise = torch.randn(STEPS, ENVS, 1, 2, generator=generator)
-    rows = [policy.sample({"states": states[t]}, noise[t]) for t in range(STEPS)]
+    rows = [policy.sample({"states": states[t]}, {"actions": noise[t]}) for t in range(STEPS)]
     values = torch.stack([policy.value({"states": seen}) for seen in states])
     actions = torch.stack([row.forward_inputs[RAW_ACTIONS] for row in rows])
     executed = torch.stack([row.actions for row in rows])

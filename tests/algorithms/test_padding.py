@@ -123,7 +123,7 @@ def rollout(policy: Policy, step: int, *, padded: bool) -> Trajectory:
         seen["action_mask"] = mask.expand(T, B, PADDED_ACTIONS)
     flat = {name: column.flatten(0, 1) for name, column in seen.items()}
     drawn = noise if padded else noise[..., :ACTIONS]
-    sample = policy.sample(flat, drawn.flatten(0, 1))
+    sample = policy.sample(flat, {"actions": drawn.flatten(0, 1)})
     log_probs = of_own_dimensions(sample.log_probs, flat)
     ends = torch.zeros(T, B, C, dtype=torch.bool)
     ends[-1, :, -1] = True

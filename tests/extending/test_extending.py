@@ -91,7 +91,7 @@ def collect(env, policy, steps: int, generator: torch.Generator, *, version: int
     shape = (env.num_envs, policy.chunk, policy.action_dim)
     for time in range(steps):
         inputs = {key: torch.from_numpy(value) for key, value in observations.items()}
-        sample = policy.sample(inputs, torch.randn(shape, generator=generator))
+        sample = policy.sample(inputs, {"actions": torch.randn(shape, generator=generator)})
         step = env.chunk_step(sample.actions.numpy())
         seen = ObservationBatch(observations, ids, time, None, np.zeros(len(ids), bool))
         answer = PolicyBatch(

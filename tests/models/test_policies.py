@@ -14,7 +14,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, CNNConfig, MLPConfig, ModelConfig
 from rlinf.models.gaussian import MLPPolicy, gaussian_entropy, gaussian_log_prob
-from rlinf.models.policy import RAW_ACTIONS, ObservationNormalizer, Policy
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ObservationNormalizer, Policy
 
 STATE_DIM, ACTION_DIM = 5, 3
 
@@ -66,7 +66,7 @@ def policy(config: ModelConfig) -> Policy:
 
 
 def test_shapes_and_the_action_box(policy: Policy) -> None:
-    sample = policy.sample(observations(64), 3 * noise(64, policy.chunk))
+    sample = policy.sample(observations(64), {ACTIONS: 3 * noise(64, policy.chunk)})
     assert sample.actions.shape == sample.log_probs.shape == (64, policy.chunk, ACTION_DIM)
     assert policy.value(observations(64)).shape == (64, 1)
     low, high = torch.tensor([-1.0, -0.5, -2.0]), torch.tensor([1.0, 0.5, 2.0])
@@ -78,7 +78,7 @@ def test_shapes_and_the_action_box(policy: Policy) -> None:
 
 def test_training_repeats_what_the_rollout_computed(policy: Policy) -> None:
     seen = observations(32)
-    sample = policy.sample(seen, noise(32, policy.chunk))
+    sample = policy.sample(seen, {ACTIONS: noise(32, policy.chunk)})
     evaluation = policy.evaluate_actions(seen | sample.forward_inputs)
     torch.testing.assert_close(evaluation.log_probs, sample.log_probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(evaluation.values, policy.value(seen))
@@ -88,15 +88,15 @@ def test_training_repeats_what_the_rollout_computed(policy: Policy) -> None:
 
 def test_without_noise_the_mode_is_taken(policy: Policy) -> None:
     sample = policy.sample(observations(8), None)
-    zero = policy.sample(observations(8), torch.zeros(8, policy.chunk, ACTION_DIM))
+    zero = policy.sample(observations(8), {ACTIONS: torch.zeros(8, policy.chunk, ACTION_DIM)})
     assert torch.equal(sample.actions, zero.actions)
-    noisy = policy.sample(observations(8), noise(8, policy.chunk))
+    noisy = policy.sample(observations(8), {ACTIONS: noise(8, policy.chunk)})
     assert bool((noisy.log_probs <= sample.log_probs + 1e-6).all())
 
 
 def test_every_parameter_gets_a_gradient(policy: Policy) -> None:
     seen = observations(8)
-    sample = policy.sample(seen, noise(8, policy.chunk))
+    sample = policy.sample(seen, {ACTIONS: noise(8, policy.chunk)})
     evaluation = policy.evaluate_actions(seen | sample.forward_inputs)
     (evaluation.log_probs.sum() + evaluation.values.sum()).backward()
     for name, parameter in policy.named_parameters():
@@ -152,7 +152,7 @@ def test_policy_density_is_that_of_its_gaussian(state_dependent: bool) -> None:
     seen = observations(200)
     draw = noise(200)
     mode = policy.sample(seen, None).forward_inputs[RAW_ACTIONS]
-    sample = policy.sample(seen, draw)
+    sample = policy.sample(seen, {ACTIONS: draw})
     raw = sample.forward_inputs[RAW_ACTIONS]
     std = (raw - mode) / draw
     if not state_dependent:
@@ -202,7 +202,8 @@ def test_normalizer_travels_with_the_weights() -> None:
     received = MLPConfig(policy_gain=1.0).build(env_spec(), seed=5)
     received.load_state_dict(trained.state_dict())
     seen, draw = observations(7), noise(7)
-    assert torch.equal(received.sample(seen, draw).actions, trained.sample(seen, draw).actions)
+    drawn = {ACTIONS: draw}
+    assert torch.equal(received.sample(seen, drawn).actions, trained.sample(seen, drawn).actions)
     more = observations(30, seed=9)
     trained.update_normalizer(more)
     received.update_normalizer(more)

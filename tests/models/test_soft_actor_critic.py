@@ -8,7 +8,7 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import SquashedMLPConfig
-from rlinf.models.policy import RAW_ACTIONS
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS
 from rlinf.models.soft_actor_critic import (
     QFunctions,
     SquashedMLPPolicy,
@@ -56,7 +56,7 @@ def test_the_density_over_the_box_integrates_to_one() -> None:
 
 def test_acting_and_evaluating_agree_and_actions_stay_in_the_box() -> None:
     acting, seen = policy(), observations(64)
-    sample = acting.sample(seen, 5 * noise(64, 2))
+    sample = acting.sample(seen, {ACTIONS: 5 * noise(64, 2)})
     low, high = torch.tensor([-1.0, -0.5, -2.0]), torch.tensor([1.0, 0.5, 2.0])
     assert bool(((sample.actions >= low) & (sample.actions <= high)).all())
     again = acting.evaluate_actions(seen | sample.forward_inputs)

@@ -46,7 +46,9 @@ def collect(policy, *, seed: int = 0) -> Trajectory:
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(STEPS, ENVS, STATE_DIM, generator=generator)
     noise = torch.randn(STEPS, ENVS, 1, ACTION_DIM, generator=generator)
-    samples = [policy.sample({"states": s}, n) for s, n in zip(states, noise, strict=True)]
+    samples = [
+        policy.sample({"states": s}, {"actions": n}) for s, n in zip(states, noise, strict=True)
+    ]
     ends = torch.zeros(STEPS, ENVS, 1, dtype=torch.bool)
     whole = torch.zeros(STEPS, ENVS, dtype=torch.int64)
     return Trajectory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,10 @@ from rlinf.models.config import REGISTRY as MODELS
 from rlinf.models.config import ModelConfig
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
 from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.policy import Policy
 
 ModelSection = Annotated[ModelConfig, Component(MODELS)]
 
@@ -101,6 +105,7 @@ class EvaluatedConfig(PlacedConfig):
     env: Environments
     rollout: ExchangeConfig = ExchangeConfig()
     model: ModelSection
+    actor: RowTrainerConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     weight_sync: WeightSyncSection = AutoConfig()
 
@@ -108,6 +113,20 @@ class EvaluatedConfig(PlacedConfig):
     @abstractmethod
     def value_dim(self) -> int:
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
+
+    def build_policy(self, env_spec: EnvSpec) -> Policy:
+        """The policy as those who act with trained weights have it, with fresh ones."""
+        from rlinf.models.adapters import acting_policy
+        from rlinf.trainers.trained import DTYPES
+
+        return acting_policy(
+            self.model,
+            env_spec,
+            value_dim=self.value_dim,
+            seed=self.seed,
+            lora=self.actor.lora,
+            dtype=DTYPES[self.actor.precision.param],
+        )
 
     @property
     def evaluated(self) -> dict[str, EnvConfig]:
@@ -163,6 +182,13 @@ class EvaluatedConfig(PlacedConfig):
                 "checkpoint.layout",
                 "is sharded, but no rank has a part of a robot's policy",
                 hint="nearest: whole, or actor.type: fsdp",
+            )
+        param = self.actor.precision.param
+        if param != "float32" and not self.model.half_precision:
+            yield illegal(
+                "actor.precision.param",
+                f"is {param}, but policies of type {self.model.type} act and train in float32",
+                hint="nearest: float32",
             )
         if self.divides_policy and self.cluster.runtime == "local":
             yield illegal(

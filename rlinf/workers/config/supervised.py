@@ -33,7 +33,7 @@ from rlinf.flow.planning_traits import (
 )
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.trainers.config import ActionTrainerConfig, OptimizerConfig, PolicyTrainerConfig
+from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
 
 
@@ -64,7 +64,7 @@ class FineTuningActorConfig(PolicyTrainerConfig):
     """Optimizer."""
 
 
-class CloningActorConfig(ActionTrainerConfig):
+class CloningActorConfig(RowTrainerConfig):
     """How a policy for actions is trained on recorded episodes."""
 
     global_batch_size: int = Field(default=256, ge=1)
@@ -210,10 +210,11 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
     """Which runner executes the recipe."""
     data: DemonstrationsConfig
     model: ModelSection
-    objective: Literal["likelihood", "squared_error"] = "likelihood"
+    objective: Literal["likelihood", "squared_error", "model"] = "likelihood"
     """What is made small: −log π of the recorded actions, with which the policy also learns how
-    certain it is; or the squared distance between them and its most likely actions, which leaves
-    its standard deviation as it is for what explores afterwards."""
+    certain it is; the squared distance between them and its most likely actions, which leaves its
+    standard deviation as it is for what explores afterwards; or the supervised loss that the model
+    itself has, as flow matching."""
     actor: CloningActorConfig = CloningActorConfig()
 
     @property
@@ -232,6 +233,11 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
     def value_dim(self) -> int:
         """No critic."""
         return 0
+
+    @property
+    def divides_policy(self) -> bool:
+        """Whether each actor rank has a part of the policy."""
+        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
     @property
     def legal_ranks(self) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Vision-language-action models: their graphs, published files and policies."""

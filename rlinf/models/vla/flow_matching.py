@@ -1,0 +1,96 @@
+"""Flow matching as a policy: denoising steps that are Gaussian transitions, and their log-probs.
+
+A velocity v = ε − a carries noise x_1 = ε at time t = 1 to an action x_0 = a at t = 0 along
+x_t = t ε + (1 − t) a. In K steps t_k = 1 − k / K. From v follow both ends, x̂0 = x − t v (action)
+and x̂1 = x + (1 − t) v (noise), and each method weighs them otherwise and adds its own noise
+(πRL, https://arxiv.org/abs/2510.25889):
+
+========== ============ ========================== ==============================
+method     weight of x̂0 weight of x̂1               standard deviation
+========== ============ ========================== ==============================
+ode        1 − t'       t'                         0
+flow_sde   1 − t'       t' − σ² δ / (2 t)          σ √δ, σ = a √(t / (1 − t))
+flow_noise 1 − t'       t'                         learned
+flow_cps   1 − t'       t' cos(π a / 2)            t' sin(π a / 2)
+========== ============ ========================== ==============================
+
+with δ = 1 / K, t' = t − δ and noise level a; at t = 1 the denominator of σ has t_1. Flow-SDE keeps
+the marginals of the ODE: in reverse time dx = [v + σ² / (2 t) (x + (1 − t) v)] dt + σ dw.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Method = Literal["ode", "flow_sde", "flow_noise", "flow_cps"]
+
+
+def transition(
+    method: Method,
+    *,
+    x: Tensor,
+    velocity: Tensor,
+    time: Tensor,
+    steps: int,
+    noise_level: float = 0.5,
+    learned_std: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of x at time − 1 / steps, both [B, H, A].
+
+    Args:
+        method: See the module.
+        x: [B, H, A].
+        velocity: [B, H, A] at x.
+        time: [B] or one for all.
+        steps: K.
+        noise_level: a.
+        learned_std: [B, H, A] of Flow-Noise.
+    """
+    t = time.reshape(-1, 1, 1)
+    delta = 1.0 / steps
+    after = t - delta
+    action, noise = x - t * velocity, x + (1.0 - t) * velocity
+    of_noise, std = after, torch.zeros_like(t)
+    if method == "flow_sde":
+        variance = noise_level**2 * t / (1.0 - t.clamp(max=1.0 - delta))
+        of_noise, std = after - variance * delta / (2.0 * t), (variance * delta).sqrt()
+    elif method == "flow_cps":
+        angle = math.pi * noise_level / 2.0
+        of_noise, std = after * math.cos(angle), after * math.sin(angle)
+    mean = (1.0 - after) * action + of_noise * noise
+    if method == "flow_noise":
+        if learned_std is None:
+            raise ValueError("flow_noise takes the standard deviation that the policy has learned")
+        return mean, learned_std
+    return mean, std.expand_as(x)
+
+
+def transition_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """log N(x; mean, std²) of each element; 0 where nothing is random (std = 0)."""
+    safe = torch.where(std > 0, std, 1.0)
+    log_prob = -0.5 * ((x - mean) / safe).square() - safe.log() - 0.5 * math.log(2.0 * math.pi)
+    return torch.where(std > 0, log_prob, 0.0)
+
+
+def squashed_std(raw: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Standard deviation of Flow-Noise between ``bounds``, whose log variance is a scaled tanh."""
+    low, high = (2.0 * math.log(bound) for bound in bounds)
+    return (0.5 * (low + (high - low) * (torch.tanh(raw) + 1.0) / 2.0)).exp()
+
+
+def training_time(uniform: Tensor) -> Tensor:
+    """Times to learn at, from uniform numbers in [0, 1): 0.001 + 0.999 · Beta(1.5, 1).
+
+    The distribution function of Beta(1.5, 1) is t^1.5: more is learned near the noise.
+    """
+    return 0.001 + 0.999 * uniform.pow(1.0 / 1.5)
+
+
+def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    """x_t and the velocity that is to be learned there, both [B, H, A], at times [B]."""
+    t = time.reshape(-1, 1, 1)
+    return t * noise + (1.0 - t) * actions, noise - actions

@@ -1,0 +1,124 @@
+"""What a policy is told to do, as tokens: each text is tokenised once, when the policy is built."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlinf.envs.results import TASK_IDS
+from rlinf.errors import ConfigError, MissingPackageError
+
+Encode = Callable[[str], list[int]]
+"""From a whole prompt to its tokens, special ones included."""
+
+
+class InstructionTable(torch.nn.Module):
+    """The prompts of all tasks of an environment, looked up by the task of a row.
+
+    Args:
+        prompts: Of each task; empty is refused.
+        encode: Tokenises one prompt.
+        limit: Tokens that a prompt may have.
+        padding: Token that fills up shorter prompts.
+        side: Where they are filled up; on the left, the first token (BOS) stays in front, as
+            pictures are put behind it: ``BOS, padding…, text``.
+
+    Raises:
+        ConfigError: There is no prompt, one has more tokens than the limit, or two different ones
+            are the same tokens.
+    """
+
+    ids: Tensor
+    """[tasks, L] int64, L tokens of the longest prompt."""
+    mask: Tensor
+    """[tasks, L] bool, False at padding."""
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        encode: Encode,
+        *,
+        limit: int,
+        padding: int,
+        side: Literal["left", "right"],
+    ) -> None:
+        super().__init__()
+        if not prompts:
+            raise ConfigError(
+                "the environment does not say in words what is to be done, which the model reads",
+                key="model.type",
+            )
+        tokens = {text: encode(text) for text in dict.fromkeys(prompts)}
+        for text, ids in tokens.items():
+            if len(ids) > limit:
+                raise ConfigError(
+                    f"the instruction {text!r} has {len(ids)} tokens, the model is given at most "
+                    f"{limit}; legal with it: {len(ids)} or more",
+                    key="model.max_prompt_tokens",
+                )
+        if len({tuple(ids) for ids in tokens.values()}) < len(tokens):
+            raise ConfigError(
+                "the tokenizer gives two tasks the same tokens", key="model.tokenizer"
+            )
+        longest = max(map(len, tokens.values()))
+        rows, masks = [], []
+        for text in prompts:
+            ids = tokens[text]
+            gap = longest - len(ids)
+            head = {"left": 1, "right": len(ids)}[side]
+            rows.append([*ids[:head], *[padding] * gap, *ids[head:]])
+            masks.append([True] * head + [False] * gap + [True] * (len(ids) - head))
+        self.register_buffer("ids", torch.tensor(rows), persistent=False)
+        self.register_buffer("mask", torch.tensor(masks), persistent=False)
+
+    def forward(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Tokens [B, L] and mask [B, L] of observations, each [B, ...]; those of the only task
+        where they have no ``task_ids``."""
+        tasks = observations.get(TASK_IDS)
+        if tasks is not None:
+            return self.ids[tasks], self.mask[tasks]
+        rows = len(next(iter(observations.values())))
+        return self.ids[:1].expand(rows, -1), self.mask[:1].expand(rows, -1)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """A ``tokenizers.Tokenizer`` from ``tokenizer.json``, the file or in the directory.
+
+    Its ``encode(text).ids`` have the special tokens that the file says. ConfigError where there is
+    none; nothing is looked for elsewhere.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingPackageError("tokenizers", "language", "a tokenizer") from error
+    file = path.expanduser()
+    file = file if file.suffix == ".json" else file / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"there is no {file.name} in {file.parent}; every fast tokenizer is saved with one",
+            key="model.tokenizer",
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{file} is no tokenizer: {why}", key="model.tokenizer") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def hashed_words(text: str, *, first: int, words: int) -> list[int]:
+    """Tokens of the words, signs and line ends of a text, for models with random weights.
+
+    A token is a function of its word alone, so that a model which learned some tasks reads others
+    alike: a number in [first, first + words) by checksum. Different words may share one.
+    """
+    pieces = re.findall(r"\w+|[^\w\s]|\n", text)
+    return [first + zlib.crc32(piece.encode()) % words for piece in pieces]

@@ -1,0 +1,301 @@
+"""Published weights: files, layouts of names, and strict loading into a model without memory.
+
+Names are translated here, by tables of this project, whatever version of which library wrote them.
+Only safetensors are read: no code of a checkpoint is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlinf.errors import ConfigError
+
+_SHOWN = 5  # names listed per kind of difference
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the names of a published file correspond to those of a graph in this project.
+
+    Args:
+        name: What it is called.
+        rules: Pairs (theirs, ours) of beginnings of names; ``{}`` stands for one part between dots.
+            The first that fits is applied; a name that none fits is unknown.
+        tied: Pairs of our names of one tensor. Files may hold either, or both, which are then
+            equal; the first is the graph's.
+        unused: Our names of tensors that files have and no computation reads.
+    """
+
+    name: str
+    rules: tuple[tuple[str, str], ...]
+    tied: tuple[tuple[str, str], ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @cached_property
+    def _patterns(self) -> tuple[list[tuple[re.Pattern[str], str]], ...]:
+        return (
+            [(_pattern(theirs), ours) for theirs, ours in self.rules],
+            [(_pattern(ours), theirs) for theirs, ours in self.rules],
+        )
+
+    def ours(self, name: str) -> str | None:
+        """The graph's name of a tensor in a file; None where no rule fits."""
+        return _renamed(name, self._patterns[0])
+
+    def theirs(self, name: str) -> str | None:
+        """The file's name of a tensor of the graph; None where no rule fits."""
+        return _renamed(name, self._patterns[1])
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = (re.escape(part) for part in template.split("{}"))
+    return re.compile("([^.]+)".join(parts) + (r"(?=\.|$)" if template else ""))
+
+
+def _renamed(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> str | None:
+    for pattern, target in patterns:
+        if found := pattern.match(name):
+            begin = target.format(*found.groups())
+            rest = name[found.end() :]
+            return begin + rest if begin and rest else begin + rest.removeprefix(".")
+    return None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of one safetensors file or of several shards, by name; read when asked for.
+
+    Args:
+        source: The path that was given.
+        shapes: Of every tensor.
+        files: The file that holds each.
+    """
+
+    source: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    files: Mapping[str, Path]
+    _open: dict[Path, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One tensor, as it is stored."""
+        file = self.files[name]
+        if file not in self._open:
+            self._open[file] = safe_open(file, "pt")
+        found: Tensor = self._open[file].get_tensor(name)
+        return found
+
+
+def open_weights(path: Path) -> Weights:
+    """Look into a file, or into the file or shards of a directory, without reading any weight.
+
+    ConfigError where there is none, one is damaged, or a shard or one of its tensors is missing.
+    """
+    path = path.expanduser()
+    index = path / _INDEX if path.is_dir() else path
+    if index.name.endswith(".index.json") and index.is_file():
+        return _sharded(path, index)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        held = f"neither model.safetensors nor {_INDEX}" if path.is_dir() else "no such file"
+        raise ConfigError(f"{path} holds no published weights: {held}", key="path")
+    shapes = _header(file)
+    return Weights(path, shapes, dict.fromkeys(shapes, file))
+
+
+def _sharded(path: Path, index: Path) -> Weights:
+    try:
+        where: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        names = sorted(set(where.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is no index of shards: {error}", key="path") from error
+    if gone := [name for name in names if not (index.parent / name).is_file()]:
+        raise ConfigError(
+            f"{path} is incomplete: {len(gone)} of its {len(names)} files missing: "
+            + _listed(gone),
+            key="path",
+        )
+    headers = {name: _header(index.parent / name) for name in names}
+    if absent := [name for name, file in where.items() if name not in headers[file]]:
+        raise ConfigError(
+            f"{path} is incomplete: its files lack {len(absent)} tensors that its index names: "
+            + _listed(absent),
+            key="path",
+        )
+    return Weights(
+        path,
+        {name: headers[file][name] for name, file in where.items()},
+        {name: index.parent / file for name, file in where.items()},
+    )
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file} holds no weights: {error}", key="path") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(sorted(names)[:_SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Weights under the names of a graph.
+
+    Args:
+        weights: Where they are.
+        layout: The layout that was found.
+        names: Our name → theirs, of what the graph has; tied names are one.
+        unused: The same, of what no computation reads.
+        unknown: Names that no rule fits.
+    """
+
+    weights: Weights
+    layout: Layout
+    names: dict[str, str]
+    unused: dict[str, str]
+    unknown: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.weights[self.names[name]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor of the graph."""
+        return self.weights.shapes[self.names[name]]
+
+
+def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
+    """Find the layout that knows most names of a file, and use it.
+
+    ConfigError where none knows any, or tied tensors are stored twice and differ.
+    """
+    known = {
+        layout: sum(layout.ours(name) is not None for name in weights.shapes) for layout in layouts
+    }
+    layout = max(layouts, key=lambda each: known[each])
+    if not known[layout]:
+        raise ConfigError(
+            f"the weights in {weights.source} are of another model: no layout of "
+            f"{', '.join(each.name for each in layouts)} knows a name such as "
+            + _listed(list(weights.shapes)),
+            key="path",
+        )
+    pairs = [(layout.ours(name), name) for name in weights.shapes]
+    found = {ours: theirs for ours, theirs in pairs if ours is not None}
+    for first, second in layout.tied:
+        if second not in found:
+            continue
+        other = found.pop(second)
+        if first in found and not torch.equal(weights[found[first]], weights[other]):
+            raise ConfigError(
+                f"in {weights.source} {found[first]} and {other} differ, which are one tensor of "
+                "the model; the file is damaged or of another one",
+                key="path",
+            )
+        found.setdefault(first, other)
+    return Translated(
+        weights,
+        layout,
+        {ours: theirs for ours, theirs in found.items() if ours not in layout.unused},
+        {ours: theirs for ours, theirs in found.items() if ours in layout.unused},
+        tuple(theirs for ours, theirs in pairs if ours is None),
+    )
+
+
+def load_published(
+    model: nn.Module,
+    path: Path,
+    layouts: Sequence[Layout],
+    *,
+    dtype: torch.dtype | None = None,
+    fresh: Callable[[str], bool] = lambda name: False,
+) -> Translated:
+    """Give a model, built on the meta device, the weights of a published file, every one of them.
+
+    Args:
+        model: Its tensors are replaced; those that are ``fresh`` stay as they are.
+        path: A file or directory.
+        layouts: Those of this model.
+        dtype: What to convert to; None keeps each as it is stored.
+        fresh: Names that no published file holds, such as of a critic.
+
+    Raises:
+        ConfigError: A tensor is missing, left over or of another shape; all are listed, and
+            nothing was read. Or a file is missing or damaged, or tied tensors differ.
+    """
+    found = translate(open_weights(path), layouts)
+    own = {name: tuple(each.shape) for name, each in model.state_dict().items() if not fresh(name)}
+    differences = {
+        "missing in the file": [name for name in own if name not in found.names],
+        "unknown to the model": [
+            *(theirs for ours, theirs in found.names.items() if ours not in own),
+            *found.unknown,
+        ],
+        "of another shape": [
+            f"{name} ({list(found.shape(name))}, in the model {list(shape)})"
+            for name, shape in own.items()
+            if name in found.names and found.shape(name) != shape
+        ],
+    }
+    texts = [
+        f"{len(names)} {title}: {_listed(names)}" for title, names in differences.items() if names
+    ]
+    if texts:
+        raise ConfigError(
+            f"the weights in {path} (layout {found.layout.name}) do not fit; {'; '.join(texts)}",
+            key="path",
+        )
+    read = {name: found[name] for name in own}
+    model.load_state_dict(
+        {name: tensor.to(dtype or tensor.dtype) for name, tensor in read.items()},
+        strict=False,
+        assign=True,
+    )
+    return found
+
+
+def converted(
+    found: Translated, target: Layout, fill: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a published file under the names of another layout, bit for bit.
+
+    Those that only the target stores, of its unused ones, are what ``fill`` gives for our name.
+    """
+    stored = {first: second for first, second in target.tied if target.theirs(second) is not None}
+    kept = {ours: theirs for ours, theirs in found.unused.items() if ours in target.unused}
+    for ours, theirs in {**found.names, **kept}.items():
+        name = target.theirs(stored.get(ours, ours))
+        if name is not None:
+            yield name, found.weights[theirs]
+    for ours in target.unused:
+        name = target.theirs(ours)
+        if ours not in found.unused and name is not None:
+            yield name, fill(ours)
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file; a crash leaves the former one, or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary,
+                  metadata={"format": "pt"})  # fmt: skip
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

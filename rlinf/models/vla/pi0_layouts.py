@@ -1,0 +1,128 @@
+"""Names of the weights of π₀ and π₀.₅ in published files, for :mod:`rlinf.models.vla.loading`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlinf.errors import ConfigError
+from rlinf.models.vla.loading import Layout, Translated, converted, open_weights, translate
+
+EMBEDDING, HEAD = "language.embed_tokens.weight", "language.lm_head.weight"
+EXPERT_HEAD = "expert.lm_head.weight"
+
+_OWN_PARTS = tuple(
+    (name, name)
+    for name in (
+        "action_in_proj", "action_out_proj", "state_proj", "action_time_mlp_in",
+        "action_time_mlp_out", "time_mlp_in", "time_mlp_out",
+    )
+)  # fmt: skip
+
+
+def _vision(theirs: str) -> tuple[tuple[str, str], ...]:
+    return (
+        (f"{theirs}.encoder.layers.{{}}.mlp.fc1", "vision.layers.{}.fc1"),
+        (f"{theirs}.encoder.layers.{{}}.mlp.fc2", "vision.layers.{}.fc2"),
+        (f"{theirs}.encoder.layers", "vision.layers"),
+        (f"{theirs}.embeddings.patch_embedding", "vision.patch_embedding"),
+        (f"{theirs}.embeddings.position_embedding", "vision.position_embedding"),
+        (f"{theirs}.post_layernorm", "vision.post_layernorm"),
+    )
+
+
+def _gemma(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    return (
+        (f"{theirs}.layers.{{}}.mlp.gate_proj", f"{ours}.layers.{{}}.gate_proj"),
+        (f"{theirs}.layers.{{}}.mlp.up_proj", f"{ours}.layers.{{}}.up_proj"),
+        (f"{theirs}.layers.{{}}.mlp.down_proj", f"{ours}.layers.{{}}.down_proj"),
+        (f"{theirs}.layers", f"{ours}.layers"),
+        (f"{theirs}.norm", f"{ours}.norm"),
+    )
+
+
+def _openpi(begin: str, *, vision: str, projector: str, language: str, head: str) -> tuple[
+    tuple[str, str], ...
+]:  # fmt: skip
+    """The classes of openpi and lerobot, whose inner names are those of their transformers."""
+    both = f"{begin}paligemma_with_expert"
+    return (
+        *_vision(f"{both}.paligemma.{vision}"),
+        (f"{both}.paligemma.{projector}.linear", "vision.projector"),
+        (f"{both}.paligemma.{language}.embed_tokens", "language.embed_tokens"),
+        *_gemma(f"{both}.paligemma.{language}", "language"),
+        (f"{both}.paligemma.{head}", "language.lm_head"),
+        *_gemma(f"{both}.gemma_expert.model", "expert"),
+        (f"{both}.gemma_expert.lm_head", "expert.lm_head"),
+        *((begin + theirs, ours) for theirs, ours in _OWN_PARTS),
+    )
+
+
+_NEW = {
+    "projector": "model.multi_modal_projector",
+    "language": "model.language_model",
+    "head": "lm_head",
+}
+_OLD = {
+    "vision": "vision_tower.vision_model",
+    "projector": "multi_modal_projector",
+    "language": "language_model.model",
+    "head": "language_model.lm_head",
+}
+_LEVEL, _FLAT = "model.vision_tower.vision_model", "model.vision_tower"
+
+_RULES = {
+    "openpi": _openpi("", vision=_LEVEL, **_NEW),
+    "lerobot-0.4": _openpi("model.", vision=_LEVEL, **_NEW),
+    "lerobot-0.6": _openpi("model.", vision=_FLAT, **_NEW),
+    "transformers-4.51": _openpi("", **_OLD),
+    "lerobot-0.3": _openpi("model.", **_OLD),
+    # The classes of transformers 5 itself, as state_dict names them.
+    "transformers": (
+        *_vision("model.vlm.vision_tower"),
+        ("model.vlm.multi_modal_projector.linear", "vision.projector"),
+        ("model.vlm.language_model.embed_tokens", "language.embed_tokens"),
+        *_gemma("model.vlm.language_model", "language"),
+        ("model.dit.embed_tokens", "expert.lm_head"),
+        *_gemma("model.dit", "expert"),
+        ("action_out_proj", "action_out_proj"),
+        *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[:1]),
+        *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[2:]),
+    ),
+    # policy.safetensors of a run; what it has beside the network is in no published file.
+    "rlinf": tuple(
+        (f"network.{part}", part)
+        for part in ("vision", "language", "expert", *(ours for _, ours in _OWN_PARTS))
+    ),
+}
+
+LAYOUTS = tuple(
+    Layout(name, rules)
+    if name == "rlinf"
+    else Layout(name, rules, tied=((EMBEDDING, HEAD),), unused=(EXPERT_HEAD,))
+    for name, rules in _RULES.items()
+)
+
+
+def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
+    """The weights of π₀ or π₀.₅ in ``source`` under the names of the layout ``target``.
+
+    Published files hold an output head of the expert that nothing reads; where the source has none
+    it is written as zeros.
+    """
+    found = translate(open_weights(source), LAYOUTS)
+    layout = next((each for each in LAYOUTS if each.name == target), None)
+    if layout is None:
+        names = ", ".join(each.name for each in LAYOUTS)
+        raise ConfigError(f"--to = '{target}' is no layout of π₀ and π₀.₅; legal: {names}")
+    for needed in (EMBEDDING, "action_in_proj.weight"):
+        if needed not in found.names:
+            raise ConfigError(f"{source} holds no π₀ or π₀.₅: there is no {needed}", key="path")
+
+    def fill(name: str) -> Tensor:
+        rows, columns = found.shape(EMBEDDING)[0], found.shape("action_in_proj.weight")[0]
+        return torch.zeros(rows, columns, dtype=found["action_in_proj.weight"].dtype)
+
+    return found, dict(converted(found, layout, fill))

@@ -1,0 +1,180 @@
+"""What all vision-language-action policies share: views, instructions, box, values, freezing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.envs.results import TASK_IDS
+from rlinf.errors import ConfigError
+from rlinf.models.policy import Policy
+from rlinf.models.vla.config import VLAConfig
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+_READ = 1 << 24  # bytes
+
+
+class VLAPolicy(Policy):
+    """Pictures, proprioception and an instruction to a chunk of actions.
+
+    A subclass builds its network and, last of all, calls :meth:`add_values`. What it computes
+    with takes the device and the number format of its weights; log-probs and values are float32.
+
+    Args:
+        config: The section.
+        env_spec: What the environment shows and takes.
+        value_dim: V.
+        seed: Of weights that are made.
+    """
+
+    values_in_parts = True
+    imitates = True
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(
+        self, config: VLAConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if env_spec.action_kind != "continuous":
+            raise ConfigError(
+                f"model.type: {config.type} gives continuous actions, the environment takes "
+                f"{env_spec.action_kind} ones; use an environment with a Box action space"
+            )
+        if value_dim not in (0, 1, config.num_action_chunks):
+            raise ConfigError(
+                f"a policy with num_action_chunks {config.num_action_chunks} cannot give "
+                f"{value_dim} values per chunk; legal: 0, 1, {config.num_action_chunks}"
+            )
+        self.chunk, self.action_dim = config.num_action_chunks, env_spec.action_dim
+        self.value_dim = value_dim
+        self.base = f"{config.type} {config.preset}, seed {seed}"
+        if config.path is not None:
+            self.base = fingerprint(config.path.expanduser())
+        self.texts: tuple[str, ...] = tuple(env_spec.task_descriptions) or ("",)
+        """Instructions, by task id."""
+        self.views = _views(config, env_spec)
+        """Views of the model in their order: observation key and, of several pictures, which one;
+        None for a view that is left out."""
+        self.state_dim = (env_spec.observation_shapes.get("states") or (0,))[0]
+        """D; 0 where the environment gives none."""
+        self.value_head: ValueHead | None = None
+        self._detaches = config.detach_values
+        for name in ("action_low", "action_high"):
+            bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
+            self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
+
+    def add_values(self, config: VLAConfig, features: int, *, seed: int) -> None:
+        """Make the value head on features of this width; none where V = 0."""
+        if self.value_dim:
+            generator = torch.Generator().manual_seed(seed)
+            widths = (features, *config.value_head, self.value_dim)
+            self.value_head = ValueHead(widths, generator=generator)
+
+    def values_of(self, features: Tensor) -> Tensor:
+        """[B, V] float32 values from features [B, width]."""
+        if self.value_head is None:
+            return features.new_zeros(len(features), 0, dtype=torch.float32)
+        read = features.detach() if self._detaches else features
+        found: Tensor = self.value_head(read)
+        return found.float()
+
+    def tasks_of(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B] int64 task ids, the rows of :attr:`texts`."""
+        given = observations.get(TASK_IDS)
+        if given is not None:
+            return given.long()
+        first = next(iter(observations.values()))
+        return torch.zeros(len(first), dtype=torch.int64, device=first.device)
+
+    def pictures_of(self, observations: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """uint8 [B, H, W, 3] of each view; None for one that is left out."""
+        found: list[Tensor | None] = []
+        for view in self.views:
+            if view is None:
+                found.append(None)
+                continue
+            key, number = view
+            pictures = observations[key]
+            found.append(pictures if number is None else pictures[:, number])
+        return found
+
+    def in_box(self, actions: Tensor) -> Tensor:
+        """Actions [B, C, A] clipped to the box of the environment, float32."""
+        return actions.float().clamp(self.action_low, self.action_high)
+
+    def value_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters of the value head."""
+        return iter(()) if self.value_head is None else self.value_head.parameters()
+
+    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
+        """Statistics are those of the data that the model was trained on, and stay."""
+
+
+class ValueHead(nn.Module):
+    """Linear layers with ReLU between them; the last one begins at 0."""
+
+    def __init__(self, widths: Sequence[int], *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for number, (rows, columns) in enumerate(pairwise(widths)):
+            layer = nn.Linear(rows, columns, device="meta").to_empty(device="cpu")
+            with torch.no_grad():
+                nn.init.zeros_(layer.bias)
+                if number == len(widths) - 2:
+                    nn.init.zeros_(layer.weight)
+                else:
+                    layer.weight.normal_(0.0, (2.0 / rows) ** 0.5, generator=generator)
+            self.layers.append(layer)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, width] to [B, V]."""
+        first, *others = cast(Iterable[nn.Linear], self.layers)
+        features = first(features.to(first.weight.dtype))
+        for layer in others:
+            features = layer(torch.relu(features))
+        return features
+
+
+def _views(config: VLAConfig, env_spec: EnvSpec) -> list[tuple[str, int | None] | None]:
+    pictures = {
+        key: shape
+        for key, shape in env_spec.observation_shapes.items()
+        if env_spec.observation_dtypes[key] == "uint8" and len(shape) in (3, 4)
+    }
+    found: list[tuple[str, int | None] | None] = []
+    for key in config.cameras:
+        if key is None:
+            found.append(None)
+        elif key not in pictures:
+            shown = ", ".join(sorted(pictures)) or "no pictures"
+            hint = did_you_mean(key, list(pictures)) if pictures else "let it render"
+            raise ConfigError(
+                f"model.cameras: the environment does not show {key!r}, but {shown}; {hint}"
+            )
+        elif len(pictures[key]) == 4:
+            found.extend((key, number) for number in range(pictures[key][0]))
+        else:
+            found.append((key, None))
+    return found
+
+
+def fingerprint(directory: Path) -> str:
+    """SHA-256 of the names and contents of the weight files of a directory."""
+    digest = hashlib.sha256()
+    files = sorted(p for kind in ("*.safetensors", "*.pt") for p in directory.glob(kind))
+    for path in files:
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while block := file.read(_READ):
+                digest.update(block)
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,390 @@
+"""Normalisation statistics of states and actions, as vision-language-action models publish them.
+
+Such a model reads states and gives actions in normalised units; what these are in the units of a
+robot says a file beside its weights. Four layouts are read and written:
+
+========= ============================================================ =========================
+layout    file                                                         its keys
+========= ============================================================ =========================
+openpi    ``assets/ID/norm_stats.json``                                the ids
+openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
+          ``config.json``
+lerobot   ``meta/stats.json``                                          none
+groot     ``experiment_cfg/metadata.json``                             the embodiments
+========= ============================================================ =========================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
+
+Method = Literal["mean_std", "quantiles", "bounds"]
+Layout = Literal["openpi", "openvla", "lerobot", "groot"]
+
+_NEEDS: Mapping[str, tuple[str, str]] = {
+    "mean_std": ("mean", "std"),
+    "quantiles": ("q01", "q99"),
+    "bounds": ("min", "max"),
+}
+_FILES: Mapping[Layout, str] = {
+    "openpi": "norm_stats.json",
+    "openvla": "dataset_statistics.json",
+    "lerobot": "meta/stats.json",
+    "groot": "experiment_cfg/metadata.json",
+}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of each dimension of a vector; what a file does not say is None.
+
+    A vector with fewer dimensions than the statistics uses the first ones; dimensions beyond the
+    statistics (padding of a model) pass unchanged, as those do that ``mask`` leaves out.
+
+    Args:
+        mean: [D] float32, as are ``std``, ``min``, ``max``, ``q01``, ``q99`` (quantiles 0.01 and
+            0.99).
+        mask: [D] bool, which dimensions are normalised; None: all.
+    """
+
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    min: Tensor | None = None
+    max: Tensor | None = None
+    q01: Tensor | None = None
+    q99: Tensor | None = None
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(value) for value in self.given().values()}
+        if len(lengths) != 1:
+            raise ConfigError(
+                f"statistics of vectors of {sorted(lengths)} dimensions: expected one"
+            )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Statistics:
+        """From lists or arrays by name; other names are left out."""
+        known = [field.name for field in fields(cls)]
+        found = {name: values[name] for name in known if values.get(name) is not None}
+        return cls(**{
+            name: torch.as_tensor(
+                value, dtype=torch.bool if name == "mask" else torch.float32
+            ).flatten()
+            for name, value in found.items()
+        })  # fmt: skip
+
+    def given(self) -> dict[str, Tensor]:
+        """What is known, by name."""
+        each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in each.items() if value is not None}
+
+    def to(self, device: torch.device | str) -> Statistics:
+        """The same on a device."""
+        return Statistics(**{name: value.to(device) for name, value in self.given().items()})
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return len(next(iter(self.given().values())))
+
+    def to_json(self) -> dict[str, list[Any]]:
+        """Lists by name."""
+        return {name: value.tolist() for name, value in self.given().items()}
+
+    # -- normalised units -----------------------------------------------------------------------
+
+    def mean_std(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+        """(x − μ) / (σ + ε), [..., D]."""
+        return self._masked(x, lambda y, mean, std: (y - mean) / (std + epsilon), "mean_std")
+
+    def from_mean_std(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+        """x (σ + ε) + μ, [..., D]."""
+        return self._masked(x, lambda y, mean, std: y * (std + epsilon) + mean, "mean_std")
+
+    def quantiles(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+        """2 (x − q01) / (q99 − q01 + ε) − 1, [..., D]; ε is 1e-8 in OpenVLA."""
+
+        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+            return 2 * (y - low) / (high - low + epsilon) - 1
+
+        return self._masked(x, scaled, "quantiles")
+
+    def from_quantiles(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+        """(x + 1)/2 · (q99 − q01 + ε) + q01, [..., D]."""
+
+        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+            return (y + 1) / 2 * (high - low + epsilon) + low
+
+        return self._masked(x, scaled, "quantiles")
+
+    def bounds(self, x: Tensor) -> Tensor:
+        """2 (x − min) / (max − min) − 1, [..., D]; 0 where a dimension never moved."""
+
+        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+            width = (high - low).masked_fill(high == low, 1.0)
+            return torch.where(high == low, 0.0, 2 * (y - low) / width - 1)
+
+        return self._masked(x, scaled, "bounds")
+
+    def from_bounds(self, x: Tensor) -> Tensor:
+        """(x + 1)/2 · (max − min) + min, [..., D]."""
+        return self._masked(x, lambda y, low, high: (y + 1) / 2 * (high - low) + low, "bounds")
+
+    def normalize(self, x: Tensor, method: Method) -> Tensor:
+        """By the method of this name."""
+        found: Tensor = getattr(self, method)(x)
+        return found
+
+    def unnormalize(self, x: Tensor, method: Method) -> Tensor:
+        """The inverse of :meth:`normalize`."""
+        found: Tensor = getattr(self, f"from_{method}")(x)
+        return found
+
+    def _masked(self, x: Tensor, formula: Any, method: Method) -> Tensor:
+        count = min(self.dim, x.shape[-1])
+        first, second = (self._of(name, method)[:count].to(x) for name in _NEEDS[method])
+        known = x[..., :count]
+        found = formula(known, first, second)
+        if self.mask is not None:
+            found = torch.where(self.mask[:count].to(x.device), found, known)
+        return found if count == x.shape[-1] else torch.cat([found, x[..., count:]], dim=-1)
+
+    def _of(self, name: str, method: Method) -> Tensor:
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            legal = [each for each, names in _NEEDS.items() if set(names) <= self.given().keys()]
+            raise ConfigError(
+                f"the statistics have no {name}, which {method} needs; nearest: {', '.join(legal)}"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """Of what a model reads and gives.
+
+    Args:
+        actions: Of the actions.
+        states: Of the states; None where the model reads none.
+        key: Under which they were found; empty in layouts without keys.
+    """
+
+    actions: Statistics
+    states: Statistics | None = None
+    key: str = ""
+
+    def to(self, device: torch.device | str) -> ModelStatistics:
+        """The same on a device."""
+        states = None if self.states is None else self.states.to(device)
+        return ModelStatistics(self.actions.to(device), states, self.key)
+
+    def check(
+        self,
+        low: Sequence[float],
+        high: Sequence[float],
+        *,
+        dimensions: Sequence[int] | None = None,
+        key: str = "",
+    ) -> None:
+        """Refuse statistics of the actions of something else than an environment with this box.
+
+        What is compared are the values as they were recorded: quantiles where there are some,
+        otherwise the extremes.
+
+        Args:
+            low: [A] bounds of the environment, as ``high``.
+            high: The upper ones.
+            dimensions: Which dimension of the model each of the environment's is; None: the same.
+            key: Of the recipe, for the error.
+
+        Raises:
+            ConfigError: Another dimension, or values out of the box; swapped ones are named.
+        """
+        known = self.actions.given()
+        names = ("q01", "q99") if "q01" in known and "q99" in known else ("min", "max")
+        places = list(dimensions or range(self.actions.dim))
+        if len(places) != len(low) or max(places) >= self.actions.dim:
+            raise ConfigError(
+                f"the statistics{f' `{self.key}`' if self.key else ''} are of {self.actions.dim} "
+                f"action dimensions, the environment takes {len(low)}; nearest: statistics of its "
+                "own, with: rlinf data stats",
+                key=key,
+            )
+        if set(names) <= known.keys():
+            smallest, largest = (known[name][places].tolist() for name in names)
+            refuse_foreign_actions(smallest, largest, low, high, what="the statistics", key=key)
+
+
+def refuse_foreign_actions(
+    smallest: Sequence[float],
+    largest: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    what: str,
+    key: str = "",
+) -> None:
+    """Refuse recorded actions, by their range [A], that are none of an environment's box [A].
+
+    A twentieth of the width of a dimension may be beyond it: what was recorded of people is.
+
+    Raises:
+        ConfigError: Names the dimensions; and two that fit when they are swapped.
+    """
+
+    def fits(place: int, box: int) -> bool:
+        slack = 0.05 * (high[box] - low[box]) + 1e-6
+        return low[box] - slack <= smallest[place] and largest[place] <= high[box] + slack
+
+    outside = [place for place in range(len(low)) if not fits(place, place)]
+    if not outside:
+        return
+    first = outside[0]
+    swapped = [
+        place for place in range(len(low))
+        if place != first and fits(first, place) and fits(place, first)
+    ]  # fmt: skip
+    hint = (
+        f"they fit with dimensions {first} and {swapped[0]} swapped"
+        if swapped
+        else "nearest: actions in the units of the environment (not normalised, nor raw)"
+    )
+    raise ConfigError(
+        f"{what}: action dimension {first} goes from {smallest[first]:.4g} to "
+        f"{largest[first]:.4g}, in the environment from {low[first]:.4g} to {high[first]:.4g}"
+        f"{f' (and so {len(outside) - 1} more)' if len(outside) > 1 else ''}; {hint}",
+        key=key,
+    )
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
+    """Statistics of a published directory, or of one of its files.
+
+    Args:
+        path: Directory of a model or set, or the file itself.
+        key: Which of several sets of statistics; None where there is one.
+
+    Raises:
+        ConfigError: There are none, none of this key, or several and no key.
+    """
+    path = path.expanduser()
+    sets = _sets(path)
+    if not sets:
+        raise ConfigError(
+            f"{path} has no statistics; known files: "
+            f"{', '.join(_FILES.values())}, assets/ID/norm_stats.json, config.json with norm_stats"
+        )
+    if key is None and len(sets) > 1:
+        raise ConfigError(
+            f"{path} has statistics of {len(sets)} data sets; nearest: one of "
+            f"{', '.join(sorted(sets))}",
+            key="statistics_key",
+        )
+    if key is None or list(sets) == [""]:
+        (key,) = sets
+    elif key not in sets:
+        raise ConfigError(
+            f"{path} has no statistics of `{key}`; {did_you_mean(key, sets)}", key="statistics_key"
+        )
+    try:
+        return _of_set(sets[key], key)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"{path}: the statistics of `{key}` cannot be read: {error}") from error
+
+
+def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
+    """All sets of statistics, by key."""
+    if path.is_file():
+        return _keyed(_json(path))
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in ("config.json", *_FILES.values()):  # a data set of its own goes before the model's
+        if (path / name).is_file():
+            content = _json(path / name)
+            if name != "config.json" or "norm_stats" in content:
+                found |= _keyed(content)
+    assets = path / "assets"
+    for file in sorted(assets.rglob("norm_stats.json")):
+        # An id may have parts, as physical-intelligence/libero.
+        found[str(file.parent.relative_to(assets))] = _keyed(_json(file))[""]
+    return found
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no statistics: expected a JSON object")
+    return content
+
+
+def _keyed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    content = content.get("norm_stats", content)
+    if "action" in content or "actions" in content:
+        return {"": content}
+    return {
+        name: each.get("statistics", each)
+        for name, each in content.items()
+        if isinstance(each, dict)
+        and ({"action", "actions"} & each.get("statistics", each).keys())
+    }  # fmt: skip
+
+
+def _of_set(values: Mapping[str, Any], key: str) -> ModelStatistics:
+    def vector(*names: str) -> Statistics | None:
+        for name in names:
+            if values.get(name):
+                return Statistics.of(_joined(values[name]))
+        return None
+
+    actions = vector("action", "actions")
+    if actions is None:
+        raise ValueError("nothing is said of actions")
+    return ModelStatistics(actions, vector("state", "states", "observation.state", "proprio"), key)
+
+
+def _joined(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One vector of the named parts that GR00T has, in the order of the file."""
+    parts = [part for part in values.values() if isinstance(part, dict)]
+    if not parts:
+        return values
+    names = set.intersection(*(set(part) for part in parts))
+    return {name: [number for part in parts for number in part[name]] for name in names}
+
+
+def write_statistics(directory: Path, statistics: ModelStatistics, layout: Layout) -> Path:
+    """Write statistics where a model or set of this layout has them; returns the file."""
+    actions, states = statistics.actions.to_json(), statistics.states
+    state = {} if states is None else states.to_json()
+    key, name = statistics.key or "default", _FILES[layout]
+    content: dict[str, Any]
+    if layout == "openpi":
+        name = f"assets/{key}/{name}"
+        content = {"norm_stats": {"state": state, "actions": actions}}
+    elif layout == "openvla":
+        content = {key: {"action": actions, "proprio": state}}
+    elif layout == "lerobot":
+        content = {"observation.state": state, "action": actions}
+    else:
+        content = {
+            key: {"statistics": {"state": {"state": state}, "action": {"action": actions}}}
+        }  # fmt: skip
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path

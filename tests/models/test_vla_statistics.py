@@ -1,0 +1,153 @@
+"""Normalisation statistics: formulas, published files, conventions, and what does not belong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.errors import ConfigError
+from rlinf.models.vla.conventions import ActionConventions, GripperConvention
+from rlinf.models.vla.statistics import (
+    ModelStatistics,
+    Statistics,
+    read_statistics,
+    refuse_foreign_actions,
+    write_statistics,
+)
+
+RAW = np.random.default_rng(0).normal([0, 5, -2], [1, 0.1, 3], (500, 3)).astype(np.float32)
+
+
+def statistics(raw: np.ndarray = RAW, mask: list[bool] | None = None) -> Statistics:
+    """Of recorded rows."""
+    return Statistics.of({
+        "mean": raw.mean(0), "std": raw.std(0), "min": raw.min(0), "max": raw.max(0),
+        "q01": np.quantile(raw, 0.01, axis=0), "q99": np.quantile(raw, 0.99, axis=0), "mask": mask,
+    })  # fmt: skip
+
+
+def test_methods_are_the_published_formulas_and_have_inverses() -> None:
+    x, held = torch.from_numpy(RAW), statistics()
+    q01, q99 = np.quantile(RAW, [0.01, 0.99], axis=0)
+    wanted = {
+        "mean_std": (RAW - RAW.mean(0)) / (RAW.std(0) + 1e-6),
+        "quantiles": 2 * (RAW - q01) / (q99 - q01 + 1e-6) - 1,
+        "bounds": 2 * (RAW - RAW.min(0)) / (RAW.max(0) - RAW.min(0)) - 1,
+    }
+    for method, expected in wanted.items():
+        found = held.normalize(x, method)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        torch.testing.assert_close(held.unnormalize(found, method), x, atol=2e-5, rtol=1e-5)
+
+
+def test_masked_and_padded_dimensions_pass_unchanged() -> None:
+    held = statistics(mask=[True, True, False])
+    x = torch.randn(4, 2, 5)
+    found = held.quantiles(x)
+    torch.testing.assert_close(found[..., 2:], x[..., 2:])
+    assert not torch.isclose(found[..., :2], x[..., :2]).all()
+    torch.testing.assert_close(held.quantiles(x[..., :2]), found[..., :2])  # fewer dimensions
+
+
+def test_a_dimension_that_never_moved_is_zero_in_bounds() -> None:
+    held = Statistics.of({"min": [1.0, 0.0], "max": [1.0, 2.0]})
+    x = torch.tensor([[1.0, 2.0]])
+    assert held.bounds(x).tolist() == [[0.0, 1.0]]
+    assert held.from_bounds(held.bounds(x)).tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("layout", ["openpi", "openvla", "lerobot", "groot"])
+def test_what_is_written_is_read(layout: str, tmp_path: Path) -> None:
+    held = ModelStatistics(statistics(mask=[True, True, False]), statistics(RAW[:, :2]), "mine")
+    write_statistics(tmp_path, held, layout)
+    found = read_statistics(tmp_path, None if layout == "lerobot" else "mine")
+    for name, value in held.actions.given().items():
+        torch.testing.assert_close(getattr(found.actions, name), value)
+    assert found.states is not None
+    assert found.states.dim == 2
+
+
+def published(directory: Path, name: str, content: object) -> Path:
+    """A file of a published directory."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return directory
+
+
+def test_published_files(tmp_path: Path) -> None:
+    vector = {"mean": [0.0, 1.0], "std": [1.0, 2.0], "q01": [-1.0, -2.0], "q99": [1.0, 2.0]}
+    pi = published(
+        tmp_path / "pi", "assets/physical-intelligence/libero/norm_stats.json",
+        {"norm_stats": {"state": vector, "actions": vector}},
+    )  # fmt: skip
+    assert read_statistics(pi).key == "physical-intelligence/libero"
+    more = {**vector, "max": [1, 1], "min": [0, 0], "mask": [True, False]}
+    vla = published(
+        tmp_path / "vla", "config.json",
+        {"norm_stats": {"bridge_orig": {"action": more, "proprio": more, "num_transitions": 9}}},
+    )  # fmt: skip
+    assert read_statistics(vla).actions.mask.tolist() == [True, False]
+    published(vla, "dataset_statistics.json", {"libero_spatial_no_noops": {"action": more}})
+    assert read_statistics(vla, "libero_spatial_no_noops").states is None
+    with pytest.raises(ConfigError, match="did you mean `bridge_orig`"):
+        read_statistics(vla, "bridge_org")
+    with pytest.raises(ConfigError, match="2 data sets; nearest: one of bridge_orig, libero"):
+        read_statistics(vla)
+    part = {"mean": [0.5], "std": [1.0], "min": [0], "max": [1], "q01": [0], "q99": [1]}
+    robot = published(
+        tmp_path / "groot", "experiment_cfg/metadata.json",
+        {"new_embodiment": {"embodiment_tag": "new_embodiment", "modalities": {}, "statistics": {
+            "state": {"arm": vector, "hand": part}, "action": {"arm": vector, "hand": part}}}},
+    )  # fmt: skip
+    assert read_statistics(robot).actions.mean.tolist() == [0.0, 1.0, 0.5]
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no statistics; known files"):
+        read_statistics(tmp_path)
+    published(
+        tmp_path, "norm_stats.json", {"norm_stats": {"actions": {"mean": [1], "std": [1, 2]}}}
+    )
+    with pytest.raises(ConfigError, match=r"vectors of \[1, 2\] dimensions"):
+        read_statistics(tmp_path)
+    (tmp_path / "norm_stats.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_statistics(tmp_path)
+    with pytest.raises(ConfigError, match="no min, which bounds needs; nearest: mean_std"):
+        Statistics.of({"mean": [0.0], "std": [1.0]}).bounds(torch.zeros(1))
+
+
+def test_statistics_of_something_else_are_refused() -> None:
+    own = ModelStatistics(Statistics.of({"q01": [-0.9, 0.0], "q99": [0.9, 1.0]}), key="mine")
+    own.check([-1, 0], [1, 1])
+    own.check([0], [1], dimensions=[1])
+    with pytest.raises(ConfigError, match="`mine` are of 2 action dimensions, the environment"):
+        own.check([-1] * 3, [1] * 3)
+    with pytest.raises(ConfigError, match="dimensions 0 and 1 swapped"):
+        own.check([0, -1], [1, 1])
+    with pytest.raises(ConfigError, match="goes from -40 to 30, in the environment from -1 to 1"):
+        refuse_foreign_actions([-40, 0], [30, 1], [-1, -1], [1, 1], what="set")
+
+
+def test_conventions_go_both_ways() -> None:
+    gripper = GripperConvention(dimension=2, model_range=(0, 1), env_range=(1, -1))
+    held = ActionConventions(dimensions=(0, 1, 6), gripper=gripper, delta_dimensions=(0, 1))
+    states = torch.tensor([[10.0, 20.0, 0.0]])
+    chunk = torch.zeros(1, 2, 8)
+    chunk[..., 0], chunk[..., 1], chunk[..., 6] = 1.0, 2.0, torch.tensor([0.25, 1.0])
+    env = held.to_env(chunk, 3, states)
+    assert env.tolist() == [[[11.0, 22.0, 0.5], [11.0, 22.0, -1.0]]]
+    torch.testing.assert_close(held.to_model(env, 8, states), chunk)
+    hard = ActionConventions(gripper=GripperConvention(
+        dimension=0, model_range=(0, 1), env_range=(1, -1), threshold=0.5))  # fmt: skip
+    assert hard.to_env(torch.tensor([[[0.4], [0.6]]]), 1).tolist() == [[[1.0], [-1.0]]]
+    held.check_dimensions(3, 8, 3)
+    with pytest.raises(ConfigError, match="delta_dimensions: names dimension 1, there are 1"):
+        held.check_dimensions(3, 8, 1)
+    with pytest.raises(ConfigError, match="dimensions: names 3 dimensions"):
+        held.check_dimensions(4, 8, 4)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlinf.cli.main import main
+from rlinf.errors import ConfigError
+from rlinf.models.vla.loading import load_published, open_weights, translate
+from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
+from rlinf.models.vla.pi0_layouts import EMBEDDING, EXPERT_HEAD, LAYOUTS, convert
+
+PARITY = Path(__file__).parent / "parity"
+PUBLISHED = [layout.name for layout in LAYOUTS if layout.name != "rlinf"]
+KEYS = {"pi0": 777, "pi05": 812}
+
+
+def network(kind: str, vocabulary: int | None = None) -> PI0Network:
+    size = PI0Size(
+        adaptive=kind == "pi05",
+        vision=TransformerSize(32, 2, 64),
+        language=TransformerSize(64, 2, 128),
+        expert=TransformerSize(32, 2, 64),
+        vision_heads=4,
+        head_dim=16,
+        vocabulary=vocabulary or {"pi0": 300, "pi05": 64}[kind],
+        image=56,
+        horizon=8,
+        action_dim=7,
+        state_dim=8,
+    )
+    with torch.device("meta"):
+        return PI0Network(size)
+
+
+@pytest.fixture(params=["pi0", "pi05"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def load(kind: str, path: Path) -> PI0Network:
+    model = network(kind)
+    load_published(model, path, LAYOUTS)
+    return model
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_every_layout_loads_whole_and_comes_back_bit_for_bit(
+    tmp_path: Path, kind: str, layout: str
+) -> None:
+    original = load_file(PARITY / kind / "model.safetensors")
+    path = tmp_path / "converted.safetensors"
+
+    assert main(["convert", "policy", str(PARITY / kind), "--to", layout, "--out", str(path)]) == 0
+
+    found = translate(open_weights(path), LAYOUTS)
+    assert (found.layout.name, found.unknown, list(found.unused)) == (layout, (), [EXPERT_HEAD])
+    equal(load(kind, path).state_dict(), load(kind, PARITY / kind).state_dict())
+    equal(convert(path, "lerobot-0.4")[1], original)
+
+
+def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> None:
+    original = load_file(PARITY / kind / "model.safetensors")
+    own = load(kind, PARITY / kind).state_dict()
+    run = tmp_path / "policy.safetensors"
+    save_file({f"network.{n}": t for n, t in own.items()} | {"critic.x": torch.ones(1)}, run)
+
+    found, tensors = convert(run, "openpi")
+
+    assert found.layout.name == "rlinf"
+    head = tensors.pop("paligemma_with_expert.gemma_expert.lm_head.weight")
+    assert not head.any()
+    assert (
+        head.shape == original.pop("model.paligemma_with_expert.gemma_expert.lm_head.weight").shape
+    )
+    equal({f"model.{name}": tensor for name, tensor in tensors.items()}, original)
+
+
+@pytest.mark.parametrize(("kind", "billions"), [("pi0", 3.501), ("pi05", 3.617)])
+def test_sizes_of_the_published_models(kind: str, billions: float) -> None:
+    with torch.device("meta"):
+        model = PI0Network(PI0Size(adaptive=kind == "pi05"))
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    own[EXPERT_HEAD] = (257152, 1024)
+
+    for layout in LAYOUTS:
+        if layout.name == "rlinf":
+            continue
+        names = {layout.theirs(name) for name in own}
+        assert len(names - {None}) == KEYS[kind]
+        assert {layout.ours(str(name)) for name in names} == own.keys()
+    assert round(sum(torch.Size(s).numel() for s in own.values()) / 1e9, 3) == billions
+    assert own["vision.layers.26.fc1.weight"] == (4304, 1152)
+    assert own["language.layers.17.self_attn.k_proj.weight"] == (256, 2048)
+    assert own["expert.layers.17.down_proj.weight"] == (1024, 4096)
+    norm = "expert.layers.0.input_layernorm."
+    adaptive = own.get(norm + "dense.weight"), own.get(norm + "weight")
+    assert adaptive == (((3072, 1024), None) if kind == "pi05" else (None, (1024,)))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    tensors = load_file(PARITY / "pi0" / "model.safetensors")
+    names = sorted(tensors)
+    for number, part in enumerate((names[:40], names[40:])):
+        save_file({name: tensors[name] for name in part}, tmp_path / f"part-{number}.safetensors")
+    where = {name: f"part-{int(place >= 40)}.safetensors" for place, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return tmp_path
+
+
+def test_shards_are_one_model(shards: Path) -> None:
+    equal(load("pi0", shards).state_dict(), load("pi0", PARITY / "pi0").state_dict())
+
+
+def test_half_a_checkpoint_is_refused(shards: Path) -> None:
+    (shards / "part-1.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"1 of its 2 files missing: part-1\.safetensors"):
+        load("pi0", shards)
+
+
+def test_a_shard_without_its_tensors_is_refused(shards: Path) -> None:
+    (shards / "part-1.safetensors").write_bytes((shards / "part-0.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"its files lack \d+ tensors that its index names"):
+        load("pi0", shards)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    whole = (PARITY / "pi0" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="holds no weights"):
+        load("pi0", tmp_path)
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        load("pi0", tmp_path)
+
+
+def test_missing_left_over_and_misshapen_are_one_error(tmp_path: Path) -> None:
+    tensors = load_file(PARITY / "pi0" / "model.safetensors")
+    del tensors["model.state_proj.bias"]
+    tensors["model.state_proj.weight"] = torch.zeros(3, 3)
+    tensors["model.paligemma_with_expert.more"] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = network("pi0")
+
+    with pytest.raises(ConfigError) as caught:
+        load_published(model, tmp_path, LAYOUTS)
+
+    for part in (
+        "1 missing in the file: state_proj.bias",
+        "paligemma_with_expert.more",
+        "1 of another shape: state_proj.weight ([3, 3], in the model [32, 8])",
+    ):
+        assert part in str(caught.value)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_another_model_is_refused_before_a_weight_is_read(tmp_path: Path) -> None:
+    save_file({"layers.0.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"of another model.*layers\.0\.weight"):
+        load("pi0", tmp_path)
+    with pytest.raises(ConfigError, match=r"missing in the file: .*dense"):
+        load("pi05", PARITY / "pi0")
+
+
+def test_tied_weights_that_differ_are_refused(tmp_path: Path) -> None:
+    tensors = load_file(PARITY / "pi0" / "model.safetensors")
+    head = "model.paligemma_with_expert.paligemma.lm_head.weight"
+    embedding = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+    path = tmp_path / "model.safetensors"
+    save_file(tensors | {embedding: tensors[head].clone()}, path)
+    assert torch.equal(load("pi0", path).state_dict()[EMBEDDING], tensors[head])
+
+    save_file(tensors | {embedding: tensors[head] + 1}, path)
+    with pytest.raises(ConfigError, match="differ, which are one tensor"):
+        load("pi0", path)
+
+
+def test_weights_are_converted_to_a_type(tmp_path: Path) -> None:
+    model = network("pi0")
+    load_published(model, PARITY / "pi0", LAYOUTS, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("target", ["lerobot", "openpi"])
+def test_convert_says_what_it_cannot_do(
+    tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    if target == "openpi":
+        path.touch()
+    given = ["convert", "policy", str(PARITY / "pi0"), "--to", target, "--out", str(path)]
+    assert main(given) == 2
+    text = capsys.readouterr().err
+    assert ("lerobot-0.6" if target == "lerobot" else "exists") in text.replace("\n", " ")
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.dtype == other[name].dtype
+        assert torch.equal(tensor, other[name]), name

@@ -38,10 +38,14 @@ SHARED: Times = {**FAST, "actor": {1: 9.0, 2: 4.5}}
 CROWDED: Times = {**FAST, "actor": {1: 9.0, 2: 20.0}}
 
 
+def two_slots(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    patch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+
+
 @pytest.fixture(autouse=True)
 def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    two_slots(monkeypatch, tmp_path)
 
 
 def train(directory: Path, *overrides: str) -> Path:
@@ -56,8 +60,7 @@ def train(directory: Path, *overrides: str) -> Path:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run under the placement of the recipe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        two_slots(patch, tmp_path_factory.mktemp("cache"))
         return train(tmp_path_factory.mktemp("runs") / "plain")
 
 
@@ -144,13 +147,15 @@ class _Switches:
         return 0.5
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The report of one real step."""
-    config = small_config(tmp_path, *SPLIT)
-    with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
-        runner = Run(Embodied, config, directory, threading.Event())
-        found, _ = next(iter(runner.rehearse(1)))
+    path = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        two_slots(patch, path)
+        with RunDirectory.create(path, "small", path=path / "one") as directory:
+            runner = Run(Embodied, small_config(path, *SPLIT), directory, threading.Event())
+            found, _ = next(iter(runner.rehearse(1)))
     # What a step took beside its nodes does not fit to the times that the tests make up.
     return replace(found, node_seconds={})
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,12 +14,14 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.policy import load_travelling
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
-from rlinf.runners.evaluation import load_run
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
+Write = Callable[[Demonstrations, Path], None]
+"""Writes a set to a directory."""
+_FRAME_RATE = 30.0
+"""Of sets of simulators that do not say theirs."""
 _PURPOSE = 2
 """Number of recordings among the purposes of episodes; evaluations have 0 and 1."""
 
@@ -37,13 +40,10 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 
 def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
     """The recipe of a run, its trained policy as who acts (by its mode), and what it is called."""
-    config, checkpoint = load_run(task, run)
-    assert isinstance(config, EvaluatedConfig)
-    weights = acting_weights(checkpoint.tree["workers"])
+    trained = TrainedPolicy(task, run)
 
     def actor(spec: EnvSpec) -> Act:
-        policy = config.build_policy(spec).eval()
-        load_travelling(policy, weights)
+        policy = trained.build(spec)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}
@@ -51,7 +51,7 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor,
 
         return act
 
-    return config, actor, f"{checkpoint.path.parent.parent.name} step {checkpoint.step}"
+    return trained.config, actor, trained.name
 
 
 def record(
@@ -64,6 +64,7 @@ def record(
     num_envs: int,
     seed: int = 0,
     noise: float = 0.0,
+    write: Write | None = None,
 ) -> Demonstrations:
     """Play episodes and write them to a directory.
 
@@ -76,6 +77,7 @@ def record(
         num_envs: Envs at the same time, at most.
         seed: Of the episodes and of the noise.
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
+        write: Writes the set; None: in the format of this project.
 
     Raises:
         ConfigError: The simulator has no expert, or there are several simulators.
@@ -109,5 +111,29 @@ def record(
         "faulty": episodes - len(found),
     }
     whole = Demonstrations.of(found, source)
-    whole.save(out)
+    (write or Demonstrations.save)(whole, out)
     return whole
+
+
+def lerobot_format(pictures: Literal["video", "image"], fps: float | None) -> Write:
+    """Writes sets that lerobot opens.
+
+    Args:
+        pictures: How pictures are kept.
+        fps: Frames per second; None: the control rate of the environment.
+    """
+    from rlinf.data.lerobot.layout import av, parquet
+
+    parquet()
+    if pictures == "video":
+        av()
+
+    def write(whole: Demonstrations, out: Path) -> None:
+        from rlinf.data.lerobot.writer import write_lerobot
+
+        rate = whole.source["spec"].get("control_rate")
+        if fps is not None and rate is not None and fps != rate:
+            raise ConfigError(f"--fps = {fps:g}, the environment acts {rate:g} times a second")
+        write_lerobot(whole, out, fps=fps or rate or _FRAME_RATE, pictures=pictures)
+
+    return write

@@ -181,6 +181,8 @@ MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
+    "pi0": "rlinf.models.vla.pi0_config:PI0Config",
+    "pi05": "rlinf.models.vla.pi0_config:PI05Config",
 }
 
 REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)

@@ -183,6 +183,8 @@ MODELS = {
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0_config:PI0Config",
     "pi05": "rlinf.models.vla.pi0_config:PI05Config",
+    "openvla": "rlinf.models.vla.openvla_config:OpenVLAConfig",
+    "openvla_oft": "rlinf.models.vla.openvla_config:OpenVLAOFTConfig",
 }
 
 REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)

@@ -106,7 +106,7 @@ def read_tokenizer(path: Path) -> Any:
         )
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
+    except Exception as error:  # tokenizers raises nothing narrower
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file} is no tokenizer: {why}", key="model.tokenizer") from error
     tokenizer.no_padding()

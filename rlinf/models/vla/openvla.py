@@ -1,0 +1,434 @@
+"""OpenVLA and OpenVLA-OFT as policies: actions are tokens, drawn one after another or at once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.errors import ConfigError
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
+from rlinf.models.vla.action_tokens import (
+    ActionTokens,
+    chosen,
+    drawn_tokens,
+    entropy,
+    token_log_probs,
+)
+from rlinf.models.vla.instructions import Encode, InstructionTable, hashed_words, read_tokenizer
+from rlinf.models.vla.openvla_config import OpenVLAConfig, OpenVLAOFTConfig
+from rlinf.models.vla.openvla_files import (
+    TINY,
+    TINY_PIXELS,
+    PixelValues,
+    is_extra,
+    load_network,
+    proprioception_of,
+    read_published,
+    tiny_network,
+)
+from rlinf.models.vla.openvla_graph import Extras, OpenVLANetwork
+from rlinf.models.vla.policy import VLAPolicy
+from rlinf.models.vla.statistics import ModelStatistics, Statistics, read_statistics
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+TOKENS, TEMPERATURE, TOP_K = "action_tokens", "temperature", "top_k"
+_BOS, _EOS, _EMPTY = 1, 2, "▁"
+_CROP = 0.9**0.5  # side of the middle that is looked at; its area is nine tenths
+_EPSILON = 1e-8  # of OpenVLA's statistics
+
+
+class _TokenPolicy(VLAPolicy):
+    """What both share. Each row of the inputs keeps the temperature and the number of tokens that
+    it was drawn with: training computes with these, whatever the section says by then."""
+
+    network: OpenVLANetwork
+
+    def __init__(
+        self, config: OpenVLAConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        self._config = config
+        self.statistics = _statistics(config, env_spec)
+        self.views = [view for view in self.views if view is not None]
+        extras = self._extras(config)
+        if config.path is None:
+            architecture, pixels = TINY, TINY_PIXELS
+            self.network = tiny_network(extras, seed=seed)
+        else:
+            published = read_published(config.path)
+            architecture, pixels = published.architecture, published.pixel_values
+            self.network = load_network(published, extras, fresh=self._new_parts, seed=seed)
+        self.tokens = ActionTokens(architecture.vocabulary, architecture.action_bins)
+        self.pixels = _Pixels(pixels, crop=config.center_crop)
+        self.instructions = InstructionTable(
+            [_prompt(text) for text in env_spec.task_descriptions],
+            _encode(config, self.tokens.first_id),
+            limit=config.max_prompt_tokens,
+            padding=0,
+            side="left",
+        )
+        if config.freeze_vision:
+            self.network.vision_backbone.requires_grad_(False)
+        self.add_values(config, self.network.width, seed=seed)
+
+    def _extras(self, config: OpenVLAConfig) -> Extras:
+        return Extras()
+
+    _new_parts = False
+
+    @property
+    def noise(self) -> Mapping[str, NoiseSpec]:
+        """A uniform number for each token."""
+        return {ACTIONS: NoiseSpec((self.chunk, self.action_dim), "uniform")}
+
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
+        """Tokens where the cumulated probabilities pass the noise; without it the most probable."""
+        embedded, mask = self._embedded(observations)
+        uniform = None if noise is None else noise[ACTIONS].flatten(1)
+        rows = (len(embedded),)
+        settings = {
+            TEMPERATURE: embedded.new_full(rows, self._config.temperature, dtype=torch.float32),
+            TOP_K: torch.full(rows, self._config.top_k, device=embedded.device),
+        }
+        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings)
+        tokens = tokens.view(-1, self.chunk, self.action_dim)
+        return ActionSample(
+            self._to_env(self.tokens.decode(tokens), observations),
+            log_probs.view_as(tokens),
+            {TOKENS: tokens, **settings},
+            self.values_of(first),
+        )
+
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """Of the stored tokens, under the temperature and top-k that they were drawn with."""
+        tokens = forward_inputs[TOKENS].long()
+        flat = tokens.flatten(1)
+        embedded, mask = self._embedded(forward_inputs)
+        hidden = self._read(embedded, mask, flat)
+        log_probs = token_log_probs(
+            self.network.action_logits(hidden),
+            temperature=forward_inputs[TEMPERATURE],
+            top_k=forward_inputs[TOP_K],
+            kept=flat,
+        )
+        return ActionEvaluation(
+            chosen(log_probs, flat).view(tokens.shape),
+            self.values_of(hidden[:, 0]),
+            entropy(log_probs).view(tokens.shape),
+        )
+
+    @torch.no_grad()
+    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """From the hidden state from which the first token is read."""
+        return self.values_of(self._first(*self._embedded(observations)))
+
+    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Cross entropy of the token of each recorded action dimension, among those of actions."""
+        values = self._to_model(inputs[RAW_ACTIONS], inputs)
+        tokens = self.tokens.encode(values).flatten(1)
+        hidden = self._read(*self._embedded(inputs), tokens)
+        log_probs = torch.log_softmax(self.network.action_logits(hidden).float(), dim=-1)
+        return -chosen(log_probs, tokens).view(values.shape)
+
+    def repeated_layers(self) -> list[torch.nn.Module]:
+        """Layers of the language model and blocks of the vision transformers."""
+        backbone: Any = self.network.vision_backbone
+        blocks = [block for name in backbone.names for block in getattr(backbone, name).blocks]
+        return [*self.network.language_model.model.layers, *blocks]
+
+    # -- what the two differ in -----------------------------------------------------------------
+
+    @abstractmethod
+    def _draw(
+        self,
+        embedded: Tensor,
+        mask: Tensor,
+        uniform: Tensor | None,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden state [B, width] of the first token, tokens [B, C · A] and their log-probs."""
+
+    @abstractmethod
+    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Hidden states [B, C · A, width] that tokens [B, C · A] are read from."""
+
+    @abstractmethod
+    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        """Hidden state [B, width] that the first token is read from."""
+
+    # -- in and out -----------------------------------------------------------------------------
+
+    def _embedded(
+        self, inputs: Mapping[str, Tensor], *, behind: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings and mask of the prompt of each row."""
+        pictures = [each for each in self.pictures_of(inputs) if each is not None]
+        pixels = torch.stack([self.pixels(each) for each in pictures], dim=1)
+        ids, mask = self.instructions(inputs)
+        return self.network.prompt(pixels, ids, mask, states=self._states(inputs), behind=behind)
+
+    def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        return None
+
+    def _to_env(self, values: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[B, C, A] from normalised units, into the box of the environment."""
+        statistics = self.statistics.actions
+        if self._config.normalization == "bounds":
+            actions = statistics.from_bounds(values)
+        else:
+            actions = statistics.from_quantiles(values, epsilon=_EPSILON)
+        conventions = self._config.conventions
+        return self.in_box(conventions.to_env(actions, self.action_dim, inputs.get("states")))
+
+    def _to_model(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[B, C, A] recorded actions in normalised units, in [-1, 1]."""
+        conventions, dim = self._config.conventions, self.statistics.actions.dim
+        given = conventions.to_model(actions.float(), dim, inputs.get("states"))
+        return _normalized(self.statistics.actions, given, self._config).clamp(-1.0, 1.0)
+
+
+class OpenVLAPolicy(_TokenPolicy):
+    """One token after another, each seeing those before it."""
+
+    def _draw(
+        self,
+        embedded: Tensor,
+        mask: Tensor,
+        uniform: Tensor | None,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from transformers import DynamicCache
+
+        cache, network = DynamicCache(), self.network
+        first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
+        tokens: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for place in range(self.chunk * self.action_dim):
+            if place:
+                mask = functional.pad(mask, (0, 1), value=True)
+                hidden = network.causal(self._as_input(tokens[-1]), mask, cache=cache)
+            now = token_log_probs(network.action_logits(hidden), **settings)
+            drawn = drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
+            tokens.append(drawn)
+            log_probs.append(chosen(now, drawn))
+        return first[:, 0], torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1)
+
+    def _as_input(self, tokens: Tensor) -> Tensor:
+        return self.network.embed(tokens + self.tokens.first_id)
+
+    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        whole = torch.cat([embedded, self._as_input(tokens[:, :-1])], dim=1)
+        mask = functional.pad(mask, (0, count - 1), value=True)
+        return self.network.causal(whole, mask)[:, -count:]
+
+    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        return self.network.causal(embedded, mask)[:, -1]
+
+
+class OpenVLAOFTPolicy(_TokenPolicy):
+    """A chunk in one pass, in which every position sees every other one."""
+
+    _config: OpenVLAOFTConfig
+
+    def _extras(self, config: OpenVLAConfig) -> Extras:
+        assert isinstance(config, OpenVLAOFTConfig)
+        self._new_parts = config.new_parts
+        self._behind = (_EOS,) if config.stop_token else ()
+        dim = 0
+        if config.proprioception:
+            found = None if config.path is None else proprioception_of(config.path)
+            dim = self.state_dim if found is None else found
+            self._check_states(dim)
+        head = self.statistics.actions.dim if config.head == "regression" else None
+        return Extras(head, dim, config.film)
+
+    def _check_states(self, dim: int) -> None:
+        if not dim or dim != self.state_dim:
+            raise ConfigError(
+                f"the model reads states of {dim} dimensions, the environment gives "
+                f"{self.state_dim}; nearest: proprioception: false",
+                key="model.proprioception",
+            )
+        if self._config.path is not None and self.statistics.states is None:
+            raise ConfigError("the statistics have none of states", key="model.proprioception")
+
+    @property
+    def regresses(self) -> bool:
+        """Whether actions are regressed, so that there are no log-probs."""
+        return self.network.action_head is not None
+
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
+        """See the class above; regressed actions have no noise and log-probs of 0."""
+        if not self.regresses:
+            return super().sample(observations, noise)
+        self._refuse_regression(noise is None)
+        hidden = self._read(*self._embedded(observations), None)
+        actions = self._to_env(self._regressed(hidden), observations)
+        return ActionSample(
+            actions, torch.zeros_like(actions), {RAW_ACTIONS: actions}, self.values_of(hidden[:, 0])
+        )
+
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """See the class above."""
+        self._refuse_regression(not self.regresses)
+        return super().evaluate_actions(forward_inputs)
+
+    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See the class above; |error| in normalised units where actions are regressed."""
+        if not self.regresses:
+            return super().imitation_errors(inputs)
+        values = self._to_model(inputs[RAW_ACTIONS], inputs)
+        return (self._regressed(self._read(*self._embedded(inputs), None)) - values).abs()
+
+    def trained_beside_adapters(self) -> Iterator[torch.nn.Parameter]:
+        """The values, and parts that begin afresh."""
+        yield from self.value_parameters()
+        if self._new_parts:
+            yield from (p for name, p in self.network.named_parameters() if is_extra(name))
+
+    def adapted_layers(self) -> Iterator[str]:
+        """All linear layers but those that are trained whole."""
+        for name in super().adapted_layers():
+            if not (self._new_parts and is_extra(name.removeprefix("network."))):
+                yield name
+
+    def _refuse_regression(self, unless: bool) -> None:
+        if not unless:
+            raise ConfigError(
+                "regression gives no log-probs to explore and learn by; it imitates and is "
+                "evaluated; legal for reinforcement learning: tokens",
+                key="model.head",
+            )
+
+    def _regressed(self, hidden: Tensor) -> Tensor:
+        head = self.network.action_head
+        assert head is not None
+        found: Tensor = head(hidden)
+        return found.float()
+
+    def _draw(
+        self,
+        embedded: Tensor,
+        mask: Tensor,
+        uniform: Tensor | None,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self._read(embedded, mask, None)
+        found = token_log_probs(self.network.action_logits(hidden), **settings)
+        tokens = drawn_tokens(found, uniform)
+        return hidden[:, 0], tokens, chosen(found, tokens)
+
+    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor | None) -> Tensor:
+        count = self.chunk * self.action_dim
+        return self.network.at_once(embedded, mask, count, self._behind)
+
+    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        return self._read(embedded, mask, None)[:, 0]
+
+    def _embedded(
+        self, inputs: Mapping[str, Tensor], *, behind: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
+        return super()._embedded(inputs, behind=self._behind)
+
+    def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        if self.network.proprio_projector is None:
+            return None
+        statistics = self.statistics.states
+        if statistics is None:
+            return inputs["states"].float()
+        return _normalized(statistics, inputs["states"].float(), self._config).clamp(-1.0, 1.0)
+
+
+class _Pixels(torch.nn.Module):
+    """Pictures [B, H, W, 3] uint8 as the towers read them, [B, 3 · towers, size, size]."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, values: PixelValues, *, crop: bool) -> None:
+        super().__init__()
+        self._size, self._crop = values.size, crop
+        for name, given in (("mean", values.means), ("deviation", values.deviations)):
+            numbers = torch.tensor([255.0 * number for tower in given for number in tower])
+            self.register_buffer(name, numbers.view(-1, 1, 1), persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        size = (self._size, self._size)
+        x = pictures.permute(0, 3, 1, 2).float()
+        if x.shape[-2:] != size:
+            x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
+            x = x.clamp(0, 255)
+        if self._crop:
+            scale = torch.tensor([[_CROP, 0.0, 0.0], [0.0, _CROP, 0.0]], device=x.device)
+            places = functional.affine_grid(
+                scale.expand(len(x), 2, 3), list(x.shape), align_corners=True
+            )
+            x = functional.grid_sample(x, places, align_corners=True)
+        towers = len(self.mean) // 3
+        return (x.repeat(1, towers, 1, 1) - self.mean) / self.deviation
+
+
+def _normalized(statistics: Statistics, values: Tensor, config: OpenVLAConfig) -> Tensor:
+    if config.normalization == "bounds":
+        return statistics.bounds(values)
+    return statistics.quantiles(values, epsilon=_EPSILON)
+
+
+def _statistics(config: OpenVLAConfig, env_spec: EnvSpec) -> ModelStatistics:
+    source = config.statistics or config.path
+    if source is not None:
+        found = read_statistics(source, config.statistics_key)
+        found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
+        return found
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim).clone()
+        for bound in (env_spec.action_low, env_spec.action_high)
+    )
+    if not bool((low.isfinite() & high.isfinite()).all()):
+        raise ConfigError(
+            "the environment's actions have no bounds to divide into tokens; nearest: statistics "
+            "of recorded ones, with: rlinf data stats",
+            key="model.statistics",
+        )
+    return ModelStatistics(Statistics(q01=low, q99=high, min=low, max=high))
+
+
+def _prompt(text: str) -> str:
+    return f"In: What action should the robot take to {text.lower()}?\nOut:"
+
+
+def _encode(config: OpenVLAConfig, first_id: int) -> Encode:
+    """From a prompt to its tokens: BOS in front, and at the end the empty token that stands between
+    prompt and actions in what the models were trained on."""
+    if config.path is None and config.tokenizer is None:
+        empty = 3
+        return lambda text: [_BOS, *hashed_words(text, first=4, words=first_id - 4), empty]
+    place = config.tokenizer or config.path
+    assert place is not None
+    tokenizer = read_tokenizer(place)
+    found, size = tokenizer.token_to_id(_EMPTY), tokenizer.get_vocab_size()
+    if found is None or size <= first_id:
+        raise ConfigError(
+            f"the tokenizer in {place} is not OpenVLA's: it has {size} tokens, "
+            f"{'not' if found is None else 'also'} the empty one; actions begin at {first_id}",
+            key="model.tokenizer",
+        )
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text).ids
+        ids = ids if ids[:1] == [_BOS] else [_BOS, *ids]
+        return ids if ids[-1] == found else [*ids, found]
+
+    return encode

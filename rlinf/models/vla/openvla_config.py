@@ -1,0 +1,66 @@
+"""Recipe sections of OpenVLA and OpenVLA-OFT; imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlinf.config.component import illegal
+from rlinf.models.vla.config import VLAConfig
+from rlinf.models.vla.conventions import ActionConventions
+
+
+class OpenVLAConfig(VLAConfig):
+    """OpenVLA (Kim et al. 2024): one token after another for each action dimension."""
+
+    implementation = "rlinf.models.vla.openvla:OpenVLAPolicy"
+    type: Literal["openvla"] = "openvla"
+    """Which policy this section configures."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Logits of the tokens are divided by it, in rollout and training alike; the most probable
+    tokens are taken in evaluation."""
+    top_k: int = Field(default=0, ge=0, le=256)
+    """Only so many of the most probable tokens of a dimension are drawn; 0: all 256."""
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    """Longest instruction, in tokens; a longer one is refused and never cut."""
+    center_crop: bool = False
+    """Look at the middle of a picture, nine tenths of its area, as a model does that was trained on
+    random crops of this size."""
+    normalization: Literal["quantiles", "bounds"] = "quantiles"
+    """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
+    conventions: ActionConventions = ActionConventions()
+    """What the model's actions mean in the environment, such as of the gripper."""
+    freeze_vision: bool = False
+    """Leave the vision transformers as they are."""
+
+
+class OpenVLAOFTConfig(OpenVLAConfig):
+    """OpenVLA-OFT (Kim, Finn and Liang 2025): a whole chunk of actions in one pass."""
+
+    implementation = "rlinf.models.vla.openvla:OpenVLAOFTPolicy"
+    type: Literal["openvla_oft"] = "openvla_oft"  # type: ignore[assignment]
+    """Which policy this section configures."""
+    head: Literal["tokens", "regression"] = "tokens"
+    """How actions are read: as tokens, or by the perceptron that regresses them, which gives no
+    log-probs, so that it imitates and is evaluated only."""
+    proprioception: bool = False
+    """Read `states` as one more token."""
+    film: bool = False
+    """Let the instruction modulate the vision transformers."""
+    stop_token: bool = True
+    """Let the end token stand behind the actions, as the published program does; models that RLinf
+    published for LIBERO and ManiSkill were trained without."""
+    new_parts: bool = False
+    """Let head, projector of states and FiLM begin afresh where the directory has none, to be
+    trained; otherwise a missing one is an error."""
+
+    @model_validator(mode="after")
+    def _check_draws(self) -> Self:
+        if self.head == "regression" and (self.temperature != 1.0 or self.top_k):
+            raise illegal(
+                "head",
+                "regression draws no tokens, but temperature or top_k is given",
+                hint="leave them out, or head: tokens",
+            )
+        return self

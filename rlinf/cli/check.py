@@ -1,4 +1,4 @@
-"""``rlinf check env|engine|demonstrations``: the conformance suite of an adapter, or of a set."""
+"""``rlinf check env|engine|model|demonstrations``: the suite of an adapter, a model, or a set."""
 
 from __future__ import annotations
 
@@ -65,6 +65,55 @@ def check_engine(
     from rlinf.engines.conformance import check_engine as run_suite
 
     _show(f"engine {name}", run_suite(config))
+
+
+@app.command("model")
+def check_model(  # noqa: PLR0917 - options of the command
+    name: Annotated[
+        str, typer.Argument(help="Model type, as `rlinf list models` shows it, or a directory.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of a model section: preset=tiny …"),
+    ] = None,
+    state_dim: Annotated[int, typer.Option(help="Numbers in a state; 0: none.")] = 8,
+    action_dim: Annotated[int, typer.Option(help="Dimensions of an action, from -1 to 1.")] = 7,
+    image_size: Annotated[int, typer.Option(help="Height and width of pictures.")] = 64,
+    debug: Debug = False,
+) -> None:
+    """Check that a policy keeps the policy protocol, in an environment of these shapes."""
+    from rlinf.config.load import with_overrides
+    from rlinf.config.validate import check, validate
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.config import REGISTRY, type_of_directory
+
+    section: dict[str, object] = {"type": name}
+    if Path(name).is_dir():
+        section = {"type": type_of_directory(Path(name)), "path": name}
+    model = REGISTRY.load(str(section["type"]))
+    given = {each.partition("=")[0] for each in settings or []} | section.keys()
+    if "preset" in model.model_fields and not given & {"preset", "path"}:
+        section["preset"] = "tiny"
+    recipe = with_overrides(f"model {name}", section, settings or [])
+    config = validate(model, recipe.data, recipe)
+    check(config, recipe)
+
+    from rlinf.trainers.policy_conformance import check_policy
+
+    views = ("main_images", "wrist_images")
+    shapes = dict.fromkeys(views, (image_size, image_size, 3))
+    states = {"states": (state_dim,)} if state_dim else {}
+    spec = EnvSpec(
+        observation_shapes={**states, **shapes},
+        observation_dtypes={**dict.fromkeys(states, "float32"), **dict.fromkeys(views, "uint8")},
+        action_kind="continuous",
+        action_dim=action_dim,
+        action_low=(-1.0,) * action_dim,
+        action_high=(1.0,) * action_dim,
+        task_descriptions=("push the button",),
+        max_episode_steps=100,
+    )
+    _show(f"model {name}", check_policy(config, spec))
 
 
 @app.command("demonstrations")

@@ -9,6 +9,7 @@ import typer
 
 from rlinf.cli.failure import Debug, reporting
 from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe, run_given
+from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
 
@@ -38,11 +39,19 @@ def evaluate(
         str | None,
         typer.Option(metavar="RUN|CHECKPOINT", help="Compare on the same episodes (paired)."),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="ws://HOST:PORT", help="Let a `rlinf serve policy` act instead."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar=TOKEN_VARIABLE, help="What the server asks for.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate on held-out episodes or prompts, or on a benchmark; rates with 95 % intervals."""
     if is_recipe(source):
-        options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare}
+        options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare,
+                   "--server": server}  # fmt: skip
         given = [name for name, value in options.items() if value]
         if given:
             raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
@@ -62,9 +71,14 @@ def evaluate(
     if other is not None and task_of_run(other) is not task:
         raise ConfigError("--compare: the two runs are of different tasks")
 
+    from rlinf.runners.evaluation import Server
     from rlinf.runners.evaluation import evaluate as evaluate_run
 
-    evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other)
+    through = None
+    if server is not None:
+        require_serving("--server")
+        through = Server(server, token)
+    evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other, server=through)
 
 
 def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:

@@ -22,6 +22,7 @@ from rlinf.cli import (
     plan,
     record,
     resume,
+    serve,
     train,
     view,
 )
@@ -41,6 +42,7 @@ app.command("train")(train.train)
 app.command("resume")(resume.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("record")(record.record)
+app.add_typer(serve.app, name="serve")
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
@@ -33,6 +34,8 @@ class ModelConfig(StrictModel):
     implementation: ClassVar[str]
     """``module:Class`` of the policy, imported when it is built."""
 
+    published_as: ClassVar[tuple[str, ...]] = ()
+    """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
     q_implementation: ClassVar[str | None] = None
@@ -186,6 +189,24 @@ MODELS = {
     "openvla": "rlinf.models.vla.openvla_config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla_config:OpenVLAOFTConfig",
 }
+
+
+def type_of_directory(directory: Path) -> str:
+    """Which model a published directory holds, by what its config.json calls it; a ConfigError
+    where none does."""
+    try:
+        content = json.loads((directory.expanduser() / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory} has no config.json that can be read: {error}") from error
+    said = {str(content.get(key)) for key in ("type", "model_type", "policy_type")}
+    known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
+    if found := said & known.keys():
+        return known[min(found)]
+    raise ConfigError(
+        f"{directory} is of no model that is known here ({', '.join(sorted(said - {'None'}))}); "
+        f"nearest: {', '.join(sorted(known))}"
+    )
+
 
 REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)
 """Packages outside add models by entry points in this group that name their config classes."""

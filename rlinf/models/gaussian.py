@@ -248,6 +248,10 @@ class GaussianPolicy(Policy):
             entropy=gaussian_entropy(log_std=log_std).expand_as(mean),
         )
 
+    def repeated_layers(self) -> list[torch.nn.Module]:
+        """None: layers are not called by themselves, and the policy is gathered as one."""
+        return []
+
     def mode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] most likely actions, not clipped, with gradients."""
         return self._distribution(self.encode(observations)[0])[0]

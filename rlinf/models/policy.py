@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -215,6 +216,16 @@ def repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The longest list of modules in a module: its layers."""
     lists = [list(part) for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def checkpoint_layers(policy: Policy) -> None:
+    """Let each repeated layer keep only its inputs for the backward pass, and compute the rest
+    again there."""
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in policy.repeated_layers():
+        forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = forward
 
 
 def check_base(policy: Policy, base: str | None, *, source: str) -> None:

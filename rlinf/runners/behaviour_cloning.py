@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, playing_step
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
 from rlinf.runners.sft import SupervisedTask
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
@@ -47,7 +47,8 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         return super().context(trains=False)
 
     def launched(self, groups: Groups) -> None:
-        """Refuse episodes of another kind of environment than the one to be evaluated in."""
+        """Refuse episodes of another kind of environment than the one to be evaluated in, and
+        write down which kind it is."""
         recorded, played = groups.started["source"][0], groups.started["env"][0]
         for name in ("observation_shapes", "action_dim", "action_kind"):
             theirs, own = getattr(recorded, name), getattr(played, name)
@@ -57,6 +58,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
                     "record episodes there with: rlinf record",
                     key="data.path",
                 )
+        keep_env_spec(groups, self.directory)
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""

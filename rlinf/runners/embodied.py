@@ -11,7 +11,7 @@ import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, playing_step
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
 from rlinf.runners.task import Counts, Evaluated, Purpose, Task
 from rlinf.workers.config.acting import ActingConfig
 
@@ -82,6 +82,10 @@ class Acting(Task[ActingT]):
     sources = property(lambda self: self.config.sub_batches)
     evaluation_interval = property(lambda self: self.config.evaluation.interval)
     finished = property(lambda self: self.counts.solved)
+
+    def launched(self, groups: Groups) -> None:
+        """Write down what the policy sees and does."""
+        keep_env_spec(groups, self.directory)
 
     def arguments(self, step: int) -> Arguments:
         """All but the environments are told the number of the step."""

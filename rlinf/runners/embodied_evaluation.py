@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +12,19 @@ import numpy as np
 
 from rlinf.data.evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.envs.config import EnvConfig, Shares
+from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import framed, tile, write_video
-from rlinf.runners.evaluation import Evaluator
-from rlinf.runners.task import Purpose
+from rlinf.runners.evaluation import Evaluator, load_run
+from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf.models.policy import Policy
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.env import EvaluationReport
@@ -27,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _PURPOSE_NUMBERS = {"periodic": 0, "held_out": 1}
 FRAMES_PER_SECOND = 30
+ENV_SPEC_FILE = "env_spec.json"
+"""Of a run directory: what the policy was trained on, so that it can be built without the
+simulator."""
 
 
 class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
@@ -212,3 +221,65 @@ def play_episodes(
         whole.frames.extend(part.frames)
     whole.episodes.sort(key=lambda record: record.episode_id)
     return whole
+
+
+# -- the policy that a run has trained ------------------------------------------------------------
+
+
+def keep_env_spec(groups: Groups, directory: Path) -> None:
+    """Write down what the policy of a run is trained on."""
+    spec: EnvSpec = groups.started["env"][0]
+    (directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
+
+
+class TrainedPolicy:
+    """The policy that a run has trained, or has trained so far.
+
+    Args:
+        task: Of the run.
+        source: A run directory, whose newest or best checkpoint counts; or one of its checkpoints.
+
+    Raises:
+        CheckpointError: There is no good checkpoint.
+    """
+
+    def __init__(self, task: type[Task[Any]], source: Path) -> None:
+        self._task, self._source = task, source
+        config, checkpoint = load_run(task, source)
+        assert isinstance(config, EvaluatedConfig)
+        self.config, self.step = config, checkpoint.step
+        self._weights = acting_weights(checkpoint.tree["workers"])
+        self._run = checkpoint.path.parent.parent
+        self.run_name = self._run.name
+        self.name = f"{self.run_name} step {checkpoint.step}"
+
+    def build(self, spec: EnvSpec) -> Policy:
+        """The policy for envs of this spec, with its weights, on the CPU."""
+        from rlinf.models.policy import load_travelling
+
+        policy = self.config.build_policy(spec).eval()
+        load_travelling(policy, self._weights)
+        return policy
+
+    def env_spec(self) -> EnvSpec:
+        """What it was trained on: as the run wrote it down, or else as its simulator says."""
+        file = self._run / ENV_SPEC_FILE
+        if file.is_file():
+            return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+        count = self.config.evaluation_shares.unit
+        chunk = self.config.model.num_action_chunks
+        with vector_env(
+            self.config.evaluated, num_envs=count, seed=0, purpose="eval", max_chunk=chunk
+        ) as env:
+            return env.env_spec
+
+    def newer(self, step: int) -> tuple[int, Mapping[str, Tensor]] | None:
+        """Step and weights of the checkpoint that counts now, None where it is that of ``step``.
+
+        Raises:
+            CheckpointError: No checkpoint can be used any more.
+        """
+        _, checkpoint = load_run(self._task, self._source)
+        if checkpoint.step == step:
+            return None
+        return checkpoint.step, acting_weights(checkpoint.tree["workers"])

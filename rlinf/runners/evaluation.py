@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -74,6 +75,42 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 # -- runs that are there ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Server:
+    """An action server that a run is evaluated through.
+
+    Args:
+        url: ``ws://HOST:PORT``.
+        token: What it asks for.
+    """
+
+    url: str
+    token: str | None = None
+
+    def in_place(self, config: PlacedConfig) -> tuple[PlacedConfig, str, int]:
+        """The config with the server as its policy, what that is called, and its weight version.
+
+        Raises:
+            ConfigError: The run has no policy for actions.
+            ServerError: The server cannot be reached.
+        """
+        from rlinf.models.config import ModelConfig
+
+        model = getattr(config, "model", None)
+        if not isinstance(model, ModelConfig):
+            raise ConfigError("--server: only policies for actions are served; leave it out")
+        from pydantic import SecretStr
+
+        from rlinf.serving.remote import RemoteConfig
+
+        token = None if self.token is None else SecretStr(self.token)
+        remote = RemoteConfig(num_action_chunks=model.num_action_chunks, url=self.url, token=token)
+        with remote.connect() as client:
+            told = client.metadata
+        name = f"{told['policy']} step {told['version']} at {self.url}"
+        return config.model_copy(update={"model": remote}), name, int(told["version"])
+
+
 def evaluate(
     task: type[Task[Any]],
     source: Path,
@@ -82,6 +119,7 @@ def evaluate(
     spec: Path | None = None,
     video: bool = False,
     compare: Path | None = None,
+    server: Server | None = None,
 ) -> SpecifiedResult:
     """Evaluate a run or a checkpoint, print the result and write it to the run's directory.
 
@@ -92,12 +130,17 @@ def evaluate(
         spec: File with the exact list of them, instead.
         video: Whether to write a video.
         compare: Another run or checkpoint to compare with on the same items.
+        server: Who acts, in place of the policy in this process.
 
     Raises:
-        ConfigError: The specification is for another task, or nothing is evaluated.
+        ConfigError: The specification is for another task, or nothing is evaluated; or the server
+            has another policy.
+        ServerError: It cannot be reached.
         CheckpointError: There is no good checkpoint.
     """
-    first, given = _evaluate_one(task, source, items=items, spec_file=spec, video=video)
+    first, given = _evaluate_one(
+        task, source, items=items, spec_file=spec, video=video, server=server
+    )
     if compare is not None:
         other, _ = _evaluate_one(task, compare, spec=given)
         print(compare_results(other, first))
@@ -112,12 +155,16 @@ def _evaluate_one(
     spec_file: Path | None = None,
     spec: HashedSpec | None = None,
     video: bool = False,
+    server: Server | None = None,
 ) -> tuple[SpecifiedResult, HashedSpec]:
     """The result, and by which specification."""
     from rlinf.runners.groups import Groups
 
     config, checkpoint = load_run(task, source)
-    run = checkpoint.path.parent.parent
+    run, step = checkpoint.path.parent.parent, checkpoint.step
+    name = f"{run.name} step {step}"
+    if server is not None:
+        config, name, step = server.in_place(config)
     prepared = task(config, run)
     evaluator = prepared.evaluator
     if evaluator is None:
@@ -131,10 +178,10 @@ def _evaluate_one(
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
     with Groups(prepared, trains=task.evaluates is None) as groups:
-        prepared.load_weights(groups, checkpoint)
-        name = f"{run.name} step {checkpoint.step}"
+        if server is None:
+            prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{checkpoint.step:08d}"
+        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{'' if server is None else '_served'}"
         file = run / "evaluations" / f"{stem}.json"
         result.save(file)
         print(f"{name}: {result}\nwritten to {file}", flush=True)

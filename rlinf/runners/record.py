@@ -13,9 +13,7 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.policy import load_travelling
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, acting_weights
-from rlinf.runners.evaluation import load_run
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
@@ -37,13 +35,10 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 
 def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
     """The recipe of a run, its trained policy as who acts (by its mode), and what it is called."""
-    config, checkpoint = load_run(task, run)
-    assert isinstance(config, EvaluatedConfig)
-    weights = acting_weights(checkpoint.tree["workers"])
+    trained = TrainedPolicy(task, run)
 
     def actor(spec: EnvSpec) -> Act:
-        policy = config.build_policy(spec).eval()
-        load_travelling(policy, weights)
+        policy = trained.build(spec)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}
@@ -51,7 +46,7 @@ def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor,
 
         return act
 
-    return config, actor, f"{checkpoint.path.parent.parent.name} step {checkpoint.step}"
+    return trained.config, actor, trained.name
 
 
 def record(

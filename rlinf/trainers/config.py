@@ -136,6 +136,8 @@ class ActionTrainerConfig(TrainerConfig):
     lora: AdapterConfig | None = None
     """Train low-rank updates of the policy's linear layers, and whole what is no matrix of one:
     values, standard deviations, biases, convolutions; null: train all weights."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer and compute the rest again in the backward pass."""
 
 
 class RowTrainerConfig(ActionTrainerConfig):

@@ -21,7 +21,7 @@ from rlinf.algorithms.samples import staleness_metrics
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
-from rlinf.models.policy import BASE, ActionEvaluation, Policy
+from rlinf.models.policy import BASE, ActionEvaluation, Policy, checkpoint_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
@@ -84,6 +84,8 @@ class Trainer:
         self._base = policy.base if isinstance(policy, Policy) else None
         if lora is not None and isinstance(policy, Policy):
             adapt_policy(policy, lora, seed=seed)
+        if getattr(config, "gradient_checkpointing", False) and isinstance(policy, Policy):
+            checkpoint_layers(policy)
         self._losses = [each for each in algorithm.losses() if modules.keys() >= {*each.parameters}]
         self._prefixes = {
             each.name: section if each.name == POLICY else each.name for each in self._losses

@@ -1,0 +1,170 @@
+"""``rlinf serve policy RUN``."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.run_paths import find_run_or_checkpoint
+from rlinf.cli.screen import say
+from rlinf.cli.train import INTERRUPTED
+from rlinf.errors import ConfigError, MissingPackageError
+
+TOKEN_VARIABLE = "RLINF_SERVE_TOKEN"
+_FOLLOW_SECONDS = 2.0
+
+app = typer.Typer(no_args_is_help=True, help="Let others use what was trained.")
+
+
+@app.callback()
+def _options() -> None:
+    """Let others use what was trained."""
+
+
+@app.command("policy")
+def policy(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|CHECKPOINT", help="Whose policy acts, by its mode.")
+    ],
+    *,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0: reached from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar=TOKEN_VARIABLE, help="What clients must send; default: one is made and printed."
+        ),
+    ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for none; only at a loopback address.")
+    ] = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="THEIRS=OURS",
+            help="A name that clients use, such as observation/image=main_images; nothing behind "
+            "the sign leaves the entry out.",
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Observations of a batch, at most.")] = 8,
+    wait_ms: Annotated[
+        float, typer.Option(min=0, help="How long a batch waits for other clients, at most.")
+    ] = 2.0,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows of every forward pass, filled up, so that answers do not depend on the "
+            "batch to the last bit; default: rollout.block_size of the run.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Take every newer checkpoint of the run.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="Of torch; default: the accelerator, where there is one.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
+    if token is not None and no_token:
+        raise ConfigError("--token and --no-token exclude each other; leave one out")
+    if token is not None and not (token and token.isascii() and token.isprintable()):
+        raise ConfigError("--token must be printable ASCII, as it travels in a header")
+    keys = dict(_renaming(each) for each in key or [])
+    path = find_run_or_checkpoint(source)
+    require_serving("rlinf serve policy")
+    from rlinf.cli.tasks import task_of_run
+    from rlinf.workers.config.acting import EvaluatedConfig
+
+    task = task_of_run(path)
+    if not issubclass(task.config_class, EvaluatedConfig):
+        raise ConfigError(f"{source} has no policy for actions; nearest: a run of a robot")
+    if follow and path.parent.name == "checkpoints":
+        raise ConfigError("--follow: a checkpoint does not change; give the run instead")
+
+    from rlinf.serving.server import ServerSettings
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        token=None if no_token else token or secrets.token_urlsafe(24),
+        rows=batch,
+        wait=wait_ms / 1e3,
+        follow=_FOLLOW_SECONDS if follow else None,
+        keys=keys,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _serve(task, path, settings, block_size, device, made=token is None)
+
+
+def _serve(
+    task: Any, path: Path, settings: Any, block_size: int | None, device: str | None, *, made: bool
+) -> None:
+    import torch
+
+    from rlinf.runners.embodied_evaluation import TrainedPolicy
+    from rlinf.scheduler.accelerators import process_device
+    from rlinf.serving.acting import ActingPolicy
+    from rlinf.serving.server import PolicyServer
+
+    trained = TrainedPolicy(task, path)
+    place = torch.device(device or process_device())
+    spec = trained.env_spec()
+    acting = ActingPolicy(
+        trained.build(spec).to(place),
+        version=trained.step,
+        block_size=block_size or trained.config.rollout.block_size,
+    )
+    server = PolicyServer(
+        acting, spec, name=trained.run_name, settings=settings, newest=trained.newer
+    )
+
+    def ready(address: str) -> None:
+        say(f"{trained.name} acts at ws://{address} on {place}; also POST http://{address}/infer, "
+            f"/metrics, /healthz")  # fmt: skip
+        if settings.token is not None and made:
+            say(f"token: {settings.token}")
+
+    async def serve() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end() -> None:
+            if stop.is_set():  # the policy may hang
+                os._exit(INTERRUPTED)
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, end)
+        await server.run(stop, ready)
+
+    asyncio.run(serve())
+    say(f"stopped: {server.latencies}")
+
+
+def require_serving(needed_for: str) -> None:
+    """Refuse what needs the packages of a server or its client where they are not installed."""
+    for package in ("aiohttp", "msgpack", "websockets"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(package, "serve", needed_for)
+
+
+def _renaming(given: str) -> tuple[str, str]:
+    theirs, sign, ours = given.partition("=")
+    if not sign or not theirs:
+        raise ConfigError(
+            f"--key {given}: say which entry is which observation, such as "
+            "--key observation/image=main_images"
+        )
+    return theirs, ours

@@ -1,0 +1,73 @@
+"""A client of an action server; needs numpy, msgpack and websockets, and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from rlinf.errors import UserError
+from rlinf.serving.wire import pack, unpack
+
+
+class ServerError(UserError):
+    """What a server refused, in its words, or why it cannot be reached."""
+
+
+class ActionClient:
+    """One connection to a server, for one thread at a time; a context manager that closes it.
+
+    Args:
+        url: ``ws://HOST:PORT``.
+        token: What the server asks for.
+        timeout: Seconds after which a server that does not answer counts as lost.
+
+    Raises:
+        ServerError: It cannot be reached, or refuses the token.
+    """
+
+    def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
+        self._timeout, self._open = timeout, ExitStack()
+        settings: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
+        if token:
+            settings["additional_headers"] = {"Authorization": f"Api-Key {token}"}
+        try:
+            self._socket = self._open.enter_context(connect(url, open_timeout=timeout, **settings))
+            self.metadata: dict[str, Any] = unpack(self._received())
+        except (OSError, WebSocketException) as error:
+            self.close()
+            raise ServerError(f"no action server at {url}: {error}") from error
+
+    def infer(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """``actions`` [C, A] for one observation, or [B, C, A] for ``{"batch": [observation, …]}``,
+        with ``version`` of the weights, ``policy_timing`` and ``server_timing``.
+
+        Raises:
+            ServerError: The server refuses it (and can be asked again), or is gone.
+        """
+        try:
+            self._socket.send(pack(observation))
+            answer: dict[str, Any] = unpack(self._received())
+        except (OSError, WebSocketException) as error:
+            self.close()  # a late answer must not be taken for that of the next request
+            raise ServerError(f"the action server is gone: {error}") from error
+        return answer
+
+    def _received(self) -> bytes:
+        answer: str | bytes = self._socket.recv(self._timeout)
+        if isinstance(answer, str):
+            raise ServerError(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the connection."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""A policy that is behind a server, as evaluation plays with it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NoReturn
+
+import torch
+from pydantic import SecretStr
+from torch import Tensor
+
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
+from rlinf.models.config import ModelConfig
+from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
+from rlinf.serving.client import ActionClient
+from rlinf.serving.requests import BATCH
+
+
+class RemoteConfig(ModelConfig):
+    """Where the policy is; takes the place of the model section of a run that is evaluated."""
+
+    implementation = "rlinf.serving.remote:RemotePolicy"
+    type: Literal["remote"] = "remote"
+    url: str
+    token: SecretStr | None = None
+
+    def connect(self) -> ActionClient:
+        """A connection of its own."""
+        token = None if self.token is None else self.token.get_secret_value()
+        return ActionClient(self.url, token)
+
+
+class RemotePolicy(Policy):
+    """Asks a server, one request for each forward pass: its rows share one there as well, so that
+    answers are those of the same policy in this process, to the bit, on an equal device.
+
+    Raises:
+        ConfigError: The server has a policy for other observations, actions or chunks.
+    """
+
+    def __init__(
+        self, config: RemoteConfig, env_spec: EnvSpec, *, value_dim: int, seed: int
+    ) -> None:
+        super().__init__()
+        del value_dim, seed  # it has no values, and its weights are elsewhere
+        self._client = config.connect()
+        weakref.finalize(self, self._client.close)
+        self.chunk, self.action_dim, self.value_dim = (
+            config.num_action_chunks, env_spec.action_dim, 0
+        )  # fmt: skip
+        told = self._client.metadata
+        own = {
+            "chunk": self.chunk,
+            "action_dim": self.action_dim,
+            "action_kind": env_spec.action_kind,
+            "observations": {
+                name: {"shape": list(shape), "dtype": env_spec.observation_dtypes[name]}
+                for name, shape in env_spec.observation_shapes.items()
+            },
+            "tasks": list(env_spec.task_descriptions),
+        }
+        for name, wanted in own.items():
+            if told[name] != wanted:
+                raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "
+                                  f"{wanted}; serve a policy of the same environment")  # fmt: skip
+
+    def sample(self, observations: Mapping[str, Tensor], noise: Any) -> ActionSample:
+        """What the server answers; it acts by the mode, and tells no log-probs (NaN)."""
+        if noise is not None:
+            raise ValueError("a policy behind a server acts by its mode: noise must be None")
+        arrays = {name: tensor.cpu().numpy() for name, tensor in observations.items()}
+        rows = len(next(iter(arrays.values())))
+        batch = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
+        actions = torch.from_numpy(self._client.infer({BATCH: batch})["actions"].copy())
+        return ActionSample(actions, torch.full_like(actions, torch.nan), {})
+
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """Not told."""
+        self._refuse()
+
+    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Not told."""
+        self._refuse()
+
+    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
+        """Not possible."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError("a policy behind a server is evaluated, not trained")
+
+    def value_parameters(self) -> Iterator[torch.nn.Parameter]:
+        """None."""
+        return iter(())

@@ -1,0 +1,259 @@
+"""What clients ask: observations, checked against what the policy was trained on before it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.envs.results import TASK_IDS
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError, UserError
+
+PROMPT, BATCH = "prompt", "batch"
+PREFIX, PREFIX_WEIGHTS = "prefix", "prefix_weights"
+_MOST_ROWS = 1024
+_SHOWN = 8
+
+
+class RefusedRequestError(UserError):
+    """A request that the policy must not see; one line says what, why and what would be legal."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Actions that are executed before, or while, the next chunk is computed.
+
+    Args:
+        actions: [C, A] float32 in the units of the env; 0 where none is known.
+        weights: [C] float32 in [0, 1]: how firmly the new chunk must agree with each of them.
+    """
+
+    actions: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing that is asked.
+
+    Args:
+        observations: By key [B, ...], as the env of the policy gives them.
+        count: B.
+        single: Whether the client sent one observation, and gets [C, A] instead of [B, C, A].
+        prefix: Only with a single observation.
+    """
+
+    observations: dict[str, np.ndarray]
+    count: int
+    single: bool
+    prefix: Prefix | None = None
+
+
+class RequestReader:
+    """Turns messages into requests.
+
+    Args:
+        spec: What the policy was trained on.
+        chunk: C, primitive actions of an answer.
+        keys: Names that clients use to names of observations, ``prompt`` or, to be left out, "".
+        continues: Whether the policy takes a prefix.
+
+    Raises:
+        ConfigError: ``keys`` names what the policy does not read, or the same twice.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, *, chunk: int, keys: Mapping[str, str], continues: bool
+    ) -> None:
+        self._spec, self._chunk, self._keys, self._continues = spec, chunk, dict(keys), continues
+        self._tasks = {_plain(text): number for number, text in
+                       reversed(list(enumerate(spec.task_descriptions)))}  # fmt: skip
+        legal = [*spec.observation_shapes, PROMPT]
+        for source, target in keys.items():
+            if target and target not in legal:
+                raise ConfigError(f"--key {source}={target}: the policy reads no `{target}`; "
+                                  f"{did_you_mean(target, legal)}")  # fmt: skip
+        targets = [target for target in keys.values() if target]
+        for target in targets:
+            if targets.count(target) > 1:
+                raise ConfigError(f"--key: two names are given for `{target}`; leave one out")
+
+    def read(self, message: Any) -> Request:
+        """The request in a message.
+
+        Raises:
+            RefusedRequestError: It is not what the policy was trained on.
+        """
+        if not isinstance(message, Mapping):
+            raise RefusedRequestError(
+                f"a request is a mapping from names to arrays, not {type(message).__name__}"
+            )
+        if BATCH not in message:
+            given = dict(self._renamed(message))
+            prefix = self._prefix(given)
+            row = self._row(given)
+            return Request({key: array[None] for key, array in row.items()}, 1, True, prefix)
+        rows = message[BATCH]
+        if len(message) > 1 or not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
+            raise RefusedRequestError(f"`{BATCH}` is a list of observations, and stands alone")
+        if not 1 <= len(rows) <= _MOST_ROWS:
+            raise RefusedRequestError(
+                f"`{BATCH}` has {len(rows)} observations; legal: 1 to {_MOST_ROWS}"
+            )
+        found = [self._numbered(number, row) for number, row in enumerate(rows)]
+        whole = {key: np.stack([row[key] for row in found]) for key in found[0]}
+        return Request(whole, len(found), False)
+
+    def _numbered(self, number: int, row: Any) -> dict[str, np.ndarray]:
+        try:
+            if not isinstance(row, Mapping):
+                raise RefusedRequestError(f"is no mapping but {type(row).__name__}")
+            return self._row(dict(self._renamed(row)))
+        except RefusedRequestError as error:
+            raise RefusedRequestError(f"observation {number} of the batch: {error}") from error
+
+    def _renamed(self, message: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+        """Entries by our names; those of mappings inside the message are joined with a slash."""
+        seen: set[str] = set()
+        for source, value in _flat(message):
+            name = self._keys.get(source, source)
+            if name in seen:
+                raise RefusedRequestError(f"`{name}` is given twice, once as `{source}`")
+            if name:
+                seen.add(name)
+                yield name, value
+
+    def _row(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
+        shapes, types = self._spec.observation_shapes, self._spec.observation_dtypes
+        self._name_task(given)
+        names = [*shapes, PROMPT]
+        for name in given:
+            if name not in shapes:
+                raise RefusedRequestError(
+                    f"the policy reads no `{name}`; {did_you_mean(name, names)}; rename it with "
+                    f"--key {name}=NAME or leave it out with --key {name}= at the server"
+                )
+        for name in shapes:
+            if name not in given:
+                raise RefusedRequestError(
+                    f"`{name}` is missing: {types[name]} {list(shapes[name])}; "
+                    f"given: {', '.join(given) or 'nothing'}"
+                )
+        row = {name: _checked(name, given[name], shapes[name], types[name]) for name in shapes}
+        count = len(self._spec.task_descriptions)
+        if TASK_IDS in row and not 0 <= row[TASK_IDS] < count:
+            raise RefusedRequestError(f"`{TASK_IDS}` is {row[TASK_IDS]}; legal: 0 to {count - 1}")
+        return row
+
+    def _name_task(self, given: dict[str, Any]) -> None:
+        """Put the number of the task in place of its text."""
+        texts = self._spec.task_descriptions
+        if PROMPT not in given:
+            if TASK_IDS in self._spec.observation_shapes and TASK_IDS not in given:
+                raise RefusedRequestError(f"`{PROMPT}` is missing: one of {_shown(texts)}")
+            return
+        text = given.pop(PROMPT)
+        if not isinstance(text, (str, np.str_)):
+            raise RefusedRequestError(f"`{PROMPT}` is {type(text).__name__}, not a text")
+        if not texts:
+            raise RefusedRequestError(
+                f"the policy knows no texts; leave `{PROMPT}` out, or start the server with "
+                f"--key {PROMPT}="
+            )
+        number = self._tasks.get(_plain(text))
+        if number is None:
+            hint = did_you_mean(text, texts) if len(texts) <= _SHOWN else _nearest(text, texts)
+            raise RefusedRequestError(f"`{PROMPT}` = {str(text)!r} is no task of the policy; "
+                                      f"{hint}")  # fmt: skip
+        if TASK_IDS in given:
+            raise RefusedRequestError(f"`{PROMPT}` and `{TASK_IDS}` say the same; give one")
+        if TASK_IDS in self._spec.observation_shapes:
+            given[TASK_IDS] = np.int64(number)
+
+    def _prefix(self, given: dict[str, Any]) -> Prefix | None:
+        if not given.keys() & {PREFIX, PREFIX_WEIGHTS}:
+            return None
+        if not self._continues:
+            raise RefusedRequestError(
+                f"the policy continues no chunk; leave `{PREFIX}` and `{PREFIX_WEIGHTS}` out"
+            )
+        if not given.keys() >= {PREFIX, PREFIX_WEIGHTS}:
+            raise RefusedRequestError(f"`{PREFIX}` and `{PREFIX_WEIGHTS}` go together")
+        count = len(given[PREFIX]) if np.ndim(given[PREFIX]) == 2 else 0
+        if not 1 <= count <= self._chunk:
+            raise RefusedRequestError(
+                f"`{PREFIX}` must be [n, {self._spec.action_dim}] with n from 1 to {self._chunk}"
+            )
+        actions = np.zeros((self._chunk, self._spec.action_dim), np.float32)
+        weights = np.zeros(self._chunk, np.float32)
+        shape = (count, self._spec.action_dim)
+        actions[:count] = _checked(PREFIX, given.pop(PREFIX), shape, "float32")
+        weights[:count] = _checked(PREFIX_WEIGHTS, given.pop(PREFIX_WEIGHTS), (count,), "float32")
+        if weights.min() < 0 or weights.max() > 1:
+            raise RefusedRequestError(f"`{PREFIX_WEIGHTS}` lie in [0, 1]")
+        return Prefix(actions, weights)
+
+
+def _checked(name: str, value: Any, shape: tuple[int, ...], wanted: str) -> np.ndarray:
+    """An entry in the type of the env; floating-point numbers may come in any precision."""
+    if not isinstance(value, (np.ndarray, np.generic)) and not (
+        name == TASK_IDS and type(value) is int
+    ):
+        raise RefusedRequestError(
+            f"`{name}` is {type(value).__name__}, not an array of {wanted} {list(shape)}"
+        )
+    array = np.asarray(value)
+    kind = np.dtype(wanted).kind
+    # Of integers only the number counts, of pictures the type says what range they have.
+    same = array.dtype == wanted if wanted == "uint8" else array.dtype.kind == kind
+    if not same:
+        hint = " (0 to 255)" if wanted == "uint8" else ""
+        raise RefusedRequestError(f"`{name}` has type {array.dtype}; legal: {wanted}{hint}")
+    if array.shape != shape:
+        raise RefusedRequestError(_other_shape(name, array.shape, shape))
+    with np.errstate(over="ignore"):
+        array = array.astype(wanted, copy=False)
+    if kind == "f" and not np.isfinite(array).all():
+        where = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+        raise RefusedRequestError(
+            f"`{name}` holds what is no finite number, first at {[int(i) for i in where]}"
+        )
+    return array
+
+
+def _other_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    said = f"`{name}` is {list(given)}; legal: {list(wanted)}"
+    if len(wanted) >= 3 and given == (*wanted[:-3], wanted[-1], *wanted[-3:-1]):
+        return f"{said}: its channels come first, they must come last"
+    return said
+
+
+def _flat(message: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in message.items():
+        if not isinstance(name, str):
+            raise RefusedRequestError(f"a name is a text, not {type(name).__name__}")
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", value
+
+
+def _plain(text: str) -> str:
+    """A text without what nobody means by it: capitals, spaces, a full stop."""
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def _nearest(text: str, texts: Sequence[str]) -> str:
+    from rlinf.config.nearest import nearest_names
+
+    close = nearest_names(text, texts)
+    return f"nearest: {' | '.join(close)}" if close else f"known: {_shown(texts)}"
+
+
+def _shown(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return " | ".join(texts[:_SHOWN]) + more

@@ -1,0 +1,306 @@
+"""The action server: WebSocket and HTTP on one port, in the wire format of openpi's client."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import WSCloseCode, WSMsgType, web
+from torch import Tensor
+
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import CheckpointError, ConfigError, UserError
+from rlinf.serving.acting import ActingPolicy
+from rlinf.serving.batching import Batcher, PolicyFailure
+from rlinf.serving.latency import Latencies
+from rlinf.serving.requests import RequestReader
+from rlinf.serving.wire import pack, unpack
+
+log = logging.getLogger(__name__)
+
+_LARGEST_MESSAGE = 256 << 20
+_OPEN_PATH = "/healthz"
+Weights = tuple[int, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a server answers.
+
+    Args:
+        host: Address to listen at; other machines reach it only where it is not a loopback one.
+        port: 0: any free one.
+        token: What clients must send; None: nothing, which only a loopback address may.
+        rows: Rows of a batch, at most.
+        wait: Seconds that a request waits for others to share its batch, at most.
+        follow: Seconds between two looks for newer weights; None: only on request.
+        keys: Names that clients use, see :class:`RequestReader`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    rows: int = 8
+    wait: float = 0.002
+    follow: float | None = None
+    keys: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"--no-token: {self.host} can be reached from other machines, and whoever reaches "
+                "the server moves the robot; leave it out, or listen at 127.0.0.1"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches no further than this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class PolicyServer:
+    """Serves one policy; knows nothing of it but what it reads and how long its chunks are.
+
+    Args:
+        policy: Who acts.
+        spec: What it was trained on.
+        name: What it is called.
+        settings: How it answers.
+        newest: Reads the newest weights and their version, or gives None where those that are
+            given (the present version) are the newest; may take long, in a thread of its own. None:
+            there are no others.
+    """
+
+    def __init__(
+        self,
+        policy: ActingPolicy,
+        spec: EnvSpec,
+        *,
+        name: str,
+        settings: ServerSettings,
+        newest: Callable[[int], Weights | None] | None = None,
+    ) -> None:
+        self._policy, self._spec, self._name = policy, spec, name
+        self._settings, self._newest = settings, newest
+        keys = settings.keys or {}
+        self._reader = RequestReader(
+            spec, chunk=policy.policy.chunk, keys=keys, continues=policy.continues
+        )
+        self.latencies = Latencies()
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._renewing = asyncio.Lock()
+        self._batcher: Batcher
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client is told before it asks."""
+        spec = self._spec
+        return {
+            "policy": self._name,
+            "version": self._policy.version,
+            "chunk": self._policy.policy.chunk,
+            "action_dim": spec.action_dim,
+            "action_kind": spec.action_kind,
+            "action_low": list(spec.action_low),
+            "action_high": list(spec.action_high),
+            "observations": {
+                name: {"shape": list(shape), "dtype": spec.observation_dtypes[name]}
+                for name, shape in spec.observation_shapes.items()
+            },
+            "tasks": list(spec.task_descriptions),
+            "keys": dict(self._settings.keys or {}),
+            "prefix": self._policy.continues,
+        }
+
+    # -- from the beginning to the end ------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+        """Serve until ``stop`` is set; what waits then is answered before connections are closed.
+
+        ``ready`` is told the address once clients may come.
+
+        Raises:
+            ConfigError: It is taken, or not one of this machine.
+        """
+        settings = self._settings
+        self._batcher = Batcher(
+            self._policy, rows=settings.rows, wait=settings.wait, latencies=self.latencies
+        )
+        app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_MESSAGE)
+        app.add_routes(
+            [
+                web.get("/", self._connected),
+                web.get(_OPEN_PATH, self._health),
+                web.get("/metrics", self._metrics),
+                web.post("/infer", self._posted),
+                web.post("/reload", self._reload),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, settings.host, settings.port)
+        tasks = [asyncio.ensure_future(self._batcher.run())]
+        try:
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen at {settings.host}, port {settings.port}: "
+                    f"{error.strerror or error}; nearest: another --port, or 0 for any free one"
+                ) from error
+            if settings.follow is not None:
+                tasks.append(asyncio.ensure_future(self._follow(settings.follow)))
+            host, port = runner.addresses[0][:2]
+            ready(f"{host if ':' not in host else f'[{host}]'}:{port}")
+            await stop.wait()
+            await site.stop()
+        finally:
+            self._batcher.stop()
+            await tasks[0]
+            for task in tasks[1:]:
+                task.cancel()
+            await asyncio.sleep(0)  # those who were answered last send it
+            for socket in list(self._sockets):
+                await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server has stopped")
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Nobody without the token, and no web page, which a browser would let reach loopback."""
+        if "Origin" in request.headers:
+            raise web.HTTPForbidden(text="web pages are not served\n")
+        token = self._settings.token
+        if token is not None and request.path != _OPEN_PATH:
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, f"Api-Key {token}".encode()):
+                raise web.HTTPUnauthorized(
+                    text="send the token of the server: Authorization: Api-Key TOKEN\n"
+                )
+        return await handler(request)
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    async def _answer(self, data: bytes, began: float) -> dict[str, Any]:
+        try:
+            request = self._reader.read(unpack(data))
+            answer = await self._batcher.ask(request)
+        except UserError:
+            self.latencies.counters["refused"] += 1
+            raise
+        except PolicyFailure as failure:
+            self.latencies.counters["failed"] += 1
+            log.error("%s", failure, exc_info=failure.__cause__)
+            raise
+        actions = answer.actions[0] if request.single else answer.actions
+        total = time.perf_counter() - began
+        self.latencies.add(queue=answer.queue, act=answer.act, total=total)
+        return {
+            "actions": actions,
+            "version": answer.version,
+            "policy_timing": {"infer_ms": 1e3 * answer.act},
+            "server_timing": {
+                "infer_ms": 1e3 * (answer.queue + answer.act),
+                "queue_ms": 1e3 * answer.queue,
+                "total_ms": 1e3 * total,
+            },
+        }
+
+    async def _connected(self, request: web.Request) -> web.StreamResponse:
+        """One client: the metadata, then an answer, or a line of text, for every message."""
+        socket = web.WebSocketResponse(max_msg_size=_LARGEST_MESSAGE, compress=False)
+        if not socket.can_prepare(request):
+            raise web.HTTPUpgradeRequired(text="robots speak WebSocket here; see also /healthz, "
+                                          "/metrics, and POST to /infer\n")  # fmt: skip
+        await socket.prepare(request)
+        self._sockets.add(socket)
+        self._batcher.clients += 1
+        try:
+            await socket.send_bytes(pack(self.metadata))
+            before: float | None = None
+            async for message in socket:
+                began = time.perf_counter()
+                if message.type is not WSMsgType.BINARY:
+                    await socket.send_str("send msgpack in binary frames")
+                    continue
+                try:
+                    answer = await self._answer(message.data, began)
+                except (UserError, PolicyFailure) as error:
+                    await socket.send_str(str(error))
+                    continue
+                if before is not None:
+                    answer["server_timing"]["prev_total_ms"] = before
+                await socket.send_bytes(pack(answer))
+                before = 1e3 * (time.perf_counter() - began)
+        except ConnectionResetError:
+            log.info("a client has gone before it was answered")
+        finally:
+            self._batcher.clients -= 1
+            self._sockets.discard(socket)
+        return socket
+
+    async def _posted(self, request: web.Request) -> web.Response:
+        """The same for those who speak HTTP alone: one message in, one out."""
+        began = time.perf_counter()
+        data = await request.read()
+        self._batcher.clients += 1
+        try:
+            answer = await self._answer(data, began)
+        except UserError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        except PolicyFailure as error:
+            return web.Response(status=500, text=f"{error}\n")
+        finally:
+            self._batcher.clients -= 1
+        return web.Response(body=pack(answer), content_type="application/msgpack")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="OK\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        gauges = {"weight_version": self._policy.version, "clients": self._batcher.clients}
+        return web.Response(text=self.latencies.exposition(**gauges))
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        try:
+            await self._renew()
+        except CheckpointError as error:
+            return web.Response(status=409, text=f"{error}\n")
+        return web.json_response({"version": self._policy.version})
+
+    async def _renew(self) -> None:
+        """Take the newest weights, between two batches."""
+        if self._newest is None:
+            return
+        async with self._renewing:
+            found = await asyncio.to_thread(self._newest, self._policy.version)
+            if found is None:
+                return
+            version, weights = found
+            await self._batcher.exclusively(lambda: self._policy.load(weights, version))
+            log.info("weights of step %d", version)
+
+    async def _follow(self, interval: float) -> None:
+        told = ""
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                await self._renew()
+            except CheckpointError as error:
+                if str(error) != told:
+                    log.warning("%s The weights of step %d stay.", error, self._policy.version)
+                told = str(error)

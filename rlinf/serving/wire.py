@@ -1,0 +1,74 @@
+"""Messages as clients of openpi write them: msgpack, in which an array is bytes, type and shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from rlinf.errors import UserError
+
+_KINDS = "biufSU"
+"""Kinds of numpy types that travel; objects and records do not: no code is ever executed."""
+
+
+class WireError(UserError):
+    """Bytes that are no message."""
+
+
+def pack(message: Any) -> bytes:
+    """A message of plain values, numpy arrays and numpy scalars as bytes.
+
+    Raises:
+        WireError: It holds anything else.
+    """
+    try:
+        packed: bytes = msgpack.packb(message, default=_encode)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"this cannot be sent: {error}") from error
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """The message behind bytes; its arrays are views of them, and read-only.
+
+    Raises:
+        WireError: They are no message.
+    """
+    try:
+        return msgpack.unpackb(data, object_hook=_decode)
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise WireError(f"this is no message in msgpack: {said}") from error
+
+
+def _encode(value: Any) -> Any:
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"{type(value).__name__} is neither a plain value nor an array")
+    _check(value.dtype)
+    kind = value.dtype.str
+    if isinstance(value, np.ndarray):
+        return {
+            b"__ndarray__": True, b"data": value.tobytes(), b"dtype": kind, b"shape": value.shape
+        }  # fmt: skip
+    return {b"__npgeneric__": True, b"data": value.item(), b"dtype": kind}
+
+
+def _decode(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" in value:
+        kind, shape = _check(np.dtype(value[b"dtype"])), value[b"shape"]
+        # numpy would take a negative length, and leave out what is too much.
+        if math.prod(shape) * kind.itemsize != len(value[b"data"]) or min(shape, default=0) < 0:
+            raise ValueError(f"{len(value[b'data'])} bytes are no array {shape} of {kind}")
+        return np.ndarray(buffer=value[b"data"], dtype=kind, shape=shape)
+    if b"__npgeneric__" in value:
+        return _check(np.dtype(value[b"dtype"])).type(value[b"data"])
+    return value
+
+
+def _check(kind: np.dtype[Any]) -> np.dtype[Any]:
+    if kind.kind not in _KINDS:
+        raise ValueError(f"arrays of type {kind} do not travel")
+    return kind

@@ -1,0 +1,367 @@
+"""The conformance suite of policies for actions: ``rlinf check model``.
+
+Every check builds its policies from the config section alone, so a user's own is checked as it is
+used.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import start_processes
+
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.supervised import Supervised
+from rlinf.conformance import CheckResult, outcome, require
+from rlinf.envs.results import TASK_IDS
+from rlinf.envs.spec import EnvSpec
+from rlinf.models.adapters import adapt_policy, in_precision
+from rlinf.models.config import ModelConfig
+from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy import (
+    RAW_ACTIONS,
+    ActionSample,
+    Policy,
+    draw_noise,
+    load_travelling,
+    merged_adapters,
+    travelling,
+)
+from rlinf.trainers.config import RowTrainerConfig
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.ranks import Ranks, Replicas
+from rlinf.trainers.trainer import Trainer
+
+_ROWS = 4
+_BOUND = 1e-5
+_HALF_BOUND = 0.2
+_LONGER = "this is another and a much longer instruction than the first one of the table"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model section with the kind of environment that it is to act in."""
+
+    config: ModelConfig
+    env_spec: EnvSpec
+
+    def policy(self, *, seed: int = 0, spec: EnvSpec | None = None) -> Policy:
+        """A fresh one with one value."""
+        return self.config.build(spec or self.env_spec, value_dim=1, seed=seed).eval()
+
+    @cached_property
+    def seen(self) -> dict[str, Tensor]:
+        """Observations of some rows."""
+        return _observations(self.env_spec, _ROWS)
+
+    def acted(self, policy: Policy, rows: int = _ROWS) -> tuple[dict[str, Tensor], ActionSample]:
+        """What was seen and what the policy did, with the same noise for the same row."""
+        generator = torch.Generator().manual_seed(1)
+        noise = draw_noise(policy.noise, (_ROWS,), generator)
+        seen = {name: each[:rows] for name, each in self.seen.items()}
+        return seen, policy.sample(seen, {name: each[:rows] for name, each in noise.items()})
+
+    @cached_property
+    def batch(self) -> Batch:
+        """What a fresh policy did, as it is trained on."""
+        seen, sample = self.acted(self.policy())
+        inputs = {name: each.clone() for name, each in (seen | sample.forward_inputs).items()}
+        return Batch.of(inputs=inputs, mask=torch.ones(_ROWS, sample.log_probs[0].numel()))
+
+
+def check_policy(
+    config: ModelConfig, env_spec: EnvSpec, *, ranks: bool = True
+) -> list[CheckResult]:
+    """Run every check on a model section, with ``ranks`` also on two processes; ConfigError where
+    no policy can be built of it."""
+    subject = Subject(config, env_spec)
+    subject.policy()
+    checks = [
+        _check_acts, _check_mode, _check_replays, _check_batch_size, _check_gradients,
+        _check_save_and_load, _check_adapters, _check_checkpointing,
+    ]  # fmt: skip
+    if ranks:
+        checks.append(_check_two_ranks)
+    if hasattr(config, "preset"):
+        checks.insert(4, _check_padding)
+    if subject.policy().imitates:
+        checks.append(_check_imitation)
+    if config.half_precision:
+        checks.append(_check_bfloat16)
+    if torch.accelerator.is_available():
+        checks.append(_check_device)
+    return [outcome(f.__name__.removeprefix("_check_"), f, subject) for f in checks]
+
+
+def _check_acts(subject: Subject) -> str:
+    policy = subject.policy()
+    _, sample = subject.acted(policy)
+    shape, spec = (_ROWS, policy.chunk, policy.action_dim), subject.env_spec
+    for name in ("actions", "log_probs"):
+        found: Tensor = getattr(sample, name)
+        require(tuple(found.shape) == shape, f"{name} {tuple(found.shape)}, expected {shape}")
+        require(found.dtype == torch.float32, f"{name} are {found.dtype}, expected float32")
+        require(found.isfinite().all(), f"{name} are not finite")
+    low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+    inside = (sample.actions >= low) & (sample.actions <= high)
+    require(inside.all(), "actions leave the box of the environment")
+    values = policy.value(subject.seen) if sample.values is None else sample.values
+    require(tuple(values.shape) == (_ROWS, 1), f"values {tuple(values.shape)}")
+    _near(values, policy.value(subject.seen), "values of sample and of value")
+    _, again = subject.acted(policy)
+    require(torch.equal(again.actions, sample.actions), "the same noise gives other actions")
+    return f"actions [B, {policy.chunk}, {policy.action_dim}], noise {_shapes(policy)}"
+
+
+def _check_mode(subject: Subject) -> str:
+    policy = subject.policy()
+    first, second = (policy.sample(subject.seen, None).actions for _ in range(2))
+    require(torch.equal(first, second), "without noise, two calls give two answers")
+    return "without noise always the same"
+
+
+def _check_replays(subject: Subject) -> str:
+    policy = subject.policy()
+    seen, sample = subject.acted(policy)
+    inputs = seen | sample.forward_inputs
+    first, second = (policy.evaluate_actions(inputs) for _ in range(2))
+    require(torch.equal(first.log_probs, second.log_probs), "two evaluations differ")
+    difference = _near(first.log_probs, sample.log_probs, "log-probs of sample and evaluation")
+    ratio = (first.log_probs - sample.log_probs).exp()
+    require(first.entropy.shape == first.log_probs.shape, f"entropy {first.entropy.shape}")
+    if sample.values is not None:
+        _near(first.values, sample.values, "values of sample and evaluation")
+    return f"|Δ log-prob| ≤ {difference:.1e}, ratio from {ratio.min():.7g} to {ratio.max():.7g}"
+
+
+def _check_batch_size(subject: Subject) -> str:
+    policy = subject.policy()
+    _, whole = subject.acted(policy)
+    _, alone = subject.acted(policy, rows=1)
+    _near(alone.actions, whole.actions[:1], "actions of a row alone and among others")
+    difference = _near(alone.log_probs, whole.log_probs[:1], "log-probs of a row alone")
+    return f"a row alone: |Δ log-prob| ≤ {difference:.1e}"
+
+
+def _check_padding(subject: Subject) -> str:
+    short = (subject.env_spec.task_descriptions or ("push the button",))[0]
+    found = []
+    for texts in ((short,), (short, f"{short} {_LONGER}")):
+        shapes, types = dict(subject.env_spec.observation_shapes), {}
+        if len(texts) > 1:
+            shapes[TASK_IDS], types = (), {TASK_IDS: "int64"}
+        spec = replace(
+            subject.env_spec,
+            task_descriptions=texts,
+            observation_shapes=shapes,
+            observation_dtypes=subject.env_spec.observation_dtypes | types,
+        )
+        policy = subject.policy(spec=spec)
+        noise = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
+        tasks = torch.zeros(_ROWS, dtype=torch.int64)
+        found.append(policy.sample(subject.seen | {TASK_IDS: tasks}, noise))
+    difference = _near(found[0].log_probs, found[1].log_probs, "log-probs beside longer texts")
+    _near(found[0].actions, found[1].actions, "actions beside longer texts")
+    return f"beside a longer instruction: |Δ log-prob| ≤ {difference:.1e}"
+
+
+def _check_gradients(subject: Subject) -> str:
+    policy = subject.policy()
+    found = policy(subject.batch)
+    (found.log_probs.sum() + found.values.sum()).backward()
+    trained = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
+    broken = [n for n, p in trained if p.grad is not None and not bool(p.grad.isfinite().all())]
+    require(not broken, f"gradients that are not finite: {', '.join(broken[:3])}")
+    reached = sum(p.grad is not None for _, p in trained)
+    require(reached, "no parameter has a gradient")
+    numbers = sum(p.numel() for _, p in trained)
+    return f"{reached} of {len(trained)} trained tensors ({numbers:,} numbers) have a gradient"
+
+
+def _check_save_and_load(subject: Subject) -> str:
+    policy = _moved(subject.policy())
+    own, other = policy.state_dict(), subject.policy(seed=1)
+    result = other.load_state_dict(own, strict=False)
+    require(not result.missing_keys, f"missing {result.missing_keys[:3]}")
+    require(not result.unexpected_keys, f"unexpected {result.unexpected_keys[:3]}")
+    _same_actions(subject, policy, other)
+    sent = {name: tensor.clone() for name, tensor in travelling(policy).items()}
+    receiver = subject.policy()
+    load_travelling(receiver, sent)
+    _same_actions(subject, policy, receiver)
+    return f"{len(own)} tensors, of which {len(sent)} travel"
+
+
+def _check_adapters(subject: Subject) -> str:
+    policy, plain = subject.policy(), subject.policy()
+    lora = AdapterConfig(rank=2)
+    adapt_policy(policy, lora, seed=3)
+    require(any(".lora_A" in name for name, _ in policy.named_parameters()), "no layer is adapted")
+    _same_actions(subject, policy, plain)
+    _moved(policy, only=".lora_B")
+    if policy.base is None:
+        return "adapters change nothing at first"
+    receiver = subject.policy()
+    adapt_policy(receiver, lora, seed=3)
+    sent = {name: tensor.detach().clone() for name, tensor in travelling(policy).items()}
+    load_travelling(receiver, sent)
+    _same_actions(subject, policy, receiver)
+    with torch.no_grad():
+        plain.load_state_dict(merged_adapters(sent, plain.state_dict()), strict=False)
+    _, merged = subject.acted(plain)
+    _, adapted = subject.acted(policy)
+    difference = _near(merged.log_probs, adapted.log_probs, "log-probs of merged adapters")
+    numbers = sum(t.numel() for n, t in sent.items() if ".lora_" in n)
+    return f"{numbers:,} numbers; merged |Δ log-prob| ≤ {difference:.1e}"
+
+
+def _check_checkpointing(subject: Subject) -> str:
+    found = [_trained(subject, gradient_checkpointing=on) for on in (False, True)]
+    return f"after two updates weights differ by {_far(*found):.1e}"
+
+
+def _check_two_ranks(subject: Subject) -> str:
+    alone = _trained(subject)
+    with tempfile.TemporaryDirectory() as place:
+        torch.save(subject.batch.tensors(), Path(place) / "batch.pt")
+        arguments = (subject.config, subject.env_spec, place)
+        start_processes(_one_of_two, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        divided = torch.load(Path(place) / "weights.pt", weights_only=True)
+    return f"after two updates on two ranks of FSDP2 weights differ by {_far(alone, divided):.1e}"
+
+
+def _one_of_two(rank: int, config: ModelConfig, env_spec: EnvSpec, place: str) -> None:
+    """One rank of two; the first leaves the weights behind."""
+    torch.set_num_threads(1)
+    store = FileStore(f"{place}/store", 2)
+    ranks = Ranks(rank, 2, store=store)
+    batch = Batch.from_tensors(torch.load(Path(place) / "batch.pt", weights_only=True))
+    weights = _train(Subject(config, env_spec), batch, ranks, type="fsdp", reshard="after_forward")
+    if rank == 0:
+        torch.save(weights, Path(place) / "weights.pt")
+    ranks.close()
+
+
+def _check_imitation(subject: Subject) -> str:
+    policy, spec = subject.policy(), subject.env_spec
+    shape = (_ROWS, policy.chunk, policy.action_dim)
+    noise = draw_noise(policy.imitation_noise, (_ROWS,), torch.Generator().manual_seed(2))
+    low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+    recorded = low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(3))
+    inputs = {**subject.seen, RAW_ACTIONS: recorded, **noise}
+    whole = policy.imitation_errors(inputs)
+    require(tuple(whole.shape) == shape, f"errors {tuple(whole.shape)}, expected {shape}")
+    require(bool(whole.isfinite().all() & (whole >= 0).all()), "errors below 0, or not finite")
+    alone = policy.imitation_errors({name: each[:1] for name, each in inputs.items()})
+    _near(alone, whole[:1], "errors of a row alone and among others")
+    whole.mean().backward()  # type: ignore[no-untyped-call]
+    reached = sum(p.grad is not None for p in policy.parameters() if p.requires_grad)
+    require(reached, "no parameter has a gradient")
+    return f"mean error {whole.mean():.3g}, {reached} tensors have a gradient"
+
+
+def _check_bfloat16(subject: Subject) -> str:
+    policy = in_precision(subject.policy(), torch.bfloat16)
+    seen, sample = subject.acted(policy)
+    found = policy.evaluate_actions(seen | sample.forward_inputs)
+    require(found.log_probs.dtype == torch.float32, f"log-probs are {found.log_probs.dtype}")
+    distance = float(((found.log_probs - sample.log_probs).exp() - 1).abs().mean())
+    require(distance <= _HALF_BOUND, f"ratios are {distance:.3g} from 1, bound {_HALF_BOUND}")
+    return f"first ratios are {distance:.1e} from 1 in the mean, bound {_HALF_BOUND}"
+
+
+def _check_device(subject: Subject) -> str:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    policy = subject.policy()
+    _, here = subject.acted(policy)
+    policy.to(device)
+    noise = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
+    placed = {name: each.to(device) for name, each in subject.seen.items()}
+    there = policy.sample(placed, {name: each.to(device) for name, each in noise.items()})
+    difference = _near(there.actions.cpu(), here.actions, f"actions on {device}", bound=1e-3)
+    _same_actions(subject, policy.cpu(), subject.policy())
+    return f"on {device} actions differ by {difference:.1e}"
+
+
+# -- parts of checks ----------------------------------------------------------------------------
+
+
+def _observations(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
+    generator, found = torch.Generator().manual_seed(5), dict[str, Tensor]()
+    for name, shape in spec.observation_shapes.items():
+        whole = (rows, *shape)
+        if spec.observation_dtypes[name] == "uint8":
+            found[name] = torch.randint(0, 256, whole, dtype=torch.uint8, generator=generator)
+        elif name == TASK_IDS:
+            found[name] = torch.arange(rows) % len(spec.task_descriptions)
+        else:
+            found[name] = torch.randn(whole, generator=generator)
+    return found
+
+
+def _moved(policy: Policy, only: str = "") -> Policy:
+    """The policy with its trained weights changed a little."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if parameter.requires_grad and only in name:
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+def _same_actions(subject: Subject, first: Policy, second: Policy) -> None:
+    one, other = (subject.acted(policy)[1] for policy in (first, second))
+    require(torch.equal(one.actions, other.actions), "actions of equal weights differ")
+    require(torch.equal(one.log_probs, other.log_probs), "log-probs of equal weights differ")
+
+
+def _trained(subject: Subject, **settings: Any) -> dict[str, Tensor]:
+    return _train(subject, subject.batch, Replicas(), **settings)
+
+
+def _train(
+    subject: Subject, batch: Batch, ranks: Ranks | Replicas, **settings: Any
+) -> dict[str, Tensor]:
+    """Weights after two updates that make what was done likelier."""
+    config = RowTrainerConfig(global_batch_size=_ROWS, micro_batch_size=_ROWS // 2, **settings)
+    trainer = Trainer(
+        {POLICY: subject.policy()}, Supervised(), config, ranks=ranks, total_steps=2, seed=0
+    )
+    for step in range(2):
+        metrics = trainer.train([batch], step)
+        require(math.isfinite(metrics["actor/loss"]), "the loss is not finite")
+    found = {name: tensor.detach().float().cpu().clone() for name, tensor in trainer.weights()}
+    # Adam hides the scale of gradients.
+    found |= {name: torch.tensor(metrics[f"actor/{name}"]) for name in ("loss", "grad_norm")}
+    trainer.close()
+    return found
+
+
+def _far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    require(one.keys() == other.keys(), "other tensors are trained")
+    worst = 0.0
+    for name, tensor in one.items():
+        close = torch.allclose(tensor, other[name], rtol=1e-3, atol=2e-4)
+        require(close, f"{name} is another after two updates")
+        worst = max(worst, float((tensor - other[name]).abs().max()) if tensor.numel() else 0.0)
+    return worst
+
+
+def _near(one: Tensor, other: Tensor, what: str, *, bound: float = _BOUND) -> float:
+    difference = float((one.detach() - other.detach()).abs().max())
+    require(difference <= bound, f"{what} differ by {difference:.2e}, bound {bound:g}")
+    return difference
+
+
+def _shapes(policy: Policy) -> str:
+    return ", ".join(f"{n} {list(s.shape)} {s.kind}" for n, s in policy.noise.items())

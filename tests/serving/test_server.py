@@ -1,0 +1,324 @@
+"""The server as its clients see it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.errors import CheckpointError, ConfigError
+from rlinf.models.policy import ActionSample, Policy
+from rlinf.serving.client import ActionClient, ServerError
+from rlinf.serving.latency import Histogram
+from rlinf.serving.server import ServerSettings
+from rlinf.serving.wire import pack, unpack
+
+from .support import TASKS, TOKEN, Running, observation, serving, small_policy
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return small_policy()
+
+
+@pytest.fixture(scope="module")
+def running(policy: Policy) -> Any:
+    with serving(policy) as server:
+        yield server
+
+
+def alone(policy: Policy, seed: int) -> np.ndarray:
+    """What the policy does in this process."""
+    row = observation(seed)
+    inputs = {name: torch.from_numpy(row[name])[None] for name in ("states", "main_images")}
+    inputs["task_ids"] = torch.tensor([TASKS.index(row["prompt"])])
+    with torch.inference_mode():
+        return policy.sample(inputs, None).actions[0].numpy()
+
+
+def http(running: Running, path: str, data: bytes | None = None, **headers: str) -> Any:
+    headers = {"Authorization": f"Api-Key {TOKEN}"} | headers
+    request = urllib.request.Request(f"http://{running.address}{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read()
+
+
+def test_metadata_comes_first_and_answers_are_those_of_the_policy(
+    running: Running, policy: Policy
+) -> None:
+    with running.connect() as client:
+        told = client.metadata
+        assert (told["policy"], told["version"], told["chunk"], told["prefix"]) == (
+            "small", 7, 4, False,
+        )  # fmt: skip
+        assert told["observations"]["main_images"] == {"shape": [16, 12, 3], "dtype": "uint8"}
+        assert told["tasks"] == list(TASKS)
+        for seed in range(3):
+            answer = client.infer(observation(seed))
+            assert answer["actions"].dtype == np.float32
+            np.testing.assert_array_equal(answer["actions"], alone(policy, seed))
+            assert answer["version"] == 7
+            assert 0 < answer["policy_timing"]["infer_ms"] <= answer["server_timing"]["total_ms"]
+        assert answer["server_timing"]["prev_total_ms"] > 0
+
+
+def test_the_published_client_is_answered(running: Running, policy: Policy) -> None:
+    module = pytest.importorskip("openpi_client.websocket_client_policy")
+    host, port = running.address.split(":")
+    client = module.WebsocketClientPolicy(host, int(port), api_key=TOKEN)
+    assert client.get_server_metadata()["chunk"] == 4
+    answer = client.infer(observation(1))
+    np.testing.assert_array_equal(answer["actions"], alone(policy, 1))
+    assert answer["server_timing"]["infer_ms"] > 0
+    with pytest.raises(RuntimeError, match="`states` is missing"):
+        client.infer({"prompt": TASKS[0]})
+    np.testing.assert_array_equal(client.infer(observation(2))["actions"], alone(policy, 2))
+    client._ws.close()
+
+
+def test_a_refused_request_leaves_the_connection_open(running: Running, policy: Policy) -> None:
+    with running.connect() as client:
+        for bad in ({}, observation(0) | {"states": np.full(5, np.nan)}, {"batch": []}):
+            with pytest.raises(ServerError) as caught:
+                client.infer(bad)
+            assert "\n" not in str(caught.value)
+        client._socket.send("a text")
+        with pytest.raises(ServerError, match="msgpack in binary frames"):
+            client._received()
+        client._socket.send(b"\xc1")
+        with pytest.raises(ServerError, match="no message in msgpack"):
+            client._received()
+        np.testing.assert_array_equal(client.infer(observation(0))["actions"], alone(policy, 0))
+
+
+def test_http_answers_the_same(running: Running, policy: Policy) -> None:
+    answer = unpack(http(running, "/infer", pack(observation(2))))
+    np.testing.assert_array_equal(answer["actions"], alone(policy, 2))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(running, "/infer", pack({}))
+    assert caught.value.code == 400
+    assert b"is missing" in caught.value.read()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(running, "/")
+    assert caught.value.code == 426
+    told = http(running, "/metrics").decode()
+    for words in ('part="act",quantile="0.99"} 0.0', "rlinf_serving_refused_total ",
+                  "rlinf_serving_weight_version 7"):  # fmt: skip
+        assert words in told
+
+
+def test_without_the_token_nothing_but_health_is_told(running: Running) -> None:
+    assert http(running, "/healthz", Authorization="") == b"OK\n"
+    wrong = [None, "", "another", TOKEN + "x", TOKEN[:-1]]
+    for token in wrong:
+        with pytest.raises(ServerError, match="401"):
+            ActionClient(f"ws://{running.address}", token)
+    for path in ("/metrics", "/infer", "/reload"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            http(running, path, None if path == "/metrics" else b"", Authorization="Api-Key ä")
+        assert caught.value.code == 401
+    with pytest.raises(urllib.error.HTTPError) as caught:  # a web page that a browser shows
+        http(running, "/metrics", Origin="http://example.org")
+    assert caught.value.code == 403
+
+
+def test_a_server_without_a_token_stays_on_this_machine() -> None:
+    ServerSettings(host="::1", token=None)
+    for host in ("0.0.0.0", "192.168.0.7", "robot"):
+        with pytest.raises(ConfigError, match="can be reached from other machines"):
+            ServerSettings(host=host, token=None)
+
+
+def test_a_port_that_is_taken_is_said(running: Running, policy: Policy) -> None:
+    import asyncio
+
+    from rlinf.serving.acting import ActingPolicy
+    from rlinf.serving.server import PolicyServer
+
+    from .support import SPEC
+
+    settings = ServerSettings(port=int(running.address.split(":")[1]), token=TOKEN)
+    other = PolicyServer(ActingPolicy(policy, version=0), SPEC, name="other", settings=settings)
+    with pytest.raises(ConfigError, match=r"cannot listen at 127\.0\.0\.1.*another --port"):
+        asyncio.run(other.run(asyncio.Event(), print))
+    with pytest.raises(ServerError, match="no action server at ws://127"):
+        ActionClient("ws://127.0.0.1:1")
+
+
+class Slow(torch.nn.Module):
+    """Lets a policy wait until it is told, and notes how many rows it was given."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy, self.chunk = policy, policy.chunk
+        self.rows: list[int] = []
+        self.begun, self.may_go = threading.Event(), threading.Event()
+
+    def sample(self, observations: Any, noise: Any) -> ActionSample:
+        self.rows.append(len(observations["states"]))
+        self.begun.set()
+        assert self.may_go.wait(30)
+        return self.policy.sample(observations, noise)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait, not for ever."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ask(running: Running, seed: int) -> np.ndarray:
+    with running.connect() as client:
+        return client.infer(observation(seed))["actions"]
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_a_batch_gives_each_row_what_it_gets_alone(policy: Policy, block_size: int | None) -> None:
+    slow: Any = Slow(policy)
+    with (
+        serving(slow, block_size=block_size, rows=8, wait=0.2) as running,
+        ThreadPoolExecutor(7) as pool,
+    ):
+        first = pool.submit(ask, running, 0)
+        assert slow.begun.wait(30)
+        others = [pool.submit(ask, running, seed) for seed in range(1, 7)]
+        until(lambda: len(running.server._batcher._waiting) == 6)
+        slow.may_go.set()
+        found = [each.result(30) for each in [first, *others]]
+        single = [ask(running, seed) for seed in range(7)]
+    assert slow.rows[:3] == ([1, 6, 1] if block_size is None else [4, 4, 4])
+    for seed in range(7):
+        if block_size is None:
+            np.testing.assert_allclose(found[seed], single[seed], rtol=0, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found[seed], single[seed])
+    assert running.server.latencies.counters["rows"] == 14
+    assert running.server.latencies.counters["batches"] == 9
+
+
+def test_rows_of_one_request_are_one_pass(policy: Policy) -> None:
+    slow: Any = Slow(policy)
+    slow.may_go.set()
+    rows = [observation(seed) for seed in range(11)]
+    with serving(slow, block_size=4, rows=2) as running, running.connect() as client:
+        found = client.infer({"batch": rows})["actions"]
+    assert found.shape == (11, 4, 3)
+    assert slow.rows == [11]
+    for seed in range(11):
+        np.testing.assert_allclose(found[seed], alone(policy, seed), rtol=0, atol=1e-6)
+
+
+def test_what_waits_is_bounded_and_one_client_never_waits(policy: Policy) -> None:
+    with serving(policy, wait=20.0) as running:
+        assert ask(running, 0).shape == (4, 3)  # 20 seconds would be noticed
+        with running.connect() as idle, running.connect() as client:
+            assert idle.metadata
+            began = time.monotonic()
+            pool = ThreadPoolExecutor(1)
+            asked = pool.submit(client.infer, observation(0))
+            time.sleep(0.05)
+            assert not asked.done()  # somebody else might ask
+            idle.close()
+            running.begin_to_stop()
+            assert asked.result(10)["actions"].shape == (4, 3)
+            assert time.monotonic() - began < 10
+            pool.shutdown()
+
+
+def test_stop_while_busy_answers_what_waits_and_refuses_the_rest(policy: Policy) -> None:
+    slow: Any = Slow(policy)
+    with serving(slow) as running, ThreadPoolExecutor(2) as pool, running.connect() as late:
+        asked = [pool.submit(ask, running, 0)]
+        assert slow.begun.wait(30)
+        asked.append(pool.submit(ask, running, 1))
+        until(lambda: len(running.server._batcher._waiting) == 1)
+        running.begin_to_stop()
+        until(lambda: running.server._batcher._stopping)
+        with pytest.raises(ServerError, match="the server is stopping"):
+            late.infer(observation(0))
+        slow.may_go.set()
+        for each in asked:
+            assert each.result(30).shape == (4, 3)
+        running.wait()
+        with pytest.raises(ServerError, match="is gone"):
+            late.infer(observation(0))
+    assert str(running.server.latencies).startswith("2 answered, 1 refused, 0 failed")
+
+
+class Failing(Slow):
+    """Fails where the first state is above 1, so that the next row may be right again."""
+
+    def sample(self, observations: Any, noise: Any) -> ActionSample:
+        if observations["states"][0, 0] > 1e3:
+            raise RuntimeError("out of\nmemory")
+        return self.policy.sample(observations, noise)
+
+
+def test_a_failure_of_the_policy_is_told_and_passes(policy: Policy) -> None:
+    bad = observation(0) | {"states": np.full(5, 1e4, np.float32)}
+    failing: Any = Failing(policy)
+    with serving(failing) as running, running.connect() as client:
+        with pytest.raises(ServerError, match="the policy failed: RuntimeError: out of memory"):
+            client.infer(bad)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            http(running, "/infer", pack(bad))
+        assert caught.value.code == 500
+        np.testing.assert_array_equal(client.infer(observation(0))["actions"], alone(policy, 0))
+        assert running.server.latencies.counters["failed"] == 2
+
+
+def test_new_weights_come_between_two_batches(policy: Policy) -> None:
+    other = small_policy(seed=1)
+    offered: list[Any] = []
+    damaged: list[str] = []
+
+    def newest(version: int) -> Any:
+        if damaged:
+            raise CheckpointError(damaged[0])
+        return None if version == 8 or not offered else (8, offered[0])
+
+    slow: Any = Slow(small_policy())
+    slow.state_dict, slow.load_state_dict = slow.policy.state_dict, slow.policy.load_state_dict
+    slow.named_parameters, slow.base = slow.policy.named_parameters, None
+    with (
+        serving(slow, newest=newest, follow=0.02) as running,
+        ThreadPoolExecutor(4) as pool,
+        running.connect() as client,
+    ):
+        asked = [pool.submit(client.infer, observation(0))]
+        assert slow.begun.wait(30)
+        offered.append(other.state_dict())
+        time.sleep(0.1)  # followed meanwhile, but the batch under way has the old weights
+        slow.may_go.set()
+        old = asked[0].result(30)
+        assert old["version"] == 7
+        np.testing.assert_array_equal(old["actions"], alone(policy, 0))
+        until(lambda: client.infer(observation(0))["version"] == 8)
+        np.testing.assert_array_equal(client.infer(observation(0))["actions"], alone(other, 0))
+        assert http(running, "/reload", b"") == b'{"version": 8}'
+        damaged.append("damaged")
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            http(running, "/reload", b"")
+        assert (caught.value.code, caught.value.read()) == (409, b"damaged\n")
+        assert client.infer(observation(0))["version"] == 8
+
+
+def test_quantiles_are_right_to_a_fortieth() -> None:
+    histogram = Histogram()
+    times = np.random.default_rng(0).lognormal(-6, 1, 5000)
+    for seconds in times:
+        histogram.add(float(seconds))
+    for share in (0.5, 0.9, 0.99):
+        exact = np.quantile(times, share, method="inverted_cdf")
+        assert histogram.quantile(share) == pytest.approx(exact, rel=0.026)
+    assert np.isnan(Histogram().quantile(0.5))

@@ -1,0 +1,67 @@
+"""The suite that every policy for actions passes, and policies that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf.models.config import MLPConfig
+from rlinf.models.gaussian import MLPPolicy
+from rlinf.trainers.policy_conformance import check_policy
+from tests.models.test_policies import CONFIGS, env_spec
+
+
+class Broken(MLPPolicy):
+    """Whose sample or evaluation is changed."""
+
+    fault = ""
+
+    def sample(self, observations, noise):
+        found = super().sample(observations, noise)
+        if self.fault == "log-probs":
+            return replace(found, log_probs=found.log_probs + 1e-3)
+        if self.fault == "box":
+            return replace(found, actions=found.actions + 5.0)
+        if self.fault == "random":
+            return replace(found, actions=torch.rand_like(found.actions))
+        if self.fault == "batch":
+            return replace(found, actions=found.actions * min(1.0, len(found.actions) / 4))
+        return found
+
+    def evaluate_actions(self, forward_inputs):
+        found = super().evaluate_actions(forward_inputs)
+        return replace(found, log_probs=found.log_probs.detach()) if self.fault == "cut" else found
+
+
+class BrokenConfig(MLPConfig):
+    implementation = "tests.trainers.test_policy_conformance:Broken"
+
+
+@pytest.mark.parametrize("name", ["mlp chunks", "mlp state-dependent", "cnn"])
+def test_policies_pass(name):
+    results = check_policy(CONFIGS[name], env_spec(), ranks=False)
+    assert [each for each in results if not each.passed] == []
+    assert len(results) == 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "checks"),
+    [
+        ("log-probs", {"replays"}),
+        ("box", {"acts"}),
+        ("random", {"acts", "mode", "batch_size"}),
+        ("batch", {"batch_size"}),
+    ],
+)
+def test_a_fault_fails_its_check(monkeypatch, fault, checks):
+    monkeypatch.setattr(Broken, "fault", fault)
+    results = check_policy(BrokenConfig(policy_gain=1.0), env_spec(), ranks=False)
+    assert checks <= {each.name for each in results if not each.passed}
+
+
+@pytest.mark.slow
+def test_two_ranks(monkeypatch):
+    results = {each.name: each for each in check_policy(CONFIGS["mlp chunks"], env_spec())}
+    assert results["two_ranks"].passed, results["two_ranks"]

@@ -68,6 +68,7 @@ class FlowConfig(VLAConfig):
 class PI0Config(FlowConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
+    published_as = ("pi0",)
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
     value_head: tuple[int, ...] = (512, 256, 128)
@@ -77,6 +78,7 @@ class PI0Config(FlowConfig):
 class PI05Config(FlowConfig):
     """π₀.₅: time enters by adaptive norms; values are read from the language model."""
 
+    published_as = ("pi05",)
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
     value_head: tuple[int, ...] = (1024, 512, 256)

@@ -266,7 +266,7 @@ class PI0Policy(VLAPolicy):
                 key="model.method",
             )
         prefix, states = self._read(forward_inputs)
-        chain = forward_inputs["chain"]
+        chain = forward_inputs["chain"].clone()  # it may have been sampled in inference mode
         which = forward_inputs.get("step_index")
         if which is not None:
             steps = [(self._time(which, chain), chain[:, 0], chain[:, 1])]

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
+from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise, travelling
 from rlinf.models.vla.pi0_policy import PI0Policy
 from rlinf.models.vla.pi0_prompts import StatePrompts, published_encoder, tiny_encoder
@@ -201,6 +203,17 @@ def test_imitation_is_flow_matching(kind: str) -> None:
     torch.testing.assert_close(errors, (velocity - (noise["noise"] - actions)).square())
     errors.mean().backward()
     assert policy.network.vision.patch_embedding.weight.grad is not None
+
+
+def test_fresh_adapters_change_nothing(kind: str) -> None:
+    policy, plain = (build(kind, num_action_chunks=1).eval() for _ in range(2))
+    adapt_policy(policy, AdapterConfig(rank=2), seed=3)
+    one, other = (each.sample(seen(), drawn(plain)) for each in (policy, plain))
+    assert torch.equal(one.log_probs, other.log_probs)
+    assert torch.equal(one.actions, other.actions)
+    names = list(plain.adapted_layers())
+    for part in ("vision", "language", "expert"):
+        assert any(f".{part}." in name for name in names)
 
 
 @pytest.mark.slow

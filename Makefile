@@ -37,7 +37,7 @@ style: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 lock: $(VENV)/.dev  ## Renew the pinned versions
-	$(BIN)/uv pip compile -q pyproject.toml -c constraints.in --extra ray --extra metaworld --extra language --extra serve --extra dev \
+	$(BIN)/uv pip compile -q pyproject.toml -c constraints.in --extra ray --extra metaworld --extra language --extra lerobot --extra serve --extra dev \
 		--no-emit-find-links --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
 		| sed 's/+cpu$$//' > requirements.lock
 	for name in $$(ls rlinf/envs/locks | sed 's/.txt//'); do \
@@ -53,7 +53,7 @@ $(VENV)/.run: pyproject.toml requirements.lock | $(BIN)/uv
 	touch $@
 
 $(VENV)/.dev: pyproject.toml requirements.lock | $(BIN)/uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c requirements.lock -e '.[metaworld,ray,language,serve,dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c requirements.lock -e '.[metaworld,ray,language,lerobot,serve,dev]'
 	$(BIN)/python -m compileall -q rlinf
 	touch $@ $(VENV)/.run
 

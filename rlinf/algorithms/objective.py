@@ -70,6 +70,7 @@ class PolicyObjective(Algorithm):
         self.needs_proximal = config.needs_proximal
         self.needs_entropy = config.needs_entropy
         self.needs_present = config.family == "actions" and config.needs_proximal
+        self._policy_weight = 1.0  # of all terms of the loss but that of the values
 
     @abstractmethod
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
@@ -234,7 +235,7 @@ class PolicyObjective(Algorithm):
             loss = loss - self.config.entropy_bonus * bonus
         if isinstance(self.config, CriticConfig) and evaluation.values is not None:
             value_loss, more = self.value_loss(evaluation.values, batch, normalizer=normalizer)
-            loss = loss + self.config.value_coefficient * value_loss
+            loss = self._policy_weight * loss + self.config.value_coefficient * value_loss
             metrics |= more
         metrics["actor/loss"] = loss.detach()
         return loss, metrics

@@ -14,6 +14,7 @@ import rlinf
 from rlinf.cli import (
     check,
     convert,
+    data,
     doctor,
     env,
     evaluate,
@@ -46,8 +47,9 @@ app.add_typer(serve.app, name="serve")
 app.command("list")(listing.list_names)
 app.command("explain")(explain.explain)
 app.add_typer(check.app, name="check")
-app.add_typer(env.app, name="env")
 app.add_typer(convert.app, name="convert")
+app.add_typer(data.app, name="data")
+app.add_typer(env.app, name="env")
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)

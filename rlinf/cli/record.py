@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,6 +35,18 @@ def record(
             help="Standard deviation of noise on what is executed, which is not recorded.",
         ),
     ] = 0.0,
+    form: Annotated[
+        Literal["rlinf", "lerobot"],
+        typer.Option("--format", help="What the set is written as: ours, or LeRobotDataset v3.0."),
+    ] = "rlinf",
+    pictures: Annotated[
+        Literal["video", "image"],
+        typer.Option(help="How a LeRobot set keeps pictures; `image` changes no pixel."),
+    ] = "video",
+    fps: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Frames per second of a LeRobot set, where none is known."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Record episodes to learn from; no evaluation of the recipe plays any of them."""
@@ -58,12 +70,15 @@ def record(
         from rlinf.runners.record import record as play
 
         config, actor, name = policy_of(task, path)
+    from rlinf.runners.record import lerobot_format
+
+    write = lerobot_format(pictures, fps) if form == "lerobot" else None
     found = play(
         config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
-        noise=noise,
+        noise=noise, write=write,
     )  # fmt: skip
     say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
-        f"rlinf check demonstrations {out}")  # fmt: skip
+        f"rlinf {'data show' if write else 'check demonstrations'} {out}")  # fmt: skip
 
 
 def _find_run(source: str, overrides: list[str] | None) -> Path:

@@ -95,6 +95,10 @@ class Simulator:
     the reset; not so for what cannot reproduce them to the bit, or would move a real arm. Where it
     is false and there is no :meth:`get_state` either, the episode is closed instead."""
 
+    control_rate: float | None = None
+    """Actions per second of simulated time; None where nobody said. What was recorded at another
+    rate is not learnt from."""
+
     def task_of(self, seed: int) -> int:
         """Return the task that an episode of this seed begins in, an index into the table."""
         return seed % max(1, len(self.task_descriptions))

@@ -89,6 +89,7 @@ class LiberoEnv(SimulatorEnv):
         variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True
+    control_rate = 20.0
     never_black = ("main_images",)
     _built: ClassVar[OrderedDict[tuple[str, int], list[Any]]] = OrderedDict()
 

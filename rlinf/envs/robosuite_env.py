@@ -73,6 +73,7 @@ class RobosuiteEnv(SimulatorEnv):
         libraries={"libEGL.so.1": "libegl1"},
         variables={"MUJOCO_GL": "egl"},
     )
+    control_rate = 20.0
     skips_observations = True
     never_black = ("main_images",)
 
@@ -170,7 +171,7 @@ def _make(options: RobosuiteOptions) -> Any:
         has_offscreen_renderer=False,
         use_camera_obs=False,
         reward_shaping=options.dense_reward,
-        control_freq=20,
+        control_freq=RobosuiteEnv.control_rate,
         hard_reset=False,
         ignore_done=True,
         seed=0,  # of what is drawn when the model is built, such as the size of a cube

@@ -37,6 +37,8 @@ class EnvSpec:
     task_sections: tuple[int, ...] = ()
     """Of several simulators in one batch: which of them each task is of. Their states have nothing
     to do with each other. Empty where there is one."""
+    control_rate: float | None = None
+    """Actions per second; None where it is not known."""
 
     @property
     def num_actions(self) -> int | None:
@@ -80,6 +82,7 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
         action_high=high,
         task_descriptions=tuple(env.task_descriptions),
         max_episode_steps=max_episode_steps,
+        control_rate=env.control_rate,
     )
 
 
@@ -154,6 +157,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         task_descriptions=tuple(text for _, text in tasks),
         max_episode_steps=max(spec.max_episode_steps for spec in every),
         task_sections=tuple(number for number, _ in tasks),
+        control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
+Write = Callable[[Demonstrations, Path], None]
+"""Writes a set to a directory."""
+_FRAME_RATE = 30.0
+"""Of sets of simulators that do not say theirs."""
 _PURPOSE = 2
 """Number of recordings among the purposes of episodes; evaluations have 0 and 1."""
 
@@ -59,6 +64,7 @@ def record(
     num_envs: int,
     seed: int = 0,
     noise: float = 0.0,
+    write: Write | None = None,
 ) -> Demonstrations:
     """Play episodes and write them to a directory.
 
@@ -71,6 +77,7 @@ def record(
         num_envs: Envs at the same time, at most.
         seed: Of the episodes and of the noise.
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
+        write: Writes the set; None: in the format of this project.
 
     Raises:
         ConfigError: The simulator has no expert, or there are several simulators.
@@ -104,5 +111,29 @@ def record(
         "faulty": episodes - len(found),
     }
     whole = Demonstrations.of(found, source)
-    whole.save(out)
+    (write or Demonstrations.save)(whole, out)
     return whole
+
+
+def lerobot_format(pictures: Literal["video", "image"], fps: float | None) -> Write:
+    """Writes sets that lerobot opens.
+
+    Args:
+        pictures: How pictures are kept.
+        fps: Frames per second; None: the control rate of the environment.
+    """
+    from rlinf.data.lerobot.layout import av, parquet
+
+    parquet()
+    if pictures == "video":
+        av()
+
+    def write(whole: Demonstrations, out: Path) -> None:
+        from rlinf.data.lerobot.writer import write_lerobot
+
+        rate = whole.source["spec"].get("control_rate")
+        if fps is not None and rate is not None and fps != rate:
+            raise ConfigError(f"--fps = {fps:g}, the environment acts {rate:g} times a second")
+        write_lerobot(whole, out, fps=fps or rate or _FRAME_RATE, pictures=pictures)
+
+    return write

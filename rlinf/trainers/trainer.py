@@ -106,7 +106,9 @@ class Trainer:
             for name, prefix in self._prefixes.items()
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
-        self.reference = Reference(self.modules) if needs_reference else None
+        self.reference = None
+        if needs_reference:
+            self.reference = Reference(self.modules, algorithm.reference_weights)
 
     @property
     def ranks(self) -> Any:
@@ -228,6 +230,7 @@ class Trainer:
                 batches, self._config, seed=self._seed, step=step, rows=self._rows
             )
         factor = self._config.lr_sched.factor(step, self._total_steps)
+        self._algorithm.begin_phase(step)
         losses = [
             loss
             for loss in self._losses

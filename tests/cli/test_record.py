@@ -87,3 +87,32 @@ def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):
     for told in ("the spec has 4", "states hold what is no finite", "no episode succeeded"):
         assert told in printed
     assert main(["check", "demonstrations", str(tmp_path)]) == 2
+
+
+def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
+    pytest.importorskip("pyarrow")
+    from rlinf.data.lerobot.reader import LeRobotSet
+    from rlinf.models.vla.statistics import read_statistics
+
+    sets = {kind: tmp_path / kind for kind in ("rlinf", "lerobot")}
+    words = ["record", "quickstart", *SHORT, "--episodes", "2", "--num-envs", "2"]
+    for kind, out in sets.items():
+        assert main([*words, "--format", kind, "--pictures", "image", "--out", str(out)]) == 0
+    assert main([*words, "--format", "lerobot", "--fps", "5", "--out", str(tmp_path / "a")]) == 2
+    assert "the environment acts 80 times a second" in capsys.readouterr().err
+    ours, theirs = Demonstrations.load(sets["rlinf"]), LeRobotSet(sets["lerobot"])
+    assert theirs.fps == 80
+    assert theirs.tasks == ("drawer close",)
+    np.testing.assert_array_equal(theirs.vectors("action"), ours.actions)
+    states = theirs.vectors("observation.state")
+    np.testing.assert_array_equal(states, ours.observations["states"])
+    assert theirs.success == tuple(each.success for each in ours.episodes)
+    for out in sets.values():
+        assert main(["data", "show", str(out)]) == 0
+        assert "2 episodes" in capsys.readouterr().out
+        assert main(["data", "stats", str(out), "--out", str(out.with_suffix(".json"))]) == 0
+        found = read_statistics(out.with_suffix(".json"))
+        wanted = np.quantile(ours.actions, 0.99, axis=0)
+        np.testing.assert_allclose(found.actions.q99, wanted, rtol=1e-5)
+        assert found.states.dim == 39
+    assert main(["data", "show", str(tmp_path)]) == 2

@@ -82,6 +82,7 @@ class MetaWorldEnv(SimulatorEnv):
         variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True
+    control_rate = 80.0  # five steps of 2.5 ms
 
     def __init__(self, options: MetaWorldOptions) -> None:
         super().__init__(options)

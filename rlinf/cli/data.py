@@ -1,0 +1,108 @@
+"""``rlinf data show|stats SET``: what is in a set of demonstrations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf.cli.failure import Debug
+from rlinf.cli.screen import say, show_table
+from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.data.vector_statistics import Parts
+
+app = typer.Typer(help="Look at sets of demonstrations.", no_args_is_help=True)
+_Set = Annotated[
+    Path, typer.Argument(metavar="SET", help="A directory: of `rlinf record`, or a LeRobot set.")
+]
+
+
+@app.callback()
+def _group() -> None:
+    """Look at sets of demonstrations."""
+
+
+@app.command("show")
+def show(path: _Set, debug: Debug = False) -> None:
+    """Show the episodes, tasks and features of a set."""
+    from rlinf.data.demonstrations import Demonstrations
+    from rlinf.data.lerobot.layout import INDICES, is_lerobot
+    from rlinf.data.lerobot.reader import LeRobotSet
+
+    path = path.expanduser()
+    if is_lerobot(path):
+        found = LeRobotSet(path)
+        lengths, success = [each.length for each in found.episodes], found.success
+        tasks = Counter(each.text for each in found.episodes)
+        features = [(name, each.dtype, "×".join(map(str, each.shape)))
+                    for name, each in found.features.items() if name not in INDICES]  # fmt: skip
+        kind = f"LeRobot {found.info['codebase_version']}, {found.fps:g} frames a second"
+    else:
+        ours = Demonstrations.load(path)
+        lengths = [each.length for each in ours.episodes]
+        success, kind = tuple(each.success for each in ours.episodes), "rlinf"
+        texts = ours.source.get("spec", {}).get("task_descriptions") or [""]
+        first = [each.first for each in ours.episodes]
+        ids = ours.observations.get("task_ids")
+        tasks = Counter(texts[0 if ids is None else int(ids[row])] for row in first)
+        arrays = {**ours.observations, "actions": ours.actions, "rewards": ours.rewards}
+        features = [(name, each.dtype.name, "×".join(map(str, each.shape[1:])))
+                    for name, each in arrays.items()]  # fmt: skip
+    say(f"{path}: {kind}; {len(lengths)} episodes ({sum(success)} successful) of {min(lengths)} to "
+        f"{max(lengths)} steps, {sum(lengths)} together\n")  # fmt: skip
+    show_table("tasks", ("task", "episodes"), [(text or "–", str(n)) for text, n in tasks.items()])
+    show_table("features", ("feature", "type", "shape"), features)
+
+
+@app.command("stats")
+def stats(
+    path: _Set,
+    out: Annotated[
+        Path | None, typer.Option(help="Write them to this file, as norm_stats.json of openpi.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show the statistics of actions and states, with exact quantiles."""
+    from rlinf.cli.run_paths import check_writable
+    from rlinf.data.vector_statistics import vector_statistics
+
+    if out is not None:
+        check_writable(out, "--out")
+    names = ("mean", "std", "min", "max", "q01", "q99")
+    found = {}
+    for name, parts in _vectors(path.expanduser()).items():
+        try:
+            found[name] = vector_statistics(parts)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {name} {error}") from error
+        rows = [(str(number), *(f"{found[name][each][number]:.4g}" for each in names))
+                for number in range(len(found[name]["mean"]))]  # fmt: skip
+        show_table(name, ("dimension", *names), rows)
+    if out is not None:
+        import json
+
+        content = {name: {key: each[key].tolist() for key in names} for name, each in found.items()}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
+        say(f"\nwritten to {out}; a recipe takes it as model.statistics")
+
+
+def _vectors(path: Path) -> dict[str, Parts]:
+    """Actions and, where there are some, states."""
+    from rlinf.data.demonstrations import Demonstrations
+    from rlinf.data.lerobot.layout import ACTION, STATE, is_lerobot
+    from rlinf.data.lerobot.reader import LeRobotSet
+    from rlinf.data.vector_statistics import at_once
+
+    if is_lerobot(path):
+        recorded = LeRobotSet(path)
+        names = {"actions": ACTION, "state": STATE}
+        return {key: recorded.vector_parts(name) for key, name in names.items()
+                if name in recorded.features}  # fmt: skip
+    ours = Demonstrations.load(path)
+    arrays = {"actions": ours.actions, "state": ours.observations.get("states")}
+    return {key: at_once(array) for key, array in arrays.items() if array is not None}

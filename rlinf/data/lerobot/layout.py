@@ -1,0 +1,122 @@
+"""Where a LeRobot set of version 3 has what, and how its features are called.
+
+Frames of all episodes lie one behind the other, in the rows of Parquet files and in MP4 videos;
+``meta/episodes`` says which are of which episode. https://huggingface.co/docs/lerobot
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import ConfigError, MissingPackageError
+
+VERSION = "v3.0"
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+SOURCE = "meta/rlinf.json"
+"""What rlinf says of a set that it recorded; lerobot ignores it."""
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
+REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+INDICES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+CHUNK_SIZE, DATA_MB, VIDEO_MB = 1000, 100, 200
+"""Files in a folder, and what a file may grow to."""
+NEEDED_FOR = "a LeRobot set"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One entry of every frame.
+
+    Args:
+        dtype: ``image``, ``video``, or a numpy type name.
+        shape: Of one frame; of pictures [H, W, 3].
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def pictured(self) -> bool:
+        """Whether it is a camera."""
+        return self.dtype in ("image", "video")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Feature:
+        """From its entry in ``meta/info.json``, where channels may come first."""
+        dtype, shape, names = given["dtype"], tuple(given["shape"]), given.get("names")
+        if dtype in ("image", "video") and len(shape) == 3:
+            first = str(names[0]).startswith("c") if names else shape[0] in (1, 3)
+            shape = (*shape[1:], shape[0]) if first else shape
+        return cls(dtype, shape)
+
+
+def is_lerobot(directory: Path) -> bool:
+    """Whether a directory looks like a LeRobot set, of whatever version."""
+    return (directory / INFO).is_file()
+
+
+def read_info(directory: Path) -> dict[str, Any]:
+    """``meta/info.json``; ConfigError unless it is one of version 3."""
+    try:
+        info = json.loads((directory / INFO).read_text())
+        version, _ = str(info["codebase_version"]), info["features"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{directory} is no LeRobot set: {INFO}: {type(error).__name__}: {error}"
+        ) from error
+    if not version.startswith("v3."):
+        raise ConfigError(
+            f"{directory} is of LeRobot's version {version}, expected {VERSION}; convert it with "
+            "lerobot's convert_dataset_v21_to_v30"
+        )
+    found: dict[str, Any] = info
+    return found
+
+
+def features_of(observation_key: str, shape: tuple[int, ...]) -> list[str]:
+    """What an observation of an environment is called there; several cameras are one each.
+
+    Args:
+        observation_key: ``states``, ``main_images``, ``images.NAME`` …
+        shape: Of one observation.
+
+    Raises:
+        ConfigError: There is no such feature for it.
+    """
+    if observation_key == "states":
+        return [STATE]
+    if observation_key == "proprioception":
+        return ["observation.proprioception"]
+    named = re.fullmatch(r"(?:(main|wrist|extra_view)_images|images\.(\w+))", observation_key)
+    if named is None:
+        raise ConfigError(
+            f"a LeRobot set has no place for `{observation_key}`; nearest: options of the "
+            "environment that leave it out, or --format rlinf"
+        )
+    name = IMAGES + (named[1] or named[2])
+    return [name] if len(shape) == 3 else [f"{name}_{number}" for number in range(shape[0])]
+
+
+def parquet() -> Any:
+    """The package that reads Parquet; MissingPackageError."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingPackageError("pyarrow", "lerobot", NEEDED_FOR) from error
+    return pyarrow.parquet
+
+
+def av() -> Any:
+    """The package that reads and writes videos; MissingPackageError."""
+    try:
+        import av as found
+    except ImportError as error:
+        raise MissingPackageError("av", "lerobot", f"{NEEDED_FOR} with videos") from error
+    return found

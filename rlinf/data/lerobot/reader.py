@@ -1,0 +1,241 @@
+"""Reads a LeRobot set: vectors as arrays, pictures as they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.data.lerobot.layout import (
+    DATA,
+    REWARD,
+    SOURCE,
+    SUCCESS,
+    TASKS,
+    VIDEO,
+    Feature,
+    parquet,
+    read_info,
+)
+from rlinf.data.lerobot.pictures import ImagePictures, VideoPictures
+from rlinf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LeRobotEpisode:
+    """Where an episode lies, and what it was about.
+
+    Args:
+        first: Row at which it begins, among all rows of the set.
+        length: Frames.
+        text: What was to be done, in words; empty where the set does not say.
+        data: File of its rows.
+        videos: By feature, file and the second at which it begins there.
+    """
+
+    first: int
+    length: int
+    text: str
+    data: Path
+    videos: Mapping[str, tuple[Path, float]]
+
+
+class LeRobotSet:
+    """A set on this machine. Nothing in it is executed.
+
+    Args:
+        directory: Holds ``meta``, ``data`` and perhaps ``videos``.
+
+    Raises:
+        ConfigError: It is not whole, or of another version.
+        MissingPackageError: pyarrow is not installed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.info = read_info(directory)
+        try:
+            self.fps = float(self.info["fps"])
+            self.features = {k: Feature.of(v) for k, v in self.info["features"].items()}
+            self.tasks = self._guarded(self._read_tasks)
+            self.episodes: tuple[LeRobotEpisode, ...] = self._guarded(self._read_episodes)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"{directory} is no whole LeRobot set: {type(error).__name__}: {error}"
+            ) from error
+        if not self.episodes:
+            raise ConfigError(f"{directory} holds no episodes")
+        self._check_rows()
+
+    def __len__(self) -> int:
+        """Frames."""
+        last = self.episodes[-1]
+        return last.first + last.length
+
+    def feature(self, name: str) -> Feature:
+        """A feature by name; ConfigError with the nearest one."""
+        if name not in self.features:
+            known = [each for each in self.features if each not in ("index", "task_index")]
+            raise ConfigError(
+                f"{self.directory} has no feature `{name}`; {did_you_mean(name, known)}"
+            )
+        return self.features[name]
+
+    def vectors(self, name: str) -> np.ndarray:
+        """All rows of a feature that is no camera, [N, D] float32; ConfigError."""
+        return np.concatenate(list(self.vector_parts(name)()))
+
+    def vector_parts(self, name: str) -> Callable[[], Any]:
+        """Reads the same file by file, each [n, D] float32, whenever it is called."""
+        feature = self.feature(name)
+        width = int(np.prod(feature.shape)) if feature.shape else 1
+        if feature.pictured or feature.dtype == "string":
+            raise ConfigError(f"`{name}` of {self.directory} is no vector, but {feature.dtype}")
+
+        def read(path: Path) -> np.ndarray:
+            column = parquet().read_table(path, columns=[name]).column(name).combine_chunks()
+            while hasattr(column, "flatten") and column.type.num_fields:
+                column = column.flatten()
+            values = column.to_numpy(zero_copy_only=False)
+            if values.size % width or values.size // width != self._lengths[path]:
+                raise ConfigError(
+                    f"{path}: `{name}` has {values.size} numbers in {self._lengths[path]} rows, "
+                    f"meta/info.json says {width} each"
+                )
+            rows: np.ndarray = values.reshape(-1, width).astype(np.float32)
+            return rows
+
+        return lambda: (self._guarded(partial(read, path)) for path in self._lengths)
+
+    def pictures(self, name: str) -> VideoPictures | ImagePictures:
+        """A camera; ConfigError where the feature is none."""
+        feature = self.feature(name)
+        if not feature.pictured:
+            cameras = [each for each, found in self.features.items() if found.pictured]
+            raise ConfigError(
+                f"`{name}` of {self.directory} is no camera; {did_you_mean(name, cameras)}"
+            )
+        if feature.dtype == "video":
+            begins = [(each.first, *each.videos[name]) for each in self.episodes]
+            return VideoPictures(name, feature.shape, begins, len(self), self.fps)
+        files: dict[Path, int] = {}
+        for each in self.episodes:
+            files.setdefault(each.data, each.first)
+        ordered = [(first, path) for path, first in files.items()]
+        return ImagePictures(name, feature.shape, ordered, len(self))
+
+    @cached_property
+    def success(self) -> tuple[bool, ...]:
+        """Of each episode; all, in a set that does not say."""
+        if SUCCESS not in self.features:
+            return (True,) * len(self.episodes)
+        said = self.vectors(SUCCESS)[:, 0] > 0
+        return tuple(bool(said[each.first :][: each.length].any()) for each in self.episodes)
+
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """[N] float32; zeros in a set without."""
+        has = REWARD in self.features
+        return self.vectors(REWARD)[:, 0] if has else np.zeros(len(self), np.float32)
+
+    @cached_property
+    def source(self) -> dict[str, Any]:
+        """What `rlinf record` wrote beside it; empty for sets of others."""
+        path = self.directory / SOURCE
+        try:
+            found = json.loads(path.read_text()) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        return dict(found)
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _guarded(self, read: Callable[[], Any]) -> Any:
+        """What a file holds; ConfigError where it is missing or damaged."""
+        try:
+            return read()
+        except OSError as error:  # as are all errors of pyarrow about files
+            raise ConfigError(f"{self.directory} is no whole LeRobot set: {error}") from error
+        except ValueError as error:
+            if type(error).__module__.startswith("pyarrow"):
+                raise ConfigError(
+                    f"{self.directory} is no whole LeRobot set: {error}; copy it again"
+                ) from error
+            raise
+
+    def _read_tasks(self) -> tuple[str, ...]:
+        """Texts by index; the column of the texts is pandas' index, of whatever name."""
+        if not (self.directory / TASKS).exists():
+            return ()
+        columns = parquet().read_table(self.directory / TASKS).to_pydict()
+        numbers = columns.pop("task_index")
+        (texts,) = columns.values()
+        return tuple(text for _, text in sorted(zip(numbers, texts, strict=True)))
+
+    def _read_episodes(self) -> tuple[LeRobotEpisode, ...]:
+        rows: list[dict[str, Any]] = []
+        for path in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
+            names = parquet().read_schema(path).names
+            kept = [name for name in names if not name.startswith("stats/")]
+            rows += parquet().read_table(path, columns=kept).to_pylist()
+        rows.sort(key=lambda row: row["episode_index"])
+        return tuple(self._episode(row) for row in rows)
+
+    def _episode(self, row: Mapping[str, Any]) -> LeRobotEpisode:
+        def path(pattern: str, kind: str, **more: str) -> Path:
+            chunk, file = (row[f"{kind}/{each}_index"] for each in ("chunk", "file"))
+            return self.directory / pattern.format(chunk_index=chunk, file_index=file, **more)
+
+        videos = {
+            name: (
+                path(self.info.get("video_path") or VIDEO, f"videos/{name}", video_key=name),
+                float(row[f"videos/{name}/from_timestamp"]),
+            )
+            for name, feature in self.features.items()
+            if feature.dtype == "video"
+        }
+        return LeRobotEpisode(
+            first=int(row["dataset_from_index"]),
+            length=int(row["length"]),
+            text=next(iter(row.get("tasks") or ()), ""),
+            data=path(self.info.get("data_path") or DATA, "data"),
+            videos=videos,
+        )
+
+    def _check_rows(self) -> None:
+        """Refuse files that do not hold the rows of their episodes."""
+        expected = 0
+        wanted: dict[Path, int] = {}
+        for number, episode in enumerate(self.episodes):
+            if episode.first != expected:
+                raise ConfigError(
+                    f"{self.directory}: episode {number} begins at row {episode.first}, expected "
+                    f"{expected}"
+                )
+            expected += episode.length
+            wanted[episode.data] = wanted.get(episode.data, 0) + episode.length
+        for path, rows in wanted.items():
+            found = self._guarded(partial(parquet().read_metadata, path)).num_rows
+            if found != rows:
+                raise ConfigError(
+                    f"{path} holds {found} rows, the episodes in it {rows}; copy the set again"
+                )
+        self._lengths = wanted
+        if self.info.get("total_frames", expected) != expected:
+            raise ConfigError(
+                f"{self.directory}: the episodes have {expected} frames, meta/info.json says "
+                f"{self.info['total_frames']}; copy the set again"
+            )
+
+    def check_videos(self, names: Sequence[str]) -> None:
+        """Refuse videos that are missing, broken, or shorter than their episodes."""
+        for name in names:
+            pictures = self.pictures(name)
+            if isinstance(pictures, VideoPictures):
+                pictures.check()

@@ -1,0 +1,165 @@
+"""What is written as a LeRobot set is read again, at random, and damage is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf.data.lerobot.reader import LeRobotSet
+from rlinf.data.lerobot.writer import write_lerobot
+from rlinf.errors import ConfigError
+
+from .sets import recorded
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("av")
+MAIN, WRIST = "observation.images.main", "observation.images.wrist_1"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with pictures as they are, and one with videos."""
+    root = tmp_path_factory.mktemp("sets")
+    for kind in ("image", "video"):
+        write_lerobot(recorded(), root / kind, fps=20, pictures=kind)  # type: ignore[arg-type]
+    return root
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_set_is_read_as_it_was_written(kind: str, written: Path) -> None:
+    whole, found = recorded(), LeRobotSet(written / kind)
+    assert (found.fps, len(found)) == (20.0, 20)
+    assert found.tasks == ("open the window", "close the window")
+    assert [each.length for each in found.episodes] == [9, 4, 7]
+    assert [each.text for each in found.episodes] == [found.tasks[n] for n in (0, 1, 0)]
+    assert found.success == (True, True, False)
+    np.testing.assert_array_equal(found.vectors("action"), whole.actions)
+    np.testing.assert_array_equal(found.vectors("observation.state"), whole.observations["states"])
+    np.testing.assert_array_equal(found.rewards, whole.rewards)
+    assert found.source["seeds"] == [0, 1, 2]
+    # In any order, and the same one twice.
+    rows = np.random.default_rng(0).permutation(np.r_[np.arange(20), 3, 3])
+    main, wrist = found.pictures(MAIN)[rows], found.pictures(WRIST)[rows]
+    wanted = whole.observations["main_images"][rows], whole.observations["wrist_images"][rows, 1]
+    for seen, picture in zip((main, wrist), wanted, strict=True):
+        if kind == "image":
+            np.testing.assert_array_equal(seen, picture)
+        else:
+            error = np.abs(seen.astype(int) - picture)
+            assert error.mean() < 5  # half of the colours are kept
+            # The frame after it is further away: it is this one and no other.
+            other = np.roll(picture[np.argsort(rows)], -1, axis=0)[np.argsort(np.argsort(rows))]
+            assert error.mean() < 0.5 * np.abs(seen.astype(int) - other).mean()
+
+
+def test_one_frame_decodes_few(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf.data.lerobot import pictures
+
+    found = LeRobotSet(written / "video").pictures(MAIN)
+    found[np.array([0])]
+    (video,) = found._open.values()
+    decoded = 0
+
+    class Counting:
+        def __init__(self, container):
+            self._container = container
+
+        def seek(self, *args, **named):
+            self._container.seek(*args, **named)
+
+        def decode(self, stream):
+            nonlocal decoded
+            for frame in self._container.decode(stream):
+                decoded += 1
+                yield frame
+
+    video._container = Counting(video._container)
+    found[np.array([17])]
+    assert 1 <= decoded <= 2  # from the key frame before it
+    monkeypatch.setattr(pictures, "_OPEN_VIDEOS", 1)
+    found[np.array([2, 19])]
+    assert len(found._open) == 1
+
+
+def test_the_cache_of_encoded_pictures_is_bounded(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf.data.lerobot import pictures
+
+    monkeypatch.setattr(pictures, "_CACHED_BYTES", 1)
+    found = LeRobotSet(written / "image").pictures(MAIN)
+    seen = found[np.arange(20)]
+    assert len(found._cache) == len(found._sizes) == 1
+    np.testing.assert_array_equal(seen, recorded().observations["main_images"])
+
+
+def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
+    """A copy of the set with videos, changed."""
+    shutil.copytree(written / "video", target)
+    info = json.loads((target / "meta/info.json").read_text())
+    video = target / f"videos/{MAIN}/chunk-000/file-000.mp4"
+    if change == "old":
+        info["codebase_version"] = "v2.1"
+    elif change == "frames":
+        info["total_frames"] += 1
+    elif change == "dimension":
+        info["features"]["action"]["shape"] = [3]
+    elif change == "size":
+        info["features"][MAIN]["shape"] = [32, 32, 3]
+    elif change == "no data":
+        (target / "data/chunk-000/file-000.parquet").unlink()
+    elif change == "half data":
+        path = target / "data/chunk-000/file-000.parquet"
+        path.write_bytes(path.read_bytes()[:1000])
+    elif change == "half video":
+        video.write_bytes(video.read_bytes()[:1000])
+    elif change == "short video":
+        short = recorded((9, 4))
+        write_lerobot(short, target.with_name("short"), fps=20)
+        shutil.copy(target.with_name("short") / video.relative_to(target), video)
+    elif change == "no video":
+        video.unlink()
+    (target / "meta/info.json").write_text(json.dumps(info))
+    return LeRobotSet(target)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("old", r"version v2.1, expected v3.0; convert it"),
+        ("frames", "the episodes have 20 frames, meta/info.json says 21"),
+        ("dimension", "`action` has 40 numbers in 20 rows, meta/info.json says 3 each"),
+        ("size", r"a picture is \[32, 48, 3\], meta/info.json says \[32, 32, 3\]"),
+        ("no data", "is no whole LeRobot set"),
+        ("half data", "is no whole LeRobot set"),
+        ("half video", "is no whole video"),
+        ("short video", "ends before 0.950 s"),
+        ("no video", "is no whole video"),
+    ],
+)
+def test_damage_is_said_in_one_line(change: str, told: str, written: Path, tmp_path: Path) -> None:
+    def read() -> None:
+        found = damaged(written, tmp_path / "set", change)
+        found.check_videos([MAIN])
+        found.vectors("action")
+        found.pictures(MAIN)[np.array([0])]
+
+    with pytest.raises(ConfigError, match=told) as caught:
+        read()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_set_does_not_have_is_named(written: Path, tmp_path: Path) -> None:
+    found = LeRobotSet(written / "image")
+    with pytest.raises(ConfigError, match=r"did you mean `observation\.images\.main`"):
+        found.pictures("observation.images.mian")
+    with pytest.raises(ConfigError, match=r"is no camera; known: observation\.images\.main"):
+        found.pictures("action")
+    with pytest.raises(ConfigError, match="is no LeRobot set"):
+        LeRobotSet(tmp_path)
+    with pytest.raises(FileExistsError):
+        write_lerobot(recorded(), written / "image", fps=20)

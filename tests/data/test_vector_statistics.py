@@ -1,0 +1,31 @@
+"""Statistics of data in parts, against numpy on the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlinf.data.vector_statistics import QUANTILES, vector_statistics
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+def test_they_are_those_of_the_whole(count: int) -> None:
+    rng = np.random.default_rng(count)
+    rows = rng.normal([0, 1e6, -1e-5, 3], [1, 1, 1e-6, 0], (count, 4)).astype(np.float32)
+    rows[:, 0] = np.round(rows[:, 0], 1)  # many equal ones, and -0
+    parts = np.array_split(rows, [count // 3, count // 2])
+    found, exact = vector_statistics(lambda: parts), rows.astype(np.float64)
+    for name, quantile in QUANTILES.items():
+        np.testing.assert_allclose(found[name], np.quantile(exact, quantile, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found["mean"], exact.mean(0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found["std"], exact.std(0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found["min"], exact.min(0))
+    np.testing.assert_array_equal(found["max"], exact.max(0))
+    assert found["count"] == [count]
+
+
+def test_what_has_no_statistics() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        vector_statistics(lambda: [])
+    with pytest.raises(ValueError, match="finite"):
+        vector_statistics(lambda: [np.array([[np.nan]])])

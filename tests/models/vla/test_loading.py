@@ -65,11 +65,11 @@ def test_every_layout_loads_whole_and_comes_back_bit_for_bit(
 
 
 def test_a_directory_says_which_model_it_holds(tmp_path: Path) -> None:
-    for said, kind in (("dexbotic_pi0", "pi0"), ("openvla", "openvla")):
+    for said, kind in (("dexbotic_pi0", "pi0"), ("pi05", "pi05")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": said}))
         assert type_of_directory(tmp_path) == kind
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(ConfigError, match="no model that is known here .gpt2.; nearest: dexbotic"):
+    with pytest.raises(ConfigError, match=r"no model that is known here \(gpt2\); nearest: "):
         type_of_directory(tmp_path)
 
 

@@ -120,8 +120,8 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
     for needed in (EMBEDDING, "action_in_proj.weight"):
         if needed not in found.names:
             raise ConfigError(
-                f"{source} holds no whole π₀ or π₀.₅: there is no {needed}; the file of a run holds "
-                "only what was trained",
+                f"{source} holds no whole π₀ or π₀.₅: there is no {needed}; the file of a run has "
+                "what was trained alone",
                 key="path",
             )
 

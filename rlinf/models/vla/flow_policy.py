@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,6 +19,7 @@ from rlinf.errors import ConfigError, in_section
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import (
+    NoiseHead,
     entropy_of,
     noisy_actions,
     squashed_std,
@@ -63,7 +63,7 @@ class FlowPolicy(VLAPolicy):
         self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
-            self.noise_head = NoiseHead(size, seed=seed)
+            self.noise_head = NoiseHead(size.expert.width, size.action_dim, seed=seed)
         if config.train_expert_only:
             for part in (self.network.vision, self.network.language):
                 part.requires_grad_(False)
@@ -348,41 +348,3 @@ class FlowPolicy(VLAPolicy):
         yield from self.value_parameters()
         if self.noise_head is not None:
             yield from self.noise_head.parameters()
-
-
-class NoiseHead(nn.Module):
-    """What the deviation of Flow-Noise is made of, from hidden states of the expert."""
-
-    def __init__(self, size: PI0Size, *, seed: int) -> None:
-        super().__init__()
-        widths = (size.expert.width, 128, 64, size.action_dim)
-        self.layers = nn.ModuleList(
-            nn.Linear(rows, columns, device="meta") for rows, columns in pairwise(widths)
-        )
-        self.to_empty(device="cpu")
-        fill_fresh(self, torch.Generator().manual_seed(seed + 1))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, H, W] to [B, H, A]."""
-        x = hidden.to(next(self.parameters()).dtype)
-        for layer in self.layers[:-1]:
-            x = torch.tanh(layer(x))
-        raw: Tensor = self.layers[-1](x)
-        return raw
-
-
-@torch.no_grad()
-def fill_fresh(module: nn.Module, generator: torch.Generator) -> None:
-    """Fresh weights: matrices of variance 1 / inputs; norms and adaptive ones begin as identity."""
-    kinds = (nn.LayerNorm, nn.RMSNorm)
-    norms = {id(part.weight) for part in module.modules() if isinstance(part, kinds)}
-    for name, parameter in module.named_parameters():
-        adaptive = ".dense." in name
-        if parameter.ndim > 1 and not adaptive:
-            of_table = "embed" in name and parameter.ndim == 2
-            inputs = parameter.shape[1] if of_table else parameter[0].numel()
-            parameter.normal_(0.0, inputs**-0.5, generator=generator)
-        else:
-            parameter.fill_(float(id(parameter) in norms))
-            if adaptive and parameter.ndim == 1:
-                parameter[-len(parameter) // 3 :] = 1.0  # the gates are open

@@ -250,6 +250,7 @@ def rotary_angles(positions: Tensor, head_dim: int) -> KeyValue:
 
 
 def rotated(x: Tensor, rotary: KeyValue) -> Tensor:
+    """[B, heads, L, d] turned by :func:`rotary_angles`."""
     (cosine, sine), (first, second) = rotary, x.float().chunk(2, dim=-1)
     turned = [first * cosine - second * sine, second * cosine + first * sine]
     return torch.cat(turned, dim=-1).to(x.dtype)

@@ -13,7 +13,7 @@ class PI0Config(FlowConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
     implementation = "rlinf.models.vla.pi0_policy:PI0Policy"
-    published_as = ("pi0",)
+    published_as = ("pi0", "dexbotic_pi0")
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
     value_head: tuple[int, ...] = (512, 256, 128)

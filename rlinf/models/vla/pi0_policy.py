@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import FlowConfig
-from rlinf.models.vla.flow_policy import FlowPolicy, fill_fresh
+from rlinf.models.vla.flow_matching import fill_fresh
+from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.loading import Translated, load_published, open_weights, translate
 from rlinf.models.vla.pi0 import PI0Network, PI0Size, Prefix, TransformerSize
 from rlinf.models.vla.pi0_config import PI05Config

@@ -8,7 +8,8 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # make everything slower.
 export OMP_NUM_THREADS ?= 1
 # So many processes run tests beside each other; who has run out takes over what waits elsewhere.
-TEST_PROCESSES ?= 2
+# One more than the cores of a small machine: tests wait for processes that end or start.
+TEST_PROCESSES ?= 3
 PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
 .PHONY: quickstart test test-slow coverage check style lock clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 from matplotlib.figure import Figure
 
 _save = Figure.savefig
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: a collection of garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leave_empty(figure: Figure, path: Path, **_: Any) -> None:

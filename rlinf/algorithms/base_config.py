@@ -318,6 +318,7 @@ ALGORITHMS = {
     "gspo": "rlinf.algorithms.config:GSPOConfig",
     "cispo": "rlinf.algorithms.config:CISPOConfig",
     "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
+    "distillation": "rlinf.algorithms.config:DistillationConfig",
     "sac": "rlinf.algorithms.config:SACConfig",
 }
 """A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ from rlinf.algorithms.base_config import (
     ClippedConfig,
     ImportanceLevel,
     ImportanceMode,
+    Level,
     PolicyConfig,
     Proximal,
     RewardType,
@@ -21,6 +23,7 @@ from rlinf.algorithms.base_config import (
     refuse_unused,
 )
 from rlinf.config.component import illegal
+from rlinf.errors import ConfigError
 
 __all__ = ["AlgorithmConfig", "PolicyConfig"]
 
@@ -49,8 +52,8 @@ class CriticConfig(PolicyConfig):
     """Actions: bound of a normalised reward."""
     value_coefficient: ByFamily[float] = by_family(actions=1.0, ge=0)
     """Actions: weight of the value loss, which policy and critic have in common."""
-    critic_warmup_steps: ByFamily[int] = by_family(tokens=0, ge=0)
-    """Tokens: first steps of the run, in which only the critic is trained."""
+    critic_warmup_steps: int = Field(default=0, ge=0)
+    """First steps of the run, in which only the values are learnt."""
 
     @property
     def needs_values(self) -> bool:
@@ -185,7 +188,7 @@ class GRPOConfig(GroupConfig, ClippedConfig):
 class DrGRPOConfig(GroupConfig, ClippedConfig):
     """GRPO without division by the group's standard deviation or by the response length."""
 
-    implementation = "rlinf.algorithms.dr_grpo:DrGRPO"
+    implementation = "rlinf.algorithms.grpo:DrGRPO"
     families = ("tokens",)
     type: Literal["dr_grpo"] = "dr_grpo"
     """Which algorithm this section configures."""
@@ -290,6 +293,35 @@ class ReinforcePPConfig(ClippedConfig):
     def needs_groups(self) -> bool:
         """Only for the baseline."""
         return bool(self.group_baseline)
+
+
+class DistillationConfig(PolicyConfig):
+    """A policy learns from what a teacher thinks of its own actions."""
+
+    implementation = "rlinf.algorithms.distillation:Distillation"
+    families = ("actions",)
+    type: Literal["distillation"] = "distillation"
+    """Which algorithm this section configures."""
+    teacher: Path
+    """Weights of the teacher, a file `policy.safetensors` of a run with the same model."""
+    logprob_type: ByFamily[Level] = by_family(actions="token_level")
+    """What one advantage belongs to: one action dimension (token_level), one primitive action
+    (action_level), or the whole chunk (chunk_level)."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """The teacher."""
+        return True
+
+    def check(self) -> None:
+        """Look for the teacher."""
+        super().check()
+        if not self.teacher.expanduser().is_file():
+            raise ConfigError(
+                f"there is no file {self.teacher}; a run leaves its policy behind in "
+                "policy.safetensors of its directory",
+                key="teacher",
+            )
 
 
 class SACConfig(AlgorithmConfig):

@@ -169,3 +169,16 @@ class GRPO(ClippedObjective):
     """(R − mean of group) / (std of group + 1e-6), Shao et al. 2024, §4.1.2; clipped surrogate."""
 
     credit = GroupCredit
+
+
+class _CentredCredit(GroupCredit):
+    def _compare(self, scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        advantages, _, sizes = group_advantages(scores=scores, groups=groups, divide_by_std=False)
+        return advantages, sizes
+
+
+class DrGRPO(GRPO):
+    """R − mean of group; the loss is divided by a constant and not by the response's length (Liu et
+    al. 2025, "Understanding R1-Zero-like training", §3.2)."""
+
+    credit = _CentredCredit

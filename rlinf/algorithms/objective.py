@@ -40,6 +40,7 @@ from rlinf.algorithms.samples import (
     row_weights,
     rows_of,
 )
+from rlinf.algorithms.supervised import Supervised, demonstrations_of
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import ACTION_MASK
 
@@ -61,6 +62,8 @@ class PolicyObjective(Algorithm):
 
     credit: type[Credit]
     """Where advantages come from."""
+    imitation: Supervised | None = None
+    """Error of recorded chunks that rows of a batch have beside them."""
 
     def __init__(self, config: PolicyConfig, *, group_size: int = 1) -> None:
         self.config = config
@@ -70,6 +73,7 @@ class PolicyObjective(Algorithm):
         self.needs_proximal = config.needs_proximal
         self.needs_entropy = config.needs_entropy
         self.needs_present = config.family == "actions" and config.needs_proximal
+        self._policy_weight = 1.0  # of all terms of the loss but that of the values
 
     @abstractmethod
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
@@ -198,6 +202,16 @@ class PolicyObjective(Algorithm):
             return (policy,)
         return policy, Loss("critic", ("critic",), self._of_critic)
 
+    def _of_policy(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
+        loss, metrics = super()._of_policy(modules, batch, normalizer)
+        shown = demonstrations_of(batch)
+        if self.imitation is not None and shown is not None:
+            errors = self.imitation.errors(modules["policy"], shown)
+            imitation_loss = (errors * shown.mask).sum()
+            loss = loss + imitation_loss
+            metrics["actor/imitation_loss"] = imitation_loss.detach()
+        return loss, metrics
+
     def _of_critic(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         return self.value_loss(modules["critic"](batch), batch, normalizer=normalizer)
 
@@ -234,7 +248,7 @@ class PolicyObjective(Algorithm):
             loss = loss - self.config.entropy_bonus * bonus
         if isinstance(self.config, CriticConfig) and evaluation.values is not None:
             value_loss, more = self.value_loss(evaluation.values, batch, normalizer=normalizer)
-            loss = loss + self.config.value_coefficient * value_loss
+            loss = self._policy_weight * loss + self.config.value_coefficient * value_loss
             metrics |= more
         metrics["actor/loss"] = loss.detach()
         return loss, metrics

@@ -210,4 +210,12 @@ class PPO(ClippedObjective):
 
     def trains_policy(self, step: int) -> bool:
         """Not during the warm-up of a critic of its own."""
-        return step >= (self.config.critic_warmup_steps or 0)
+        return self.config.family == "actions" or not self._warms_up(step)
+
+    def begin_phase(self, step: int) -> None:
+        """While a critic that is part of the policy warms up, the values are all its loss."""
+        warms_up = self.config.family == "actions" and self._warms_up(step)
+        self._policy_weight = 0.0 if warms_up else 1.0
+
+    def _warms_up(self, step: int) -> bool:
+        return step < self.config.critic_warmup_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -81,6 +82,8 @@ class Algorithm(ABC):
     """Whether a critic must be trained and batches must carry its values."""
     needs_reference: bool = False
     """Whether batches must carry log-probs of the reference policy."""
+    reference_weights: Path | None = None
+    """File of the reference policy; None: it is the policy that the run began with."""
     needs_proximal: bool = False
     """Whether batches must carry log-probs that the trainer recomputed."""
     needs_entropy: bool = False
@@ -99,6 +102,9 @@ class Algorithm(ABC):
         """Whether the policy is trained in this step of the run, counted from 0."""
         del step
         return True
+
+    def begin_phase(self, step: int) -> None:
+        """Get ready for the training phase of this number, from 0."""
 
     def modules(self, model: ModelConfig, env_spec: EnvSpec, *, seed: int) -> dict[str, nn.Module]:
         """What is trained for actions, and what follows it, by name, with fresh weights."""

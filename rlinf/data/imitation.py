@@ -23,7 +23,7 @@ from rlinf.data.lerobot.pictures import Stacked
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
 from rlinf.envs.results import TASK_IDS
-from rlinf.envs.spec import EnvSpec, refuse_foreign_actions
+from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
 from rlinf.errors import ConfigError, in_section
 
 
@@ -178,13 +178,7 @@ class SetOptions(StrictModel):
         self, found: Any, spec: EnvSpec
     ) -> tuple[Mapping[str, Column], np.ndarray, float | None]:
         recorded = EnvSpec.from_json(found.source["spec"])
-        for name in ("observation_shapes", "action_dim", "action_kind"):
-            theirs, own = getattr(recorded, name), getattr(spec, name)
-            if theirs != own:
-                raise ConfigError(
-                    f"the episodes have {name} {theirs}, the environments of env.train {own}; "
-                    "record episodes there with: rlinf record"
-                )
+        refuse_other_recording(recorded, spec, key="path")
         columns = dict(found.observations)
         texts = recorded.task_descriptions
         if TASK_IDS in columns and texts != spec.task_descriptions:

@@ -184,6 +184,8 @@ MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
+    "pi0": "rlinf.models.vla.pi0_config:PI0Config",
+    "pi05": "rlinf.models.vla.pi0_config:PI05Config",
     "openvla": "rlinf.models.vla.openvla_config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla_config:OpenVLAOFTConfig",
 }

@@ -262,6 +262,14 @@ def merged_adapters(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
     return found
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What a run left behind in a file; a ConfigError where it holds no weights."""
+    try:
+        return safetensors.torch.load_file(path.expanduser())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} holds no weights: {error}", key="model.path") from error
+
+
 def load_initial_weights(policy: Policy, path: Path) -> None:
     """Let a policy begin with the weights of a file.
 
@@ -269,12 +277,9 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     what the file leaves out of a policy with a :attr:`~Policy.base` is as the base has it.
     ConfigError, and nothing changed, where it holds other tensors than the policy has.
     """
-    try:
-        found = safetensors.torch.load_file(path.expanduser())
-        with safetensors.safe_open(path.expanduser(), "pt") as file:
-            base = (file.metadata() or {}).get(BASE)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} holds no weights: {error}", key="model.path") from error
+    found = read_weights(path)
+    with safetensors.safe_open(path.expanduser(), "pt") as file:
+        base = (file.metadata() or {}).get(BASE)
     own = policy.state_dict()
     if policy.base is not None:
         check_base(policy, base, source=str(path))

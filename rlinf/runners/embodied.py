@@ -39,11 +39,12 @@ class Acting(Task[ActingT]):
 
     groups: ClassVar = {
         "env": "rlinf.workers.env:EnvWorker",
+        "source": "rlinf.workers.source:DemonstrationsSource",
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "replay": "rlinf.workers.replay:ReplayWorker",
         "actor": "rlinf.workers.actor:ActorWorker",
     }
-    starts_with: ClassVar = {"rollout": "env", "actor": "env"}
+    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
     changeable = (
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
@@ -162,8 +163,11 @@ class Embodied(Acting[EmbodiedConfig]):
 
     @classmethod
     def step(cls, flow: Flow, config: EmbodiedConfig) -> None:
-        """Environments and policy answer each other, then the actor trains."""
+        """Environments and policy answer each other, then the actor trains, perhaps beside what
+        was recorded."""
         cls.collect(flow)
-        flow.stage(
-            "train", Stage("actor", "train", ("trajectories",), replicated=("trajectories",))
-        )
+        edges: tuple[str, ...] = ("trajectories",)
+        if config.demonstrations is not None:
+            flow.stage("draw", Stage("source", "draw", outputs=("demonstrations",)), ahead=True)
+            edges = ("trajectories", "demonstrations")
+        flow.stage("train", Stage("actor", "train", edges, replicated=edges))

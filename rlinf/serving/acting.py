@@ -21,7 +21,8 @@ class ContinuesChunks(Protocol):
     def sample_continuing(
         self, observations: Mapping[str, Tensor], prefix: Tensor, weights: Tensor
     ) -> ActionSample:
-        """Act as :meth:`Policy.sample` does without noise.
+        """Act as :meth:`Policy.sample` does without noise, outside of the inference mode; see
+        :func:`rlinf.models.guidance.guided_velocity`.
 
         Args:
             observations: Each [B, ...].
@@ -82,20 +83,21 @@ class ActingPolicy:
                 answers[number] = self._pass([request])
         return [answers[number] for number in range(len(requests))]
 
-    @torch.inference_mode()
     def _pass(self, requests: Sequence[Request]) -> np.ndarray:
         """Actions of all rows of the requests, one behind the other."""
-        keys = requests[0].observations
-        inputs = {key: self._tensor([r.observations[key] for r in requests]) for key in keys}
         prefixes = [request.prefix for request in requests if request.prefix is not None]
-        if prefixes and isinstance(self.policy, ContinuesChunks):
-            sample = self.policy.sample_continuing(
-                inputs,
-                self._tensor([prefix.actions[None] for prefix in prefixes]),
-                self._tensor([prefix.weights[None] for prefix in prefixes]),
-            )
-        else:
-            sample = self.policy.sample(inputs, None)
+        # Guidance differentiates, which tensors of the inference mode refuse.
+        with torch.inference_mode(not prefixes), torch.no_grad():
+            keys = requests[0].observations
+            inputs = {key: self._tensor([r.observations[key] for r in requests]) for key in keys}
+            if prefixes and isinstance(self.policy, ContinuesChunks):
+                sample = self.policy.sample_continuing(
+                    inputs,
+                    self._tensor([prefix.actions[None] for prefix in prefixes]),
+                    self._tensor([prefix.weights[None] for prefix in prefixes]),
+                )
+            else:
+                sample = self.policy.sample(inputs, None)
         actions: np.ndarray = sample.actions.float().cpu().numpy()
         return actions
 

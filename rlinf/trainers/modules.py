@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlinf.checkpoint.weights import check_compatible
+from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.adapters import is_adapter, without_adapter
-from rlinf.models.policy import Policy, repeated_layers
+from rlinf.models.policy import Policy, read_weights, repeated_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import PlainModule, Source, TrainedModule
@@ -227,18 +229,47 @@ class TrainedModules:
 
 
 class Reference:
-    """The policy that a run began with: copies of its weights, of which this rank has a
-    part, and buffers on the host; none where only an adapter is trained, which can be off."""
+    """The policy that a run began with, or that of a file: copies of its weights, of which this
+    rank has a part, and buffers on the host; none where only an adapter is trained, which can be
+    off.
 
-    def __init__(self, modules: TrainedModules) -> None:
+    Args:
+        modules: Of the run.
+        path: Weights that a run with the same model left behind; None: those of ``modules``.
+
+    Raises:
+        ConfigError: They are of another model.
+    """
+
+    def __init__(self, modules: TrainedModules, path: Path | None = None) -> None:
         self._modules = modules
         # What is trained beside an adapter is not switched off with it.
-        self.keeps = not all(map(is_adapter, self._held.named))
+        self.keeps = path is not None or not all(map(is_adapter, self._held.named))
         self.weights: Source = []
         self.buffers: list[Tensor] = []
         if self.keeps:
             self.weights = [tensor.to("cpu", copy=True) for tensor in self._held.used()]
             self.buffers = [tensor.to("cpu", copy=True) for tensor in self._held.buffers().values()]
+        if path is not None:
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        held = self._held
+        found = read_weights(path)
+        own = {name: tuple(each.shape) for name, each in held.named.items()} | held.buffers()
+        policy = held.module
+        if isinstance(policy, Policy):
+            # One that has imitated has no values, which a reference is not asked for.
+            values = {id(parameter) for parameter in policy.value_parameters()}
+            absent = {n for n, p in held.named.items() if id(p) in values and n not in found}
+            own = {name: each for name, each in own.items() if name not in absent}
+        try:
+            check_compatible(own, found, source=str(path))
+        except CheckpointError as error:
+            raise ConfigError(str(error), key="algorithm.teacher") from error
+        for name in held.named.keys() & found.keys():
+            held.fill(name, self.weights, found[name])
+        _copy(self.buffers, [found[name] for name in held.buffers()])
 
     @property
     def _held(self) -> TrainedModule:

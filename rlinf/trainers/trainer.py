@@ -106,7 +106,9 @@ class Trainer:
             for name, prefix in self._prefixes.items()
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
-        self.reference = Reference(self.modules) if needs_reference else None
+        self.reference = None
+        if needs_reference:
+            self.reference = Reference(self.modules, algorithm.reference_weights)
 
     @property
     def ranks(self) -> Any:
@@ -151,13 +153,20 @@ class Trainer:
         with self.reference.in_place():
             return self.log_probs(batch)
 
-    def learn(self, rollout: Trajectory | Batch, step: int) -> dict[str, float]:
-        """Prepare a rollout and run a training phase on it; the metrics of both.
+    def learn(
+        self,
+        rollout: Trajectory | Batch,
+        step: int,
+        change: Callable[[Batch], Batch] | None = None,
+    ) -> dict[str, float]:
+        """Prepare a rollout, perhaps ``change`` what came of it, and run a training phase on it;
+        the metrics of both.
 
         Running statistics of a policy's observations are taken afterwards, so that those who act
         and the trainer compute with equal ones.
         """
         batch, metrics = self.prepare(rollout)
+        batch = batch if change is None else change(batch)
         metrics.update(self.train(batch, step))
         self.observe(batch.inputs)
         return metrics
@@ -228,6 +237,7 @@ class Trainer:
                 batches, self._config, seed=self._seed, step=step, rows=self._rows
             )
         factor = self._config.lr_sched.factor(step, self._total_steps)
+        self._algorithm.begin_phase(step)
         losses = [
             loss
             for loss in self._losses

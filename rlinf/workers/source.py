@@ -12,7 +12,7 @@ import torch
 from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
 from rlinf.data.augmentation import AugmentationConfig
-from rlinf.data.imitation import Recorded, WeightedDraws
+from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
 from rlinf.data.prompts.loader import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
@@ -134,7 +134,9 @@ class SourceWorker(StageWorker):
         """
         size = self._config.actor.global_batch_size
         batch = self._train.batch(self._draws.batch(step, size))
-        yield Emit("batches", 0, self._varied(batch, step))
+        if isinstance(self._config, BehaviourCloningConfig):
+            batch = _varied(batch, self._config.data, self._config.order_seed, step)
+        yield Emit("batches", 0, batch)
         if validate and self._held_out is not None:
             count = len(self._held_out)
             for number, first in enumerate(range(0, count, size)):
@@ -142,16 +144,37 @@ class SourceWorker(StageWorker):
                 yield Emit("held_out", number, self._held_out.batch(rows))
         return {"train/epoch": (step + 1) * size / len(self._train)}
 
-    def _varied(self, batch: Batch, step: int) -> Batch:
-        """With other pictures at each step, if the recipe says so; before ranks divide it."""
+
+def _varied(batch: Batch, config: DemonstrationsConfig, seed: int, step: int) -> Batch:
+    """With other pictures at each step, if the recipe says so; before ranks divide the batch."""
+    if config.augmentation == AugmentationConfig():
+        return batch
+    words = np.random.SeedSequence((seed, step)).generate_state(2)
+    return replace(batch, inputs=config.augmentation.applied(batch.inputs, int(words[0])))
+
+
+class DemonstrationsSource(StageWorker):
+    """Hands out recorded chunks, as many as a rollout has samples, to be imitated beside it."""
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        super().__init__()
+        del context
+        self._config = config
+
+    def start(self, env_spec: EnvSpec) -> None:
+        """Read the episodes, as environments of this spec show things; ConfigError."""
         config = self._config
-        if not isinstance(config, BehaviourCloningConfig):
-            return batch
-        augmentation = config.data.augmentation
-        if augmentation == AugmentationConfig():
-            return batch
-        words = np.random.SeedSequence((config.order_seed, step)).generate_state(2)
-        return replace(batch, inputs=augmentation.applied(batch.inputs, int(words[0])))
+        with in_section("demonstrations"):
+            recorded, _ = config.demonstrations.build(env_spec)
+        self._chunks = Chunks(recorded, config.model.num_action_chunks)
+        self._seed = config.demonstrations.seed + config.seed
+        self._draws = self._chunks.draws(self._seed)
+
+    def draw(self, *, step: int) -> Generator[Emit, None, None]:
+        """Stage: the chunks of a step, from 0."""
+        batch = self._chunks.batch(self._draws.batch(step, self._config.samples))
+        varied = _varied(batch, self._config.demonstrations, self._seed, step)
+        yield Emit("demonstrations", 0, varied)
 
 
 class WarmStartSource(StageWorker):

@@ -18,6 +18,7 @@ from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
+from tests.warm import Warm
 
 
 def open_store(directory, **options):
@@ -263,14 +264,10 @@ IN_A_CHILD = """
 
 def test_a_file_size_limit_is_met_for_real(tmp_path):
     script = textwrap.dedent(IN_A_CHILD)
-    ran = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "c", "limit"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "File too large" in ran.stdout
+    ran = Warm(["-c", script, str(tmp_path / "c"), "limit"])
+    output, errors = ran.communicate(timeout=120)
+    assert ran.returncode == 0, errors.decode()
+    assert b"File too large" in output
 
 
 def test_a_full_file_system_is_met_for_real(tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -16,6 +14,7 @@ from rlinf.cli.main import app, main
 from rlinf.config.load import recipe_names
 from rlinf.config.schema import walk
 from rlinf.runners.task import REGISTRY
+from tests.warm import Warm
 
 from ..extending.conftest import PACKAGE
 from .pages import (
@@ -215,10 +214,9 @@ def test_every_file_of_the_example_is_shown():
 )
 def test_programs_run(block: Block, tmp_path):
     (tmp_path / "program.py").write_text(block.text)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = Warm(["program.py"], directory=tmp_path)
+    _, errors = done.communicate(timeout=240)
+    assert done.returncode == 0, errors.decode()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=str)

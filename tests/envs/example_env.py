@@ -95,7 +95,7 @@ class PointEnv(SimulatorEnv):
         if kind == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "leak":
-            self._leak.append(os.urandom(64 << 20))
+            self._leak.append(b"x" * (64 << 20))
         if kind == "hang":
             time.sleep(3600)
         if kind == "raise":

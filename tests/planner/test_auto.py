@@ -38,10 +38,14 @@ SHARED: Times = {**FAST, "actor": {1: 9.0, 2: 4.5}}
 CROWDED: Times = {**FAST, "actor": {1: 9.0, 2: 20.0}}
 
 
+def two_slots(patch: pytest.MonkeyPatch, directory: Path) -> None:
+    patch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+
+
 @pytest.fixture(autouse=True)
 def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    two_slots(monkeypatch, tmp_path)
 
 
 def train(directory: Path, *overrides: str) -> Path:
@@ -52,12 +56,21 @@ def train(directory: Path, *overrides: str) -> Path:
     return run.path
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under the placement of the recipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        two_slots(patch, tmp_path_factory.mktemp("cache"))
+        return train(tmp_path_factory.mktemp("runs") / "plain")
+
+
 def kinds(decisions: list[Decision]) -> list[str]:
     return [decision.what for decision in decisions]
 
 
-def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain")
+def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(
+    tmp_path: Path, plain: Path
+) -> None:
     auto = train(tmp_path / "auto", AUTO)
     assert_equal_runs(plain, auto)
 
@@ -73,16 +86,15 @@ def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(tmp_path
     config = small_config(tmp_path, *SPLIT)
     kept, why = kept_profiles.usable_profile(config)
     assert kept is not None, why
-    again = read_decisions(train(tmp_path / "again", AUTO))
+    again = read_decisions(train(tmp_path / "again", AUTO, "runner.total_env_steps=768"))
     assert "profile" not in kinds(again)
     assert kinds(again)[1] in ("stay", "switch")
 
 
 @pytest.mark.parametrize("method", ["_start", pytest.param("load_state", marks=pytest.mark.slow)])
 def test_a_placement_that_does_not_start_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, plain: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    plain = train(tmp_path / "plain")
     original = getattr(Groups, method)
     steps = []
 
@@ -135,13 +147,15 @@ class _Switches:
         return 0.5
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The report of one real step."""
-    config = small_config(tmp_path, *SPLIT)
-    with RunDirectory.create(tmp_path, "small", path=tmp_path / "one") as directory:
-        runner = Run(Embodied, config, directory, threading.Event())
-        found, _ = next(iter(runner.rehearse(1)))
+    path = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        two_slots(patch, path)
+        with RunDirectory.create(path, "small", path=path / "one") as directory:
+            runner = Run(Embodied, small_config(path, *SPLIT), directory, threading.Event())
+            found, _ = next(iter(runner.rehearse(1)))
     # What a step took beside its nodes does not fit to the times that the tests make up.
     return replace(found, node_seconds={})
 
@@ -393,8 +407,7 @@ def test_rollouts_that_ran_ahead_are_trained_on_after_a_change(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint_of_another_placement(tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain")
+def test_a_run_goes_on_from_a_checkpoint_of_another_placement(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "auto").mkdir()
     words = (*SPLIT, "evaluation.interval=0", AUTO)
     config = small_config(tmp_path / "auto", *words)

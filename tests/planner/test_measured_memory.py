@@ -64,7 +64,7 @@ def train(directory: Path, *overrides: str) -> Profile:
     ("overrides", "warm_up"),
     [
         (("runner.total_env_steps=1280",), WARM_UP_STEPS),
-        (("runner.total_env_steps=3072", AUTO), WARM_UP_STEPS),
+        (("runner.total_env_steps=2048", AUTO), WARM_UP_STEPS),
         # The first step under a placement may have been generated under the one before.
         (("runner.total_env_steps=1408", *AHEAD), WARM_UP_STEPS + 1),
         pytest.param(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError, RunFailure
@@ -32,17 +30,8 @@ from rlinf.monitor.memory import (
 from rlinf.planner import preflight
 from rlinf.planner.preflight import measure_worst_step
 from rlinf.runners.embodied import Embodied
+from tests.planner.failing_steps import MIB, Broken, Full, Gone, Greedy, Wrong, allocate
 from tests.runners import reasoning_support, support
-
-MIB = 2**20
-
-
-def allocate(count: int) -> ctypes.Array[Any]:
-    """So many bytes, written to, so that they are there."""
-    block = ctypes.create_string_buffer(count)
-    for place in range(0, count, 4096):
-        block[place] = b"x"
-    return block
 
 
 def test_a_peak_that_is_over_is_remembered() -> None:
@@ -187,47 +176,6 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
         ("raylet, process -5", 5),
     ]  # fmt: skip
     assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]
-
-
-class Greedy:
-    """A runner that takes more and more of the host."""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def run_worst_case(self) -> Any:
-        blocks = []
-        while True:
-            blocks.append(allocate(16 * MIB))
-            time.sleep(0.05)
-
-
-class Full(Greedy):
-    """A runner whose device is full."""
-
-    def run_worst_case(self) -> Any:
-        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
-
-
-class Wrong(Greedy):
-    """A runner with a mistake of its user's."""
-
-    def run_worst_case(self) -> Any:
-        raise ConfigError("is wrong", key="a.key")
-
-
-class Broken(Greedy):
-    """A runner with a mistake of ours."""
-
-    def run_worst_case(self) -> Any:
-        raise IndexError("a mistake")
-
-
-class Gone(Greedy):
-    """A runner whose process ends."""
-
-    def run_worst_case(self) -> Any:
-        os._exit(3)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def forgetful(directory: Path, *overrides: str) -> None:
             return self.as_subclass(rollout.torch.Tensor)
 
     rows = rollout._Noise.rows
-    rollout._Noise.rows = lambda self, batch: rows(self, batch).as_subclass(Left)
+    rollout._Noise.rows = lambda self, batch: {
+        name: drawn.as_subclass(Left) for name, drawn in rows(self, batch).items()
+    }
     embodied(directory, *overrides)
 
 

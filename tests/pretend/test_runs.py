@@ -166,8 +166,6 @@ def test_two_processes_divide_a_language_model_as_on_the_cpu(
             torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_tensor_that_is_left_behind_ends_the_run(tmp_path: Path) -> None:
-    process = Pretend(tmp_path)
-    wrong = process.run("forgetful", tmp_path / "run", "runner.total_env_steps=256")
-    process.close()
+def test_a_tensor_that_is_left_behind_ends_the_run(pretend: Pretend, tmp_path: Path) -> None:
+    wrong = pretend.run("forgetful", tmp_path / "run", "runner.total_env_steps=256")
     assert "Expected all tensors to be on the same device" in wrong

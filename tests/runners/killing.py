@@ -6,8 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +15,10 @@ import psutil
 import torch
 
 from rlinf.cli.main import main
+from tests.warm import Warm
 
 START_SECONDS = 120.0
-COMMAND = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+COMMAND = ["-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,9 @@ class Task:
     compare: Callable[[Path, Path], None]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str) -> Warm:
     """A command, in a process group of its own."""
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return Warm([*COMMAND, *arguments], merged=True)
 
 
 def finish(*arguments: str) -> None:
@@ -66,7 +57,7 @@ def lines(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def wait_for_lines(process: subprocess.Popen[str], run: Path, count: int) -> bool:
+def wait_for_lines(process: Warm, run: Path, count: int) -> bool:
     """Wait until the run has logged that many lines; False where it ended before."""
     deadline = time.monotonic() + START_SECONDS
     while lines(run) < count:
@@ -78,7 +69,7 @@ def wait_for_lines(process: subprocess.Popen[str], run: Path, count: int) -> boo
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+def ended(process: Warm) -> Iterator[None]:
     """Whatever happens, nothing of the process is left."""
     try:
         yield
@@ -121,7 +112,7 @@ def kill_and_resume(
     task.compare(tmp_path / "whole", run)
 
 
-def kill(process: subprocess.Popen[str], task: Task, victim: str, moments: random.Random) -> None:
+def kill(process: Warm, task: Task, victim: str, moments: random.Random) -> None:
     """Kill the driver, or one of its workers, after which the driver must end by itself."""
     if victim == "driver":
         process.kill()
@@ -134,5 +125,5 @@ def kill(process: subprocess.Popen[str], task: Task, victim: str, moments: rando
     assert workers, "no worker process was found"
     moments.choice(workers).kill()
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
-    assert "died" in output or "killed" in output, output
+    assert process.returncode == 1, output.decode()
+    assert b"died" in output or b"killed" in output, output.decode()

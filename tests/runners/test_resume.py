@@ -136,7 +136,7 @@ def test_the_first_interrupt_commits_and_ends_cleanly(tmp_path: Path) -> None:
         assert wait_for_lines(process, run, 2)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
-        assert process.returncode == 130, output
-        assert "rlinf resume" in output
+        assert process.returncode == 130, output.decode()
+        assert b"rlinf resume" in output
     newest = (run / "checkpoints" / "latest").resolve().name
     assert newest == f"step_{len(metrics(run)):08d}"

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -14,6 +12,7 @@ from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 from tests.scheduler.workers import Basic, Queuer, Talker
+from tests.warm import Warm
 
 
 @pytest.fixture
@@ -146,25 +145,24 @@ SCRIPT = """
 """
 
 
-def run_script(runtime: str, ending: str) -> subprocess.CompletedProcess[str]:
-    script = textwrap.dedent(SCRIPT) % runtime
-    return subprocess.run(
-        [sys.executable, "-c", script, ending],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def run_script(runtime: str, ending: str) -> tuple[int, str]:
+    """The exit code and what stands in standard error."""
+    script = Warm(["-c", textwrap.dedent(SCRIPT) % runtime, ending])
+    _, errors = script.communicate(timeout=120)
+    return script.wait(), errors.decode()
 
 
 @pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1), ("ignored", 0)])
 def test_the_exit_code_is_the_programs_own(ending, code):
-    result = run_script("local", ending)
-    assert result.returncode == code, result.stderr
-    assert ("ValueError: on purpose" in result.stderr) == (ending == "raised")
+    returned, errors = run_script("local", ending)
+    assert returned == code, errors
+    assert ("ValueError: on purpose" in errors) == (ending == "raised")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1)])
 def test_the_exit_code_on_ray(ending, code):
     before = set(shared_memory_directory().glob("rlinf-*"))
-    result = run_script("ray", ending)
-    assert result.returncode == code, result.stderr
+    returned, errors = run_script("ray", ending)
+    assert returned == code, errors
     assert set(shared_memory_directory().glob("rlinf-*")) <= before

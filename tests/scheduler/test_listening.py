@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.runners import reasoning_support
+from tests.warm import ONE_THREAD, Warm
 
 TWO_TRAINERS = (
     "cluster.runtime=ray",
@@ -93,16 +93,10 @@ def test_nothing_outside_of_the_machine_can_connect(tmp_path, overrides):
         pytest.importorskip("ray")
     recipe = reasoning_support.write_recipe(tmp_path)
     words = ["train", str(recipe), "runner.total_steps=2", *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RLINF_OVERSUBSCRIBE_CPU_SLOTS": "1"}
+    environment = {**ONE_THREAD, "RLINF_OVERSUBSCRIBE_CPU_SLOTS": "1"}
     program = str(Path(sys.executable).with_name("rlinf"))
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        run = subprocess.Popen(
-            [program, *words, "--run-dir", str(tmp_path / "run")],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
+    words = [program, *words, "--run-dir", str(tmp_path / "run")]
+    run = Warm(words, environment=environment, merged=True)
     network: set[tuple[str, str]] = set()
     exposed: set[Path] = set()
     root = psutil.Process(run.pid)
@@ -111,7 +105,7 @@ def test_nothing_outside_of_the_machine_can_connect(tmp_path, overrides):
         network |= found
         exposed |= {path for path in paths if path.exists() and not is_private(path)}
         time.sleep(0.2)
-    assert run.returncode == 0, log.read_text()
+    assert run.returncode == 0, run.communicate()[0].decode()
     assert bool(network) == bool(overrides)
     assert not {entry for entry in network if not is_loopback(entry[0])}
     assert not exposed

@@ -1,11 +1,10 @@
 """Timelines that trace viewers load."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 from rlinf.scheduler import Tracer
+from tests.warm import Warm
 
 
 def test_events_are_lines_and_one_document(tmp_path):
@@ -46,8 +45,7 @@ PROGRAM = """
 
 def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
     path = tmp_path / "events.jsonl"
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path)]
-    subprocess.run(program, check=True, timeout=120)
+    assert Warm(["-c", textwrap.dedent(PROGRAM), str(path)]).wait(120) == 0
     events = [json.loads(line) for line in path.read_text().splitlines()]
     spans = [event for event in events if event["name"] == "inner"]
     assert [event["ph"] for event in spans] == ["B", "E"]

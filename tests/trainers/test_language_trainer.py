@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -21,6 +19,7 @@ from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.sequences import save_pretrained
 from rlinf.trainers.trainer import global_batches
 from tests.trainers.language_models import algorithm, model, naive_log_probs, random_batch, trainer
+from tests.warm import Warm
 
 ALGORITHMS = {
     "grpo": {"kl_beta": 0.1, "entropy_bonus": 0.01},
@@ -422,7 +421,9 @@ except OSError as error:
 else:
     raise SystemExit("there was room")
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    one = Warm(["-c", program])
+    _, errors = one.communicate(timeout=120)
+    assert one.returncode == 0, errors.decode()
 
 
 def test_an_update_that_would_be_refused_is_not_counted_as_skipped():

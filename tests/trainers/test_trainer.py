@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rlinf.algorithms.config import DecoupledPPOConfig
-from rlinf.errors import RunFailure
+from rlinf.algorithms.config import DecoupledPPOConfig, DistillationConfig
+from rlinf.checkpoint.weights import export_weights
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.models.config import MLPConfig
 from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer, row_order
@@ -250,3 +252,40 @@ def test_every_epoch_and_phase_has_its_own_order_of_samples():
     ]
     assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
     assert len(set(orders)) == len(orders)
+
+
+def test_the_critic_warms_up_alone(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    trainer = trainer_of(policy, make_algorithm(critic_warmup_steps=1))
+    trainer.learn(rollout(policy), 0)
+    changed = {n.split(".")[0] for n, p in policy.named_parameters() if not p.equal(before[n])}
+    assert changed == {"critic"}
+    trainer.learn(stamped(rollout(policy), 1), 1)
+    changed = {n.split(".")[0] for n, p in policy.named_parameters() if not p.equal(before[n])}
+    assert changed == {"critic", "actor", "log_std"}
+
+
+def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path):
+    teacher = MLPConfig(hidden_sizes=(16, 16), policy_gain=1.0).build(env_spec, seed=8)
+    path = export_weights(tmp_path / "policy.safetensors", teacher.state_dict())
+    student = make_policy()
+    algorithm = DistillationConfig(teacher=path).build(family="actions")
+    trainer = trainer_of(student, algorithm, optim=OptimizerConfig(lr=0.01))
+    gaps = []
+    for step in range(12):
+        trajectory = stamped(rollout(student, seed=step), step)
+        rows = trainer.prepare(trajectory)[0]
+        theirs = teacher.evaluate_actions(rows.inputs).log_probs.flatten(1)
+        torch.testing.assert_close(rows.reference_log_probs, theirs, rtol=0, atol=1e-5)
+        gaps.append(trainer.learn(trajectory, step)["actor/teacher_kl"])
+    assert gaps[-1] < 0.5 * gaps[0]
+
+
+def test_the_teacher_is_a_policy_of_this_kind(make_policy, env_spec, tmp_path):
+    other = MLPConfig(hidden_sizes=(8, 8)).build(env_spec, seed=8)
+    path = export_weights(tmp_path / "policy.safetensors", other.state_dict())
+    algorithm = DistillationConfig(teacher=path).build(family="actions")
+    with pytest.raises(ConfigError, match="of another model") as error:
+        trainer_of(make_policy(), algorithm)
+    assert error.value.key == "algorithm.teacher"

@@ -22,7 +22,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             "num_nodes": 1,
             "runtime": request.param,
             "cpu_devices_per_node": 2,
-            "timeout_minutes": 0.5,
+            "timeout_minutes": 2.0,
         }
     )
     yield started

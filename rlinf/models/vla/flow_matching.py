@@ -94,3 +94,9 @@ def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor,
     """x_t and the velocity that is to be learned there, both [B, H, A], at times [B]."""
     t = time.reshape(-1, 1, 1)
     return t * noise + (1.0 - t) * actions, noise - actions
+
+
+def entropy_of(std: Tensor) -> Tensor:
+    """½ log(2 π e s²) of each element, in nats; 0 where nothing is random."""
+    safe = torch.where(std > 0, std, 1.0)
+    return torch.where(std > 0, safe.log() + 0.5 * math.log(2.0 * math.pi * math.e), 0.0)

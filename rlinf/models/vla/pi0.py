@@ -170,7 +170,7 @@ class Attention(nn.Module):
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = _rotated(q, rotary), _rotated(k, rotary)
-        own = (k, v)
+        own = (k, v.clone())  # FSDP2 warns of layers that give back a view
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
@@ -330,7 +330,7 @@ class PI0Network(nn.Module):
         first = prefix.mask.long().sum(1, keepdim=True)
         positions = first + torch.arange(x.shape[1], device=x.device)
         hidden, _ = self.expert(x, positions, mask, prefix.past, condition)
-        hidden = hidden[:, -noisy.shape[1] :]
+        hidden = hidden[:, -noisy.shape[1] :].contiguous()
         return self.action_out_proj(hidden).float(), hidden
 
 

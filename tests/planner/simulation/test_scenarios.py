@@ -1,3 +1,5 @@
+import functools
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,11 @@ def test_with_stale_weights_generation_and_training_overlap():
 
 def written():
     """What the scenario file says, as plain data."""
+    return deepcopy(_read())
+
+
+@functools.cache
+def _read():
     text = Path("benchmarks/scenarios.yaml").read_text("utf-8")
     return yaml.safe_load(text)
 

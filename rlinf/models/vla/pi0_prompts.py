@@ -1,0 +1,116 @@
+"""What π₀ and π₀.₅ are told, as tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.errors import ConfigError
+from rlinf.models.vla.instructions import InstructionTable, hashed_words, read_tokenizer
+
+_NUMBERS = 256  # of which a dimension of the state is one
+TINY_VOCABULARY = 512
+Encode = Callable[[str], list[int]]
+
+
+def tiny_encoder() -> tuple[Encode, Encode]:
+    """Of presets: numbers have tokens of their own, words those of their checksums."""
+    first, words = _NUMBERS + 1, TINY_VOCABULARY - _NUMBERS - 1
+
+    def encode(text: str) -> list[int]:
+        return [
+            1 + int(piece) if piece.isdigit() and int(piece) < _NUMBERS
+            else hashed_words(piece, first=first, words=words)[0]
+            for piece in re.findall(r"\w+|[^\w\s]|\n", text)
+        ]  # fmt: skip
+
+    return encode, encode
+
+
+def published_encoder(path: Path) -> tuple[Encode, Encode]:
+    """Of PaliGemma's tokenizer: of the beginning of a prompt, with its first token, and of more."""
+    tokenizer: Any = read_tokenizer(path)
+    first = tokenizer.token_to_id("<bos>")
+    if first is None:
+        raise ConfigError(
+            f"the tokenizer {path} has no <bos>, which PaliGemma's has", key="model.tokenizer"
+        )
+
+    def more(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return lambda text: [first, *more(text)], more
+
+
+def _cleaned(text: str) -> str:
+    return text.strip().replace("_", " ").replace("\n", " ")
+
+
+def plain_prompts(
+    texts: Sequence[str], encoder: tuple[Encode, Encode], *, limit: int
+) -> InstructionTable:
+    """π₀'s: the instruction and a line end."""
+    return InstructionTable(
+        [f"{_cleaned(text)}\n" for text in texts], encoder[0], limit=limit, padding=0, side="right"
+    )
+
+
+class StatePrompts(nn.Module):
+    """π₀.₅'s: ``Task: {instruction}, State: {numbers};\\nAction:``, looked up piece by piece.
+
+    Pieces of different length leave gaps, which the mask covers: positions count only what is
+    there, so that it reads as if it were written without them.
+
+    Args:
+        texts: Of each task.
+        encoder: See :func:`published_encoder`.
+        limit: Tokens that a prompt may have.
+        dim: D of the state.
+    """
+
+    numbers: Tensor
+    number_mask: Tensor
+    tail: Tensor
+
+    def __init__(
+        self, texts: Sequence[str], encoder: tuple[Encode, Encode], *, limit: int, dim: int
+    ) -> None:
+        super().__init__()
+        begin, more = encoder
+        heads = [f"Task: {_cleaned(text)}, State:" for text in texts]
+        tail, pieces = ";\nAction: ", [more(f" {number}") for number in range(_NUMBERS)]
+        longest = max(map(len, pieces))
+        told = len(more(tail)) + dim * longest
+        if told >= limit:
+            raise ConfigError(
+                f"a state of {dim} dimensions takes {told} tokens of the {limit} that the model is "
+                f"given; legal with it: {told + 1} or more, or state_in_prompt: false",
+                key="model.max_prompt_tokens",
+            )
+        example = [*begin(heads[0]), *pieces[7], *pieces[200], *more(tail)]
+        if begin(f"{heads[0]} 7 200{tail}") != example:
+            raise ConfigError(
+                "the tokenizer joins numbers to what is around them, PaliGemma's does not",
+                key="model.tokenizer",
+            )
+        self.heads = InstructionTable(heads, begin, limit=limit - told, padding=0, side="right")
+        padded = [piece + [0] * (longest - len(piece)) for piece in pieces]
+        there = [[place < len(piece) for place in range(longest)] for piece in pieces]
+        self.register_buffer("numbers", torch.tensor(padded), persistent=False)
+        self.register_buffer("number_mask", torch.tensor(there), persistent=False)
+        self.register_buffer("tail", torch.tensor(more(tail)), persistent=False)
+
+    def forward(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and mask, [B, L], with states [B, D] normalised to [−1, 1]."""
+        ids, mask = self.heads(observations)
+        bins = ((states + 1.0) * (_NUMBERS / 2)).floor().clamp(0, _NUMBERS - 1).long()
+        tail = self.tail.expand(len(ids), -1)
+        tokens = torch.cat([ids, self.numbers[bins].flatten(1), tail], dim=1)
+        there = [mask, self.number_mask[bins].flatten(1), torch.ones_like(tail, dtype=torch.bool)]
+        return tokens, torch.cat(there, dim=1)

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributions import Normal
+
+from rlinf.errors import ConfigError
+from rlinf.models.adapters import adapt_policy
+from rlinf.models.config import REGISTRY
+from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy import draw_noise, travelling
+from rlinf.models.vla.pi0_policy import PI0Policy
+from rlinf.models.vla.pi0_prompts import StatePrompts, published_encoder, tiny_encoder
+from tests.models.test_policies import env_spec
+from tests.models.vla.test_loading import PARITY
+
+ROWS, CHUNK, STEPS = 6, 4, 4
+METHODS = ["flow_sde", "flow_noise", "flow_cps"]
+SPEC = env_spec(
+    observation_shapes={"states": (5,), "main_images": (48, 64, 3), "wrist_images": (64, 64, 3)},
+    observation_dtypes={"states": "float32", "main_images": "uint8", "wrist_images": "uint8"},
+    task_descriptions=("close the drawer",),
+)
+
+
+def build(kind: str, value_dim: int = 1, seed: int = 0, **options: Any) -> PI0Policy:
+    given = {"preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": STEPS} | options
+    config = REGISTRY.load(kind)(**given)
+    policy = config.build(SPEC, value_dim=value_dim, seed=seed)
+    assert isinstance(policy, PI0Policy)
+    return policy
+
+
+def seen(rows: int = ROWS) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    pictures = {
+        name: torch.randint(0, 256, (rows, *SPEC.observation_shapes[name]), dtype=torch.uint8,
+                            generator=generator)
+        for name in ("main_images", "wrist_images")
+    }  # fmt: skip
+    return {"states": torch.rand(rows, 5, generator=generator) * 2 - 1, **pictures}
+
+
+def drawn(policy: PI0Policy, rows: int = ROWS, seed: int = 5) -> dict[str, Tensor]:
+    return draw_noise(policy.noise, (rows,), torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi05"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def policy(request: pytest.FixtureRequest, kind: str) -> PI0Policy:
+    return build(kind, method=request.param)
+
+
+def test_tiny_is_small_and_depends_on_the_seed_alone(kind: str) -> None:
+    first, again, other = (build(kind, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert sum(tensor.numel() for tensor in first.values()) < 3e6
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_replayed_chains_have_the_very_log_probs_and_values(policy: PI0Policy) -> None:
+    sample = policy.sample(seen(), drawn(policy))
+    found = policy.evaluate_actions(seen() | sample.forward_inputs)
+
+    assert sample.actions.shape == found.log_probs.shape == (ROWS, CHUNK, 3)
+    assert torch.equal(found.log_probs, sample.log_probs)
+    assert sample.values is not None
+    assert torch.equal(found.values, sample.values)
+    torch.testing.assert_close(policy.value(seen()), sample.values, atol=1e-6, rtol=0)
+    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
+    assert bool(((sample.actions >= low) & (sample.actions <= high)).all())
+
+
+def test_log_probs_are_those_of_torch_summed_over_random_steps(policy: PI0Policy) -> None:
+    config, observations = policy._config, seen()
+    sample = policy.sample(observations, drawn(policy))
+    chain = sample.forward_inputs["chain"]
+    with torch.no_grad():
+        prefix, states = policy._read(observations)
+        if config.all_random:
+            expected = Normal(0.0, 1.0).log_prob(chain[:, 0])
+            for step in range(STEPS):
+                time = torch.full((ROWS,), 1 - step / STEPS)
+                mean, std, _ = policy._step(prefix, states, chain[:, step], time)
+                expected = expected + Normal(mean, std).log_prob(chain[:, step + 1])
+        else:
+            time = 1 - sample.forward_inputs["step_index"] / STEPS
+            mean, std, _ = policy._step(prefix, states, chain[:, 0], time)
+            expected = Normal(mean, std).log_prob(chain[:, 1])
+    torch.testing.assert_close(sample.log_probs, expected[:, :CHUNK, :3], atol=2e-5, rtol=1e-5)
+
+
+def test_each_row_draws_its_own_random_step(kind: str) -> None:
+    policy = build(kind)
+    observations = {name: each[:1].expand(64, *each.shape[1:]) for name, each in seen().items()}
+    found = policy.sample(observations, drawn(policy, 64)).forward_inputs["step_index"]
+    assert set(found.tolist()) == set(range(STEPS))
+    last_is_left_out = build(kind, method="flow_cps")
+    found = last_is_left_out.sample(observations, drawn(policy, 64)).forward_inputs["step_index"]
+    assert set(found.tolist()) == set(range(STEPS - 1))
+
+
+def test_without_noise_it_is_the_ode_from_zero(policy: PI0Policy) -> None:
+    sample = policy.sample(seen(), None)
+    x = torch.zeros(ROWS, CHUNK, 3)
+    with torch.no_grad():
+        prefix, states = policy._read(seen())
+        for step in range(STEPS):
+            time = torch.full((ROWS,), 1 - step / STEPS)
+            x = x - policy.network.denoise(prefix, x, time, states)[0] / STEPS
+    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
+    expected = ((x + 1) / 2 * (high - low) + low).clamp(low, high)
+    torch.testing.assert_close(sample.actions, expected, atol=1e-5, rtol=0)
+
+
+def test_pictures_and_text_are_read_once(policy: PI0Policy) -> None:
+    calls: list[str] = []
+    handle = policy.network.language.register_forward_hook(lambda *_: calls.append("language"))
+    sample = policy.sample(seen(), drawn(policy))
+    assert calls == ["language"]
+    policy.evaluate_actions(seen() | sample.forward_inputs)
+    assert calls == ["language"] * 2
+    handle.remove()
+
+
+def test_gradients_reach_all_parts(policy: PI0Policy) -> None:
+    sample = policy.sample(seen(), drawn(policy))
+    found = policy.evaluate_actions(seen() | sample.forward_inputs)
+    policy.zero_grad()
+    (found.log_probs.sum() + found.values.sum()).backward()
+    names = {name for name, each in policy.named_parameters() if each.grad is not None}
+    for part in ("network.vision.patch_embedding", "network.language.embed_tokens",
+                 "network.expert.layers.0", "network.action_in_proj", "value_head"):  # fmt: skip
+        assert any(name.startswith(part) for name in names), part
+    assert any("noise_head" in name for name in names) == (policy.noise_head is not None)
+    assert bool(found.entropy.requires_grad) == (policy.noise_head is not None)
+
+
+def test_frozen_parts_get_no_gradient_and_do_not_travel(kind: str) -> None:
+    policy = build(kind, train_expert_only=True, detach_values=True)
+    sample = policy.sample(seen(), drawn(policy))
+    found = policy.evaluate_actions(seen() | sample.forward_inputs)
+    found.values.sum().backward()
+    with_gradient = {name for name, each in policy.named_parameters() if each.grad is not None}
+    assert with_gradient
+    assert all(name.startswith("value_head") for name in with_gradient)
+    assert not any("language" in name or "vision" in name for name in travelling(policy))
+
+
+def test_a_view_that_is_left_out_is_a_masked_one(kind: str) -> None:
+    policy = build(kind, cameras=["main_images", None, "wrist_images"])
+    one = build(kind, cameras=["main_images", None])
+    noise = drawn(policy)
+    both, alone = policy.sample(seen(), noise), one.sample(seen(), noise)
+    assert not torch.equal(both.actions, alone.actions)
+
+    whole = policy.network.prefix
+
+    def masked(pixels: Tensor, mask: Tensor, *told: Tensor) -> Any:
+        mask = mask.clone()
+        mask[:, 1] = False
+        return whole(pixels, mask, *told)
+
+    policy.network.prefix = masked  # type: ignore[method-assign]
+    torch.testing.assert_close(policy.sample(seen(), noise).actions, alone.actions)
+
+
+def test_the_state_is_read(kind: str) -> None:
+    policy, noise = build(kind), None
+    moved = seen() | {"states": -seen()["states"]}
+    changed = policy.sample(moved, noise).actions - policy.sample(seen(), noise).actions
+    assert changed.abs().max() > 1e-3
+    if kind == "pi05":
+        deaf = build(kind, state_in_prompt=False)
+        assert torch.equal(deaf.sample(moved, noise).actions, deaf.sample(seen(), noise).actions)
+
+
+def test_imitation_is_flow_matching(kind: str) -> None:
+    policy = build(kind, value_dim=0)
+    noise = draw_noise(policy.imitation_noise, (ROWS,), torch.Generator().manual_seed(1))
+    raw = torch.tensor(SPEC.action_low) + 0.3 * torch.rand(ROWS, CHUNK, 3)
+    errors = policy.imitation_errors(seen() | {"raw_actions": raw} | noise)
+
+    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
+    actions = 2 * (raw - low) / (high - low) - 1
+    time = 0.001 + 0.999 * noise["time"] ** (1 / 1.5)
+    x = time[:, None, None] * noise["noise"] + (1 - time[:, None, None]) * actions
+    with torch.no_grad():
+        prefix, states = policy._read(seen())
+        velocity = policy.network.denoise(prefix, x, time, states)[0]
+    torch.testing.assert_close(errors, (velocity - (noise["noise"] - actions)).square())
+    errors.mean().backward()
+    assert policy.network.vision.patch_embedding.weight.grad is not None
+
+
+def test_fresh_adapters_change_nothing(kind: str) -> None:
+    policy, plain = (build(kind, num_action_chunks=1).eval() for _ in range(2))
+    adapt_policy(policy, AdapterConfig(rank=2), seed=3)
+    one, other = (each.sample(seen(), drawn(plain)) for each in (policy, plain))
+    assert torch.equal(one.log_probs, other.log_probs)
+    assert torch.equal(one.actions, other.actions)
+    names = list(plain.adapted_layers())
+    for part in ("vision", "language", "expert"):
+        assert any(f".{part}." in name for name in names)
+
+
+@pytest.mark.slow
+def test_what_is_learned_is_done() -> None:
+    """Overfit two pictures with two actions."""
+    policy = build("pi05", value_dim=0, state_in_prompt=False, denoising_steps=4)
+    observations, raw = seen(2), torch.tensor([[[0.6, 0.2, -1.0]], [[-0.5, -0.3, 1.4]]])
+    raw = raw.expand(2, CHUNK, 3)
+    inputs = {n: each.repeat(8, *[1] * (each.ndim - 1)) for n, each in observations.items()}
+    inputs["raw_actions"] = raw.repeat(8, 1, 1)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        noise = draw_noise(policy.imitation_noise, (16,), generator)
+        optimizer.zero_grad()
+        policy.imitation_errors(inputs | noise).mean().backward()
+        optimizer.step()
+    done = policy.sample(observations, drawn(policy, 2)).actions
+    assert (done - raw).abs().mean() < 0.25
+    assert (done.flip(0) - raw).abs().mean() > 0.6
+
+
+@pytest.fixture
+def published(tmp_path: Path, kind: str) -> Path:
+    """A directory as lerobot writes it, and beside it what a tokenizer and openpi do."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+
+    shutil.copy(PARITY / kind / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
+    pieces = ["<bos>", "<unk>", *"0123456789", " ", ":", ",", ";", "\n", "close", "the", "drawer",
+              "Task", "State", "Action"]  # fmt: skip
+    tokenizer = Tokenizer(WordLevel({p: n for n, p in enumerate(pieces)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex(r"\d|[A-Za-z]+|."), "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    seven, five = [-1.0] * 7, [-1.0] * 5
+    stats = {
+        name: {"mean": [0.1] * len(low), "std": [0.5] * len(low), "q01": low,
+               "q99": [1.0] * len(low)}
+        for name, low in (("state", five), ("actions", seven))
+    }  # fmt: skip
+    (tmp_path / "assets" / "a").mkdir(parents=True)
+    (tmp_path / "assets" / "a" / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
+    return tmp_path
+
+
+SEVEN = env_spec(
+    observation_shapes={"states": (5,), "main_images": (56, 56, 3)},
+    task_descriptions=("close the drawer",),
+    action_dim=7,
+    action_low=(-1.0,) * 7,
+    action_high=(1.0,) * 7,
+)
+
+
+def test_a_published_directory_becomes_the_policy(published: Path, kind: str) -> None:
+    config = REGISTRY.load(kind)(path=published, num_action_chunks=5, denoising_steps=4)
+    config.check()
+    policy = config.build(SEVEN, value_dim=1, seed=0)
+    stored = load_file(published / "model.safetensors")
+    name = "action_out_proj.weight"
+    assert torch.equal(policy.network.state_dict()[name], stored[f"model.{name}"])
+    assert (policy.horizon, policy.chunk) == (8, 5)
+
+    generator = torch.Generator().manual_seed(0)
+    noise = draw_noise(policy.noise, (2,), generator)
+    observations = {
+        "states": torch.rand(2, 5, generator=generator),
+        "main_images": torch.zeros(2, 56, 56, 3, dtype=torch.uint8),
+    }
+    sample = policy.sample(observations, noise)
+    chain = sample.forward_inputs["chain"]
+    again = policy.evaluate_actions(observations | sample.forward_inputs)
+    assert chain.shape == (2, 2, 8, 7)
+    assert torch.equal(again.log_probs, sample.log_probs)
+    raw = torch.zeros(2, 5, 7)
+    given = policy._to_model(raw, {})
+    expected = {"pi0": -0.1 / 0.5, "pi05": 0.0}[kind]
+    torch.testing.assert_close(given, torch.full((2, 8, 7), expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy._to_env(given, {}), raw, atol=1e-5, rtol=0)
+
+
+def test_another_type_is_refused(published: Path, kind: str) -> None:
+    other = {"pi0": "pi05", "pi05": "pi0"}[kind]
+    with pytest.raises(ConfigError, match=f"holds {kind}, not {other}") as caught:
+        REGISTRY.load(other)(path=published, num_action_chunks=5).build(SEVEN)
+    assert caught.value.key == "model.type"
+    with pytest.raises(ConfigError, match="nearest: 8"):
+        REGISTRY.load(kind)(path=published, num_action_chunks=9).build(SEVEN)
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+def test_the_state_is_told_as_written(published: Path, kind: str, tiny: bool) -> None:
+    encoder = tiny_encoder() if tiny else published_encoder(published)
+    prompts = StatePrompts(["close_the\ndrawer "], encoder, limit=60, dim=3)
+    states = torch.tensor([[-1.0, 0.0, 1.0], [-3.0, 0.999, -0.99]])
+    tokens, mask = prompts({"states": states}, states)
+    for row, numbers in enumerate(("0 128 255", "0 255 1")):
+        text = f"Task: close the drawer, State: {numbers};\nAction: "
+        assert tokens[row][mask[row]].tolist() == encoder[0](text)
+
+
+def test_a_state_that_is_too_long_to_tell() -> None:
+    with pytest.raises(ConfigError, match="state_in_prompt: false") as caught:
+        StatePrompts(["a"], tiny_encoder(), limit=20, dim=39)
+    assert caught.value.key == "model.max_prompt_tokens"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"noise_bounds": [0.2, 0.1]}, "0 < the first < the second"),
+        ({"method": "flow_cps", "denoising_steps": 1}, "nearest: 2"),
+        ({"horizon": 2}, "nearest: 4"),
+        ({"cameras": ["main_images"] * 4}, "at most 3"),
+    ],
+)
+def test_what_does_not_go_together(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        build("pi05", **options)
+
+
+def test_the_ode_is_not_trained() -> None:
+    policy = build("pi0", method="ode")
+    sample = policy.sample(seen(), drawn(policy))
+    assert not sample.log_probs.any()
+    with pytest.raises(ConfigError, match="flow_sde"):
+        policy.evaluate_actions(seen() | sample.forward_inputs)

@@ -60,32 +60,51 @@ def test_what_a_set_lacks_is_said_before_training(
     assert "2 of 2 episodes cannot be held out" in capsys.readouterr().err
 
 
-PICTURES = [
-    "env.train.options.image_size=32", "env.train.max_episode_steps=20", "evaluation.num_envs=2",
-    "evaluation.episodes=2", "evaluation.video_episodes=0",
-]  # fmt: skip
+PICTURES = ["env.train.options.image_size=32", "env.train.max_episode_steps=20"]
 
 
-def test_a_convolutional_policy_learns_from_recorded_videos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the recording to the evaluation, on pictures of 32 x 32."""
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LeRobot set of an expert, with videos of 32 x 32."""
     pytest.importorskip("metaworld")
     pytest.importorskip("av")
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    out, run = tmp_path / "set", tmp_path / "run"
+    out = tmp_path_factory.mktemp("sets") / "videos"
     record = ["record", "embodied/drawer_close_pictures_ppo", "env.train.options.states=true"]
-    words = [*PICTURES[:2], "--episodes", "3", "--num-envs", "3", "--format", "lerobot"]
-    assert main([*record, *words, "--out", str(out)]) == 0
-    small = ["model.kernel_sizes=[4,3,3]", "runner.total_steps=20", "actor.global_batch_size=16"]
-    options = [
-        f"data.path={out}", "data.only_successful=false", "data.held_out=1",
-        "env.train.options.task=drawer-close-v3", "validation.interval=5", *PICTURES, *small,
-    ]  # fmt: skip
-    assert main(["train", "sft/window_open_pictures", *options, "--run-dir", str(run)]) == 0
-    losses = [line["train/loss"] for line in metrics(run)]
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    assert (run / "policy.safetensors").exists()
+    words = [*PICTURES, "--episodes", "3", "--num-envs", "3", "--format", "lerobot"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MUJOCO_GL", "egl")
+        assert main([*record, *words, "--out", str(out)]) == 0
+    return out
+
+
+SMALL = {
+    "sft/window_open_pictures": [
+        "model.kernel_sizes=[4,3,3]", "env.train.options.task=drawer-close-v3",
+        "actor.global_batch_size=16", "runner.total_steps=20",
+    ],
+    "vla/drawer_close_pi05_sft": [
+        "env.train.options.states=true", "actor.global_batch_size=4", "runner.total_steps=4",
+        "actor.micro_batch_size=4", "actor.optim.lr=1.0e-3",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMALL)
+def test_policies_learn_from_recorded_videos(
+    recipe: str, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the recording to the evaluation."""
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    data = [f"data.path={videos}", "data.only_successful=false", "data.held_out=1"]
+    evaluation = ["num_envs=2", "episodes=2", "video_episodes=0"]
+    options = [*data, *PICTURES, *(f"evaluation.{each}" for each in evaluation), *SMALL[recipe]]
+    assert main(["train", recipe, *options, "--run-dir", str(tmp_path / "run")]) == 0
+    losses = [line["train/loss"] for line in metrics(tmp_path / "run")]
+    assert np.isfinite(losses).all()
+    if recipe.startswith("sft"):
+        assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    assert (tmp_path / "run" / "policy.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -131,7 +131,11 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
         raise ConfigError(f"--to = '{target}' is no layout of π₀ and π₀.₅; legal: {names}")
     for needed in (EMBEDDING, "action_in_proj.weight"):
         if needed not in found.names:
-            raise ConfigError(f"{source} holds no π₀ or π₀.₅: there is no {needed}", key="path")
+            raise ConfigError(
+                f"{source} holds no whole π₀ or π₀.₅: there is no {needed}; the file of a run has "
+                "what was trained alone",
+                key="path",
+            )
 
     def fill(name: str) -> Tensor:
         rows, columns = found.shape(EMBEDDING)[0], found.shape("action_in_proj.weight")[0]

@@ -17,6 +17,7 @@ PROMPT, BATCH = "prompt", "batch"
 PREFIX, PREFIX_WEIGHTS = "prefix", "prefix_weights"
 _MOST_ROWS = 1024
 _SHOWN = 8
+_DEEPEST = 8
 
 
 class RefusedRequestError(UserError):
@@ -183,7 +184,8 @@ class RequestReader:
             )
         if not given.keys() >= {PREFIX, PREFIX_WEIGHTS}:
             raise RefusedRequestError(f"`{PREFIX}` and `{PREFIX_WEIGHTS}` go together")
-        count = len(given[PREFIX]) if np.ndim(given[PREFIX]) == 2 else 0
+        array = given[PREFIX]
+        count = len(array) if isinstance(array, np.ndarray) and array.ndim == 2 else 0
         if not 1 <= count <= self._chunk:
             raise RefusedRequestError(
                 f"`{PREFIX}` must be [n, {self._spec.action_dim}] with n from 1 to {self._chunk}"
@@ -233,6 +235,8 @@ def _other_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> 
 
 
 def _flat(message: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    if above.count("/") > _DEEPEST:
+        raise RefusedRequestError(f"mappings lie in each other more than {_DEEPEST} deep")
     for name, value in message.items():
         if not isinstance(name, str):
             raise RefusedRequestError(f"a name is a text, not {type(name).__name__}")

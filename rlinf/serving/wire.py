@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgpack
@@ -10,8 +11,9 @@ import numpy as np
 
 from rlinf.errors import UserError
 
-_KINDS = "biufSU"
-"""Kinds of numpy types that travel; objects and records do not: no code is ever executed."""
+_KIND = re.compile(r"[<>|=]?[biufSU]\d{1,6}")
+"""Types of numpy that travel, as it writes them; objects and records do not: no code is ever
+executed, and numpy parses nothing else."""
 
 
 class WireError(UserError):
@@ -39,7 +41,7 @@ def unpack(data: bytes) -> Any:
     """
     try:
         return msgpack.unpackb(data, object_hook=_decode)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise WireError(f"this is no message in msgpack: {said}") from error
 
@@ -47,8 +49,7 @@ def unpack(data: bytes) -> Any:
 def _encode(value: Any) -> Any:
     if not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"{type(value).__name__} is neither a plain value nor an array")
-    _check(value.dtype)
-    kind = value.dtype.str
+    kind = _type(value.dtype.str).str
     if isinstance(value, np.ndarray):
         return {
             b"__ndarray__": True, b"data": value.tobytes(), b"dtype": kind, b"shape": value.shape
@@ -58,17 +59,17 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" in value:
-        kind, shape = _check(np.dtype(value[b"dtype"])), value[b"shape"]
+        kind, shape = _type(value[b"dtype"]), value[b"shape"]
         # numpy would take a negative length, and leave out what is too much.
         if math.prod(shape) * kind.itemsize != len(value[b"data"]) or min(shape, default=0) < 0:
             raise ValueError(f"{len(value[b'data'])} bytes are no array {shape} of {kind}")
         return np.ndarray(buffer=value[b"data"], dtype=kind, shape=shape)
     if b"__npgeneric__" in value:
-        return _check(np.dtype(value[b"dtype"])).type(value[b"data"])
+        return _type(value[b"dtype"]).type(value[b"data"])
     return value
 
 
-def _check(kind: np.dtype[Any]) -> np.dtype[Any]:
-    if kind.kind not in _KINDS:
-        raise ValueError(f"arrays of type {kind} do not travel")
-    return kind
+def _type(name: Any) -> np.dtype[Any]:
+    if not isinstance(name, str) or not _KIND.fullmatch(name):
+        raise ValueError(f"arrays of type {str(name)[:20]!r} do not travel")
+    return np.dtype(name)

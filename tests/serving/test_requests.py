@@ -31,6 +31,7 @@ PICTURE = observation(0)["main_images"]
 BAD: list[tuple[Any, list[str]]] = [
     ([1, 2], ["a mapping", "list"]),
     ({1: 2}, ["a name is a text", "int"]),
+    (unpack(b"\x81\xa1a" * 600 + b"\x01"), ["more than 8 deep"]),
     (given(main_images=None), ["`main_images` is missing: uint8 [16, 12, 3]", "states"]),
     (given(states=None), ["`states` is missing: float32 [5]"]),
     (given(states=np.zeros(6, np.float32)), ["`states` is [6]; legal: [5]"]),
@@ -121,6 +122,7 @@ def test_a_policy_of_one_task_needs_no_text_and_takes_its_own() -> None:
     [
         (np.zeros((2, 3)), None, "go together"),
         (np.zeros((5, 3)), np.ones(5), "n from 1 to 4"),
+        ([[0.0], [0.0, 1.0]], np.ones(2), "n from 1 to 4"),
         (np.zeros((2, 2)), np.ones(2), "legal: [2, 3]"),
         (np.zeros((2, 3)), np.ones(3), "legal: [2]"),
         (np.zeros((2, 3)), np.array([1.0, 1.5]), "lie in [0, 1]"),
@@ -162,7 +164,8 @@ NO_MESSAGES = [
     b"\xc1",
     b"hello",
     pack({})[:-1] + b"\x81",
-    *(array(dtype=kind) for kind in ("O", "|V4", "zzz", None)),
+    *(array(dtype=kind) for kind in ("O", "|V4", "zzz", "(1", "f4,", "<f16777216", None)),
+    msgpack.packb({b"__npgeneric__": True, b"data": 1 << 60, b"dtype": "|i1"}),
     *(array(shape=shape) for shape in ([7], [0], [-1], [-1, -1], [2**40, 2**40], None)),
     array(data="text"),
 ]

@@ -274,7 +274,7 @@ def _check_bfloat16(subject: Subject) -> str:
     seen, sample = subject.acted(policy)
     found = policy.evaluate_actions(seen | sample.forward_inputs)
     require(found.log_probs.dtype == torch.float32, f"log-probs are {found.log_probs.dtype}")
-    distance = float(((found.log_probs - sample.log_probs).exp() - 1).abs().mean())
+    distance = float(((found.log_probs - sample.log_probs).detach().exp() - 1).abs().mean())
     require(distance <= _HALF_BOUND, f"ratios are {distance:.3g} from 1, bound {_HALF_BOUND}")
     return f"first ratios are {distance:.1e} from 1 in the mean, bound {_HALF_BOUND}"
 

@@ -40,6 +40,7 @@ from rlinf.algorithms.samples import (
     row_weights,
     rows_of,
 )
+from rlinf.algorithms.supervised import Supervised, demonstrations_of
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import ACTION_MASK
 
@@ -61,6 +62,8 @@ class PolicyObjective(Algorithm):
 
     credit: type[Credit]
     """Where advantages come from."""
+    imitation: Supervised | None = None
+    """Error of recorded chunks that rows of a batch have beside them."""
 
     def __init__(self, config: PolicyConfig, *, group_size: int = 1) -> None:
         self.config = config
@@ -198,6 +201,16 @@ class PolicyObjective(Algorithm):
         if not self.needs_values or self.config.family == "actions":
             return (policy,)
         return policy, Loss("critic", ("critic",), self._of_critic)
+
+    def _of_policy(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
+        loss, metrics = super()._of_policy(modules, batch, normalizer)
+        shown = demonstrations_of(batch)
+        if self.imitation is not None and shown is not None:
+            errors = self.imitation.errors(modules["policy"], shown)
+            imitation_loss = (errors * shown.mask).sum()
+            loss = loss + imitation_loss
+            metrics["actor/imitation_loss"] = imitation_loss.detach()
+        return loss, metrics
 
     def _of_critic(self, modules: Modules, batch: Batch, normalizer: float) -> Share:
         return self.value_loss(modules["critic"](batch), batch, normalizer=normalizer)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
+from rlinf.errors import ConfigError
+from rlinf.models.policy import NoiseSpec, Policy, draw_noise
+
+_SHOWN, _SHARE = "demonstrations.", "demonstrations.share"
 
 Objective = Literal["likelihood", "squared_error", "model"]
 
@@ -51,3 +59,51 @@ class Supervised(Algorithm):
             distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
             errors = distance.square().flatten(1)
         return errors * (batch.mask > 0)
+
+
+def check_objective(policy: Policy, objective: Objective, *, model: str, key: str) -> None:
+    """Refuse, by a ConfigError, an objective that a policy of this type has not."""
+    lacks = {
+        "squared_error": None if hasattr(policy, "mode") else "mode in closed form",
+        "model": None if policy.imitates else "supervised loss of its own",
+    }.get(objective)
+    if lacks is not None:
+        raise ConfigError(f"a policy of type {model} has no {lacks}; nearest: likelihood", key=key)
+
+
+def with_noise(batch: Batch, specs: Mapping[str, NoiseSpec], words: tuple[int, ...]) -> Batch:
+    """A whole batch with the noise that the loss of a model needs: it depends on these numbers
+    alone, not on the ranks that divide the batch."""
+    if not specs:
+        return batch
+    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    drawn = draw_noise(specs, (len(batch),), torch.Generator().manual_seed(seed))
+    return replace(batch, inputs={**batch.inputs, **drawn})
+
+
+# -- beside another loss ------------------------------------------------------------------------
+
+
+def with_demonstrations(batch: Batch, shown: Batch, *, weight: float, rows: int) -> Batch:
+    """Rows each of which has a recorded chunk beside it, the first of ``shown`` [≥ N].
+
+    Over a global batch of ``rows`` rows the errors of the chunks count as ``weight`` times the mean
+    over rows of the mean over their terms.
+    """
+    beside = shown.select(slice(0, len(batch))).to(batch.mask.device)
+    counted = (beside.mask > 0).to(beside.mask)
+    share = counted * (weight / rows) / counted.sum(dim=1, keepdim=True).clamp(min=1)
+    columns = {_SHOWN + name: column for name, column in beside.inputs.items()}
+    return replace(batch, inputs={**batch.inputs, **columns, _SHARE: share})
+
+
+def demonstrations_of(batch: Batch) -> Batch | None:
+    """The recorded chunks beside the rows, whose ``mask`` is the share of each term; or None."""
+    if _SHARE not in batch.inputs:
+        return None
+    inputs = {
+        name.removeprefix(_SHOWN): column
+        for name, column in batch.inputs.items()
+        if name.startswith(_SHOWN) and name != _SHARE
+    }
+    return Batch.of(inputs=inputs, mask=batch.inputs[_SHARE])

@@ -22,7 +22,6 @@ from rlinf.cli import (
     listing,
     plan,
     record,
-    resume,
     serve,
     train,
     view,
@@ -40,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
-app.command("resume")(resume.resume)
+app.command("resume")(train.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("record")(record.record)
 app.add_typer(serve.app, name="serve")

@@ -114,6 +114,18 @@ def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple
     raise ConfigError(f"{name}: action_space must be a Box [A] or Discrete, is {space}")
 
 
+def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> None:
+    """Refuse, by a ConfigError with this key, episodes of another kind of environment."""
+    for name in ("observation_shapes", "action_dim", "action_kind"):
+        theirs, own = getattr(recorded, name), getattr(played, name)
+        if theirs != own:
+            raise ConfigError(
+                f"the episodes have {name} {theirs}, the environments of env.train {own}; "
+                "record episodes there with: rlinf record",
+                key=key,
+            )
+
+
 def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
     """What a policy must know of several simulators together, whose rows lie in one batch.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf.errors import ConfigError
+from rlinf.envs.spec import refuse_other_recording
 from rlinf.flow.graph import Flow
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
 from rlinf.runners.sft import SupervisedTask
@@ -50,14 +50,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         """Refuse episodes of another kind of environment than the one to be evaluated in, and
         write down which kind it is."""
         recorded, played = groups.started["source"][0], groups.started["env"][0]
-        for name in ("observation_shapes", "action_dim", "action_kind"):
-            theirs, own = getattr(recorded, name), getattr(played, name)
-            if theirs != own:
-                raise ConfigError(
-                    f"the episodes have {name} {theirs}, the environments of env.train {own}; "
-                    "record episodes there with: rlinf record",
-                    key="data.path",
-                )
+        refuse_other_recording(recorded, played, key="data.path")
         keep_env_spec(groups, self.directory)
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:

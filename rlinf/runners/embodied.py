@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from rlinf.envs.spec import refuse_other_recording
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
@@ -38,6 +39,7 @@ class Acting(Task[ActingT]):
     """What tasks share in which a policy acts in simulators and is trained."""
 
     groups: ClassVar = {
+        "source": "rlinf.workers.source:DemonstrationsSource",
         "env": "rlinf.workers.env:EnvWorker",
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "replay": "rlinf.workers.replay:ReplayWorker",
@@ -162,8 +164,17 @@ class Embodied(Acting[EmbodiedConfig]):
 
     @classmethod
     def step(cls, flow: Flow, config: EmbodiedConfig) -> None:
-        """Environments and policy answer each other, then the actor trains."""
+        """Environments and policy answer each other, then the actor trains, perhaps beside what
+        was recorded."""
         cls.collect(flow)
-        flow.stage(
-            "train", Stage("actor", "train", ("trajectories",), replicated=("trajectories",))
-        )
+        edges: tuple[str, ...] = ("trajectories",)
+        if config.demonstrations is not None:
+            flow.stage("draw", Stage("source", "draw", outputs=("demonstrations",)), ahead=True)
+            edges = ("trajectories", "demonstrations")
+        flow.stage("train", Stage("actor", "train", edges, replicated=edges))
+
+    def launched(self, groups: Groups) -> None:
+        """Refuse episodes of another kind of environment."""
+        if self.config.demonstrations is not None:
+            recorded, played = groups.started["source"][0], groups.started["env"][0]
+            refuse_other_recording(recorded, played, key="demonstrations.path")

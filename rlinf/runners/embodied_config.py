@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +17,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.trainers.config import ActorConfig
 from rlinf.workers.config.acting import ActingConfig, rank_problems
+from rlinf.workers.config.supervised import CoTrainingConfig
 
 
 class EmbodiedConfig(ActingConfig):
@@ -25,11 +26,21 @@ class EmbodiedConfig(ActingConfig):
     task: Literal["embodied"]
     """Which runner executes the recipe."""
     actor: ActorConfig
+    demonstrations: CoTrainingConfig | None = None
+    """Recorded episodes that the policy goes on imitating; null: none."""
 
     @property
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run."""
-        return ("env", "rollout", "actor")
+        shown = () if self.demonstrations is None else ("source",)
+        return ("env", "rollout", *shown, "actor")
+
+    def placement(self) -> dict[str, Any]:
+        """As given; what hands out demonstrations is at the first device where nothing is said."""
+        given = super().placement()
+        placed = {name.strip() for key in given for name in str(key).split(",")}
+        missing = self.demonstrations is not None and "source" not in placed
+        return {**given, "source": "0"} if missing else given
 
     @property
     def value_dim(self) -> int:

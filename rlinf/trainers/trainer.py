@@ -153,13 +153,20 @@ class Trainer:
         with self.reference.in_place():
             return self.log_probs(batch)
 
-    def learn(self, rollout: Trajectory | Batch, step: int) -> dict[str, float]:
-        """Prepare a rollout and run a training phase on it; the metrics of both.
+    def learn(
+        self,
+        rollout: Trajectory | Batch,
+        step: int,
+        change: Callable[[Batch], Batch] | None = None,
+    ) -> dict[str, float]:
+        """Prepare a rollout, perhaps ``change`` what came of it, and run a training phase on it;
+        the metrics of both.
 
         Running statistics of a policy's observations are taken afterwards, so that those who act
         and the trainer compute with equal ones.
         """
         batch, metrics = self.prepare(rollout)
+        batch = batch if change is None else change(batch)
         metrics.update(self.train(batch, step))
         self.observe(batch.inputs)
         return metrics

@@ -8,9 +8,18 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.objective import PolicyObjective
+from rlinf.algorithms.supervised import (
+    Supervised,
+    check_objective,
+    with_demonstrations,
+    with_noise,
+)
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
@@ -32,6 +41,7 @@ class ActorWorker(TrainingWorker):
         config = self._config
         algorithm = config.algorithm.build(group_size=config.group_size)
         modules = algorithm.modules(config.model, env_spec, seed=config.seed)
+        self._imitate(algorithm, modules.get(POLICY))
         self._trainer = Trainer(
             modules,
             algorithm,
@@ -50,6 +60,21 @@ class ActorWorker(TrainingWorker):
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
         return {"parameters": sum(parameter.numel() for parameter in trained)}
 
+    def _imitate(self, algorithm: Any, policy: Any) -> None:
+        """Let the algorithm go on imitating what was recorded, where the recipe says so."""
+        shown = getattr(self._config, "demonstrations", None)
+        if shown is None:
+            return
+        key = "demonstrations.objective"
+        check_objective(policy, shown.objective, model=self._config.model.type, key=key)
+        if not isinstance(algorithm, PolicyObjective):
+            raise ConfigError(
+                f"{self._config.algorithm.type} imitates nothing beside its own loss; nearest: ppo",
+                key="demonstrations",
+            )
+        algorithm.imitation = Supervised(shown.objective)
+        self._noise = policy.imitation_noise if shown.objective == "model" else {}
+
     def _replicas(self) -> Replicas:
         return Replicas(
             self._rank,
@@ -59,12 +84,24 @@ class ActorWorker(TrainingWorker):
         )
 
     def train(
-        self, trajectories: InputStream, *, step: int
+        self, trajectories: InputStream, demonstrations: InputStream | None = None, *, step: int
     ) -> Generator[Emit, None, dict[str, float]]:
-        """Stage: train on the trajectories of one rollout; returns the phase's metrics."""
+        """Stage: train on the trajectories of one rollout, with recorded chunks beside its rows;
+        returns the phase's metrics."""
         parts: list[Trajectory] = [item.payload for item in trajectories]
         yield from ()  # a stage is a generator, also one that yields nothing
-        return self._trainer.learn(concatenate(parts).to(self.compute_device), step)
+        rollout = concatenate(parts).to(self.compute_device)
+        if demonstrations is None:
+            return self._trainer.learn(rollout, step)
+        config: Any = self._config
+        drawn: Batch = next(demonstrations).payload
+        shown = with_noise(drawn, self._noise, (config.seed, step))
+
+        def beside(batch: Batch) -> Batch:
+            weight, rows = config.demonstrations.weight, config.actor.global_batch_size
+            return with_demonstrations(batch, shown, weight=weight, rows=rows)
+
+        return self._trainer.learn(rollout, step, beside)
 
     def train_on(
         self, batches: InputStream, *, step: int

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
-
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.supervised import Supervised
+from rlinf.algorithms.supervised import Supervised, check_objective, with_noise
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
-from rlinf.models.policy import Policy, draw_noise
+from rlinf.models.policy import Policy
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.scoring import TokenScorer
 from rlinf.trainers.sequences import policy_trainer
@@ -96,15 +91,7 @@ class CloningWorker(FitStage, ActorWorker):
         config = self._cloning
         self._algorithm = Supervised(config.objective)
         policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
-        lacks = {
-            "squared_error": None if hasattr(policy, "mode") else "mode in closed form",
-            "model": None if policy.imitates else "supervised loss of its own",
-        }.get(config.objective)
-        if lacks is not None:
-            raise ConfigError(
-                f"a policy of type {config.model.type} has no {lacks}; nearest: likelihood",
-                key="objective",
-            )
+        check_objective(policy, config.objective, model=config.model.type, key="objective")
         self._noise = policy.imitation_noise if config.objective == "model" else {}
         self._trainer = Trainer(
             {POLICY: policy},
@@ -119,13 +106,8 @@ class CloningWorker(FitStage, ActorWorker):
     def _ready(self, batch: Batch, purpose: str, number: int) -> Batch:
         """With noise that depends on the seed and the number of the batch alone, not on the ranks
         that divide it; that of a validation is the same each time."""
-        if not self._noise:
-            return batch
         words = (self._cloning.seed, int(purpose == "validation"), number)
-        seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
-        generator = torch.Generator().manual_seed(seed)
-        drawn = draw_noise(self._noise, (len(batch),), generator)
-        return replace(batch, inputs={**batch.inputs, **drawn})
+        return with_noise(batch, self._noise, words)
 
 
 class FineTuningWorker(FitStage, LanguageWorker):

@@ -116,6 +116,30 @@ class SourceWorker(StageWorker):
         return {"train/epoch": (step + 1) * size / len(self._train)}
 
 
+class DemonstrationsSource(StageWorker):
+    """Hands out recorded chunks, as many as a rollout has samples, to be imitated beside it."""
+
+    def __init__(self, config: Any, context: WorkerContext) -> None:
+        super().__init__()
+        del context
+        self._config = config
+
+    def start(self) -> EnvSpec:
+        """Read the episodes; returns what they say of observations and actions."""
+        config = self._config
+        with in_section("demonstrations"):
+            recorded, _ = config.demonstrations.build()
+        self._chunks = Chunks(recorded, config.model.num_action_chunks)
+        seed = config.demonstrations.seed + config.seed
+        self._draws = Draws(len(self._chunks), seed=seed)
+        return EnvSpec.from_json(recorded.source["spec"])
+
+    def draw(self, *, step: int) -> Generator[Emit, None, None]:
+        """Stage: the chunks of a step, from 0."""
+        rows = self._draws.batch(step, self._config.samples)
+        yield Emit("demonstrations", 0, self._chunks.batch(rows))
+
+
 class WarmStartSource(StageWorker):
     """Hands out the targets of a generated task, pass after pass, each in another order.
 

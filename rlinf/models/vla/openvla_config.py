@@ -15,6 +15,7 @@ class OpenVLAConfig(VLAConfig):
     """OpenVLA (Kim et al. 2024): one token after another for each action dimension."""
 
     implementation = "rlinf.models.vla.openvla:OpenVLAPolicy"
+    published_as = ("openvla",)
     type: Literal["openvla"] = "openvla"
     """Which policy this section configures."""
     temperature: float = Field(default=1.0, gt=0)
@@ -39,6 +40,7 @@ class OpenVLAOFTConfig(OpenVLAConfig):
     """OpenVLA-OFT (Kim, Finn and Liang 2025): a whole chunk of actions in one pass."""
 
     implementation = "rlinf.models.vla.openvla:OpenVLAOFTPolicy"
+    published_as = ("openvla_oft",)
     type: Literal["openvla_oft"] = "openvla_oft"  # type: ignore[assignment]
     """Which policy this section configures."""
     head: Literal["tokens", "regression"] = "tokens"

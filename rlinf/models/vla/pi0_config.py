@@ -68,7 +68,7 @@ class FlowConfig(VLAConfig):
 class PI0Config(FlowConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
-    published_as = ("pi0",)
+    published_as = ("pi0", "dexbotic_pi0")
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
     value_head: tuple[int, ...] = (512, 256, 128)

@@ -91,6 +91,18 @@ _RULES = {
         *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[:1]),
         *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[2:]),
     ),
+    # Dexbotic's π₀ (github.com/Dexmal/dexbotic, dexbotic/model/pi0): the same graph, whose expert
+    # has embeddings that nothing reads.
+    "dexbotic": (
+        *_vision("model.mm_vision_tower.vision_tower.vision_model"),
+        ("model.mm_projector", "vision.projector"),
+        ("model.llm.embed_tokens", "language.embed_tokens"),
+        *_gemma("model.llm", "language"),
+        ("lm_head", "language.lm_head"),
+        ("model.action_expert.embed_tokens", "expert.lm_head"),
+        *_gemma("model.action_expert", "expert"),
+        *((f"model.{theirs}", ours) for theirs, ours in _OWN_PARTS),
+    ),
     # policy.safetensors of a run; what it has beside the network is in no published file.
     "rlinf": tuple(
         (f"network.{part}", part)
@@ -119,7 +131,11 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
         raise ConfigError(f"--to = '{target}' is no layout of π₀ and π₀.₅; legal: {names}")
     for needed in (EMBEDDING, "action_in_proj.weight"):
         if needed not in found.names:
-            raise ConfigError(f"{source} holds no π₀ or π₀.₅: there is no {needed}", key="path")
+            raise ConfigError(
+                f"{source} holds no whole π₀ or π₀.₅: there is no {needed}; the file of a run has "
+                "what was trained alone",
+                key="path",
+            )
 
     def fill(name: str) -> Tensor:
         rows, columns = found.shape(EMBEDDING)[0], found.shape("action_in_proj.weight")[0]

@@ -335,7 +335,9 @@ class ActingConfig(EvaluatedConfig):
                 "actor": whole.model_copy(update={"processes": dividing_ranks(self.actor)}),
             },
         )
-        sections = timed_sections(self, ("algorithm", "env", "rollout", "weight_sync", *learners))
+        # What hands out demonstrations is configured by their section.
+        own = ["demonstrations" if name == "source" else name for name in learners]
+        sections = timed_sections(self, ("algorithm", "env", "rollout", "weight_sync", *own))
         del sections["env"]["num_envs"]
         del sections["rollout"]["pipeline_stage_num"], sections["rollout"]["max_staleness"]
         return PlanningTraits(

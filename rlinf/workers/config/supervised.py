@@ -71,6 +71,22 @@ class CloningActorConfig(RowTrainerConfig):
     """Observations with their action chunks of one optimizer step, over all ranks."""
 
 
+class CoTrainingConfig(DemonstrationsConfig):
+    """Recorded episodes that a policy goes on imitating while it is trained by what it does."""
+
+    weight: float = Field(default=0.2, gt=0)
+    """Of the mean error of recorded actions in the loss of the policy."""
+    objective: Literal["likelihood", "squared_error", "model"] = "likelihood"
+    """What that error is: −log π, the squared distance to the most likely actions, or the
+    supervised loss that the model itself has."""
+
+    @model_validator(mode="after")
+    def _check_held_out(self) -> Self:
+        if self.held_out:
+            raise illegal("held_out", "nothing validates here", hint="nearest: 0")
+        return self
+
+
 class SupervisedRunConfig(PlacedConfig):
     """A run that learns what it is shown."""
 

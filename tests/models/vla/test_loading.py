@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError
+from rlinf.models.config import type_of_directory
 from rlinf.models.vla.loading import load_published, open_weights, translate
 from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
 from rlinf.models.vla.pi0_layouts import EMBEDDING, EXPERT_HEAD, LAYOUTS, convert
@@ -61,6 +62,15 @@ def test_every_layout_loads_whole_and_comes_back_bit_for_bit(
     assert (found.layout.name, found.unknown, list(found.unused)) == (layout, (), [EXPERT_HEAD])
     equal(load(kind, path).state_dict(), load(kind, PARITY / kind).state_dict())
     equal(convert(path, "lerobot-0.4")[1], original)
+
+
+def test_a_directory_says_which_model_it_holds(tmp_path: Path) -> None:
+    for said, kind in (("dexbotic_pi0", "pi0"), ("pi05", "pi05")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": said}))
+        assert type_of_directory(tmp_path) == kind
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ConfigError, match=r"no model that is known here \(gpt2\); nearest: "):
+        type_of_directory(tmp_path)
 
 
 def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> None:

@@ -1,0 +1,230 @@
+"""Vision-language-action policies beside the bare passes of their networks, in one run.
+
+``OMP_NUM_THREADS=1 python benchmarks/vla.py`` takes turns between the two of each pair and prints
+the median of their times and of the ratios of neighbouring turns:
+
+- *act* and *evaluate* of each model, beside its network on pictures, tokens and states that are
+  ready: what remains are pictures into pixels, prompts, units, draws and log-probs.
+- *evaluate* of a chain of four random denoising steps, beside one that reads pictures and prompt
+  again at each step.
+- pictures into pixels, beside torch's own resize of the same pictures.
+- what training an adapter sends, beside the numbers of the adapter.
+
+Models are of the preset ``tiny``, or of ``--path MODEL=DIRECTORY``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.config.component import Component
+from rlinf.envs.spec import EnvSpec
+from rlinf.models.adapters import adapt_policy
+from rlinf.models.config import REGISTRY
+from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy import Policy, draw_noise, travelling
+from rlinf.models.vla.preprocessing import square_pixels
+
+MODELS: dict[str, dict[str, Any]] = {
+    "openvla": {"num_action_chunks": 1},
+    "openvla_oft": {"num_action_chunks": 8},
+    "pi0": {"num_action_chunks": 8, "method": "flow_noise", "denoising_steps": 4},
+    "pi05": {"num_action_chunks": 8, "method": "flow_noise", "denoising_steps": 4},
+}
+SPEC = EnvSpec(
+    observation_shapes={"states": (8,), "main_images": (64, 64, 3)},
+    observation_dtypes={"states": "float32", "main_images": "uint8"},
+    action_kind="continuous",
+    action_dim=7,
+    action_low=(-1.0,) * 7,
+    action_high=(1.0,) * 7,
+    task_descriptions=("push the drawer shut",),
+    max_episode_steps=100,
+)
+
+
+def observations(rows: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = (rows, *SPEC.observation_shapes["main_images"])
+    return {
+        "states": torch.randn(rows, *SPEC.observation_shapes["states"], generator=generator),
+        "main_images": torch.randint(0, 256, size, dtype=torch.uint8, generator=generator),
+    }
+
+
+def build(name: str, path: Path | None) -> Policy:
+    source = {"preset": "tiny"} if path is None else {"path": path}
+    section = Component(REGISTRY).section({"type": name, **source, **MODELS[name]})
+    policy: Policy = section.build(SPEC, value_dim=1, seed=0).eval()
+    return policy
+
+
+# -- the bare passes ----------------------------------------------------------------------------
+
+
+def bare_flow(policy: Any, seen: dict[str, Tensor], noise: dict[str, Tensor]) -> Any:
+    """Prefix and denoising steps on what is ready, and a pass of them that shares no prefix."""
+    steps = policy._config.denoising_steps
+    states = policy._states(seen)
+    told = (states,) if policy.tells_state and policy.state_dim else ()
+    tokens, mask = policy.prompts(seen, *told)
+    pixels = square_pixels(seen["main_images"], policy.network.size.image).unsqueeze(1)
+    there = torch.ones(pixels.shape[:2], dtype=torch.bool)
+    padded = functional.pad(states, (0, policy.network.size.state_dim - states.shape[-1]))
+    times = [policy._time(step, noise["start"]) for step in range(steps)]
+
+    def once() -> None:
+        prefix, x = policy.network.prefix(pixels, there, tokens, mask), noise["start"]
+        for at in times:
+            velocity, _ = policy.network.denoise(prefix, x, at, padded)
+            x = x - velocity / steps
+
+    def again() -> None:
+        for at in times:
+            prefix = policy.network.prefix(pixels, there, tokens, mask)
+            policy.network.denoise(prefix, noise["start"], at, padded)
+
+    return once, once, again
+
+
+def bare_tokens(policy: Any, seen: dict[str, Tensor], noise: dict[str, Tensor]) -> Any:
+    """Passes of the network that give logits: all at once, or one after another."""
+    pixels = policy.pixels(seen["main_images"]).unsqueeze(1)
+    ids, mask = policy.instructions(seen)
+    states = policy._states(seen)
+    network, count = policy.network, policy.chunk * policy.action_dim
+    tokens = policy.sample(seen, noise).forward_inputs["action_tokens"].long().flatten(1)
+
+    def prompt() -> tuple[Tensor, Tensor]:
+        behind = getattr(policy, "_behind", ())
+        found: tuple[Tensor, Tensor] = network.prompt(
+            pixels, ids, mask, states=states, behind=behind
+        )
+        return found
+
+    def at_once() -> None:
+        network.action_logits(policy._read(*prompt(), tokens))
+
+    def in_turn() -> None:
+        embedded, seen_mask = prompt()
+        cache = network.new_cache()
+        hidden = network.causal(embedded, seen_mask, cache=cache)[:, -1:]
+        for place in range(count):
+            if place:
+                seen_mask = functional.pad(seen_mask, (0, 1), value=True)
+                hidden = network.causal(
+                    policy._as_input(tokens[:, place - 1 : place]), seen_mask, cache=cache
+                )
+            network.action_logits(hidden)
+
+    return (at_once if hasattr(policy, "regresses") else in_turn), at_once, None
+
+
+# -- turns --------------------------------------------------------------------------------------
+
+
+def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) -> tuple[float, ...]:
+    """Median seconds of both, and the median of the ratios of neighbouring turns."""
+    times: list[tuple[float, float]] = []
+    for _ in range(turns + 1):
+        pair = []
+        for call in (first, second):
+            begun = time.perf_counter()
+            call()
+            pair.append(time.perf_counter() - begun)
+        times.append((pair[0], pair[1]))
+    del times[0]
+    ones, others = zip(*times, strict=True)
+    ratio = statistics.median(one / other for one, other in times)
+    return statistics.median(ones), statistics.median(others), ratio
+
+
+def rows_of(name: str, policy: Policy, rows: int, turns: int) -> Iterator[tuple[str, str]]:
+    seen = observations(rows)
+    noise = draw_noise(policy.noise, (rows,), torch.Generator().manual_seed(1))
+    bare = bare_flow if name.startswith("pi") else bare_tokens
+    with torch.inference_mode():
+        act, evaluate, again = bare(policy, seen, noise)
+        inputs = seen | policy.sample(seen, noise).forward_inputs
+        pairs = {
+            "act": (lambda: policy.sample(seen, noise), act),
+            "evaluate": (lambda: policy.evaluate_actions(inputs), evaluate),
+        }
+        for title, (ours, theirs) in pairs.items():
+            mine, its, ratio = in_turns(ours, theirs, turns)
+            yield (
+                f"{name}: {title}, {rows} rows, beside the bare network",
+                f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   ratio {ratio:.3f}",
+            )
+        if again is not None:
+            mine, its, ratio = in_turns(lambda: policy.evaluate_actions(inputs), again, turns)
+            yield (
+                f"{name}: evaluate, prefix read again at each of 4 steps",
+                f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   {1 / ratio:.2f} × as fast",
+            )
+
+
+def pixels_rows(rows: int, turns: int) -> Iterator[tuple[str, str]]:
+    for height, width, side in ((480, 640, 224), (256, 256, 224), (64, 64, 64)):
+        pictures = torch.randint(0, 256, (rows, height, width, 3), dtype=torch.uint8)
+        ratio = max(height, width) / side
+        size = (int(height / ratio), int(width / ratio))
+
+        def resize(given: Tensor = pictures, size: tuple[int, int] = size) -> Tensor:
+            planes = given.permute(0, 3, 1, 2).float()
+            return functional.interpolate(planes, size=size, mode="bilinear")
+
+        mine, its, compared = in_turns(
+            lambda given=pictures, side=side: square_pixels(given, side), resize, turns
+        )
+        yield (
+            f"pixels: {height} x {width} to {side}, beside torch's resize",
+            f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   ratio {compared:.3f}",
+        )
+
+
+def adapter_rows(name: str, policy: Policy) -> Iterator[tuple[str, str]]:
+    adapt_policy(policy, AdapterConfig(rank=8), seed=0)
+    sent = travelling(policy)
+    values = {id(parameter) for parameter in policy.trained_beside_adapters()}
+    kept = {key: each for key, each in sent.items() if id(each) not in values}
+    adapter = sum(t.nbytes for key, t in kept.items() if key.endswith(("lora_A", "lora_B")))
+    total = sum(tensor.nbytes for tensor in kept.values())
+    whole = sum(parameter.nbytes for parameter in policy.parameters())
+    yield (
+        f"{name}: bytes sent for an adapter of rank 8, beside the adapter's",
+        f"{total:,} {adapter:,}   ratio {total / adapter:.3f}; all weights {whole:,}",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--path", nargs="*", default=[], metavar="MODEL=DIRECTORY")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    paths = {name: Path(place) for name, _, place in (p.partition("=") for p in arguments.path)}
+    print(f"{'':60s} ours        beside it")
+    for name in arguments.models:
+        policy = build(name, paths.get(name))
+        for title, figures in rows_of(name, policy, arguments.rows, arguments.turns):
+            print(f"{title:60s} {figures}", flush=True)
+        for title, figures in adapter_rows(name, policy):
+            print(f"{title:60s} {figures}", flush=True)
+    for title, figures in pixels_rows(arguments.rows, arguments.turns):
+        print(f"{title:60s} {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Recipes of vision-language-action models, looked at where models and simulators are not."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.tasks import read_config
+from rlinf.envs.calvin import CalvinEnv
+from rlinf.envs.libero import LiberoEnv
+from rlinf.models.vla.pi0_config import FlowConfig
+from rlinf.runners.embodied_config import EmbodiedConfig
+
+from .conftest import rlinf
+
+# Model, method, env type; environments, steps of a rollout, actions of a chunk.
+PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5),
+    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5),
+    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5),
+    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5),
+}
+
+
+@pytest.fixture
+def simulators_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For checks that start nothing: these look for what is installed, and into it."""
+    real, modules = importlib.util.find_spec, set()
+    for simulator in (LiberoEnv, CalvinEnv):
+        modules.add(simulator.requirements.module)
+        monkeypatch.setattr(simulator, "check", classmethod(lambda *_: None))
+
+    def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
+        return real("json") if name in modules else real(name, package)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.usefixtures("simulators_are_here")
+def test_published_runs_are_accepted_with_their_values(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    given = f"model.path={tmp_path}"
+    _, _, config = read_config(f"vla/{name}", [given])
+    assert isinstance(config, EmbodiedConfig)
+    model = config.model
+    assert isinstance(model, FlowConfig)
+    found = (
+        model.type, model.method, config.env.train.type, config.env.num_envs,
+        config.rollout.steps, model.num_action_chunks,
+    )  # fmt: skip
+    assert found == PUBLISHED[name]
+    assert (config.actor.global_batch_size, config.actor.micro_batch_size) == (2048, 128)
+    assert config.actor.optim.lr == 5e-6
+    text = Path(f"recipes/vla/{name}.yaml").read_text()
+    assert "Not run at this size" in " ".join(text.replace("\n# ", " ").splitlines()[:1])
+    code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", given)
+    assert code == 0, error
+    assert "nothing was started" in shown

@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rlinf.config.base import StrictModel
-from rlinf.config.nearest import did_you_mean
 from rlinf.conformance import CheckResult, outcome, require
 from rlinf.errors import ConfigError
 
@@ -117,20 +114,6 @@ class Demonstrations:
             source=source,
         )
 
-    def split(self, held_out: int) -> tuple[Demonstrations, Demonstrations]:
-        """All but the last ``held_out`` episodes, and those; ConfigError where a side is empty."""
-        if not 0 < held_out < len(self.episodes):
-            raise ConfigError(
-                f"{held_out} of {len(self.episodes)} episodes cannot be held out; from 1 to "
-                f"{len(self.episodes) - 1}",
-                key="held_out",
-            )
-        episodes, source = list(self), self.source
-        return (
-            Demonstrations.of(episodes[:-held_out], source),
-            Demonstrations.of(episodes[-held_out:], source),
-        )
-
     def __iter__(self) -> Iterator[Demonstration]:
         for episode in self.episodes:
             part = slice(episode.first, episode.first + episode.length)
@@ -141,21 +124,6 @@ class Demonstrations:
                 seed=episode.seed,
                 success=episode.success,
             )
-
-    def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The chunk of C = ``size`` actions that begins at every step.
-
-        Beyond the end of its episode it repeats the last action there, and says so.
-
-        Returns:
-            actions: [N, C, A] float32.
-            acted: [N, C] bool, False beyond the end of the episode.
-        """
-        lengths = [episode.length for episode in self.episodes]
-        ends = np.repeat(np.cumsum(lengths), lengths)
-        steps = np.arange(len(self))[:, None] + np.arange(size)
-        acted = steps < ends[:, None]
-        return self.actions[np.minimum(steps, ends[:, None] - 1)], acted
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -219,53 +187,9 @@ class Demonstrations:
         return found
 
 
-class DemonstrationsConfig(StrictModel):
-    """Recorded episodes that a policy is to imitate."""
-
-    path: Path
-    """Directory of the set, as `rlinf record` writes it."""
-    only_successful: bool = True
-    """Leave out episodes that did not succeed."""
-    limit: int | None = Field(default=None, ge=1)
-    """Take the first so many of these episodes alone; null: all."""
-    held_out: int = Field(default=0, ge=0)
-    """So many of them, the last ones, are not trained on, but validate."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the order."""
-
-    @property
-    def validates(self) -> bool:
-        """Whether there are episodes to validate on."""
-        return self.held_out > 0
-
-    def check(self) -> None:
-        """Look for the set."""
-        path = self.path.expanduser()
-        if not (path / _INFO).is_file():
-            siblings = [entry.name for entry in path.parent.glob("*") if entry.is_dir()]
-            hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
-            raise ConfigError(
-                f"there are no demonstrations in {path}; {hint} Record some with: rlinf record "
-                f"RECIPE --out {path}",
-                key="path",
-            )
-        self.build()
-
-    def build(self) -> tuple[Demonstrations, Demonstrations | None]:
-        """What is trained on, and what validates (or None); ConfigError where nothing is left."""
-        try:
-            whole = Demonstrations.load(self.path.expanduser())
-        except ConfigError as error:
-            raise ConfigError(str(error), key="path") from error
-        episodes = [each for each in whole if each.success or not self.only_successful]
-        if not episodes:
-            raise ConfigError(
-                f"none of the {len(whole.episodes)} episodes in {self.path} succeeded; nearest: "
-                "false, or other episodes",
-                key="only_successful",
-            )
-        kept = Demonstrations.of(episodes[: self.limit], whole.source)
-        return kept.split(self.held_out) if self.held_out else (kept, None)
+def is_recorded(directory: Path) -> bool:
+    """Whether a directory looks like a set."""
+    return (directory / _INFO).is_file()
 
 
 # -- whether a set can be learnt from -----------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +170,48 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         max_episode_steps=max(spec.max_episode_steps for spec in every),
         task_sections=tuple(number for number, _ in tasks),
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
+    )
+
+
+def refuse_foreign_actions(
+    smallest: Sequence[float],
+    largest: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    what: str,
+    key: str = "",
+) -> None:
+    """Refuse recorded actions, by their range [A], that are none of an environment's box [A].
+
+    A twentieth of the width of a dimension may be beyond it: what was recorded of people is.
+
+    Raises:
+        ConfigError: Names the dimensions; and two that fit when they are swapped.
+    """
+
+    def fits(place: int, box: int) -> bool:
+        slack = 0.05 * (high[box] - low[box]) + 1e-6
+        return low[box] - slack <= smallest[place] and largest[place] <= high[box] + slack
+
+    outside = [place for place in range(len(low)) if not fits(place, place)]
+    if not outside:
+        return
+    first = outside[0]
+    swapped = [
+        place for place in range(len(low))
+        if place != first and fits(first, place) and fits(place, first)
+    ]  # fmt: skip
+    hint = (
+        f"they fit with dimensions {first} and {swapped[0]} swapped"
+        if swapped
+        else "nearest: actions in the units of the environment (not normalised, nor raw)"
+    )
+    raise ConfigError(
+        f"{what}: action dimension {first} goes from {smallest[first]:.4g} to "
+        f"{largest[first]:.4g}, in the environment from {low[first]:.4g} to {high[first]:.4g}"
+        f"{f' (and so {len(outside) - 1} more)' if len(outside) > 1 else ''}; {hint}",
+        key=key,
     )
 
 

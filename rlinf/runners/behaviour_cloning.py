@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf.envs.spec import refuse_other_recording
 from rlinf.flow.graph import Flow
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
 from rlinf.runners.sft import SupervisedTask
@@ -23,12 +22,12 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
 
     config_class = BehaviourCloningConfig
     groups: ClassVar = {
-        "source": "rlinf.workers.source:SourceWorker",
         "env": "rlinf.workers.env:EnvWorker",
+        "source": "rlinf.workers.source:SourceWorker",
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "actor": "rlinf.workers.fit:CloningWorker",
     }
-    starts_with: ClassVar = {"rollout": "env", "actor": "source"}
+    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
 
     def __init__(self, config: BehaviourCloningConfig, directory: Path) -> None:
@@ -47,10 +46,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         return super().context(trains=False)
 
     def launched(self, groups: Groups) -> None:
-        """Refuse episodes of another kind of environment than the one to be evaluated in, and
-        write down which kind it is."""
-        recorded, played = groups.started["source"][0], groups.started["env"][0]
-        refuse_other_recording(recorded, played, key="data.path")
+        """Write down which kind of environment the policy is for."""
         keep_env_spec(groups, self.directory)
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlinf.envs.spec import refuse_other_recording
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
@@ -39,13 +38,13 @@ class Acting(Task[ActingT]):
     """What tasks share in which a policy acts in simulators and is trained."""
 
     groups: ClassVar = {
-        "source": "rlinf.workers.source:DemonstrationsSource",
         "env": "rlinf.workers.env:EnvWorker",
+        "source": "rlinf.workers.source:DemonstrationsSource",
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "replay": "rlinf.workers.replay:ReplayWorker",
         "actor": "rlinf.workers.actor:ActorWorker",
     }
-    starts_with: ClassVar = {"rollout": "env", "actor": "env"}
+    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
     changeable = (
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
@@ -172,9 +171,3 @@ class Embodied(Acting[EmbodiedConfig]):
             flow.stage("draw", Stage("source", "draw", outputs=("demonstrations",)), ahead=True)
             edges = ("trajectories", "demonstrations")
         flow.stage("train", Stage("actor", "train", edges, replicated=edges))
-
-    def launched(self, groups: Groups) -> None:
-        """Refuse episodes of another kind of environment."""
-        if self.config.demonstrations is not None:
-            recorded, played = groups.started["source"][0], groups.started["env"][0]
-            refuse_other_recording(recorded, played, key="demonstrations.path")

@@ -82,7 +82,7 @@ class CloningWorker(FitStage, ActorWorker):
         """Build policy and trainer; returns the number of parameters.
 
         Args:
-            env_spec: What was recorded.
+            env_spec: What the environments show, and so the episodes.
             rendezvous: :meth:`meeting` of rank 0; None for one rank.
 
         Raises:

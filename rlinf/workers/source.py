@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 
 from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
-from rlinf.data.demonstrations import Demonstrations
+from rlinf.data.augmentation import AugmentationConfig
+from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
 from rlinf.data.prompts.loader import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
@@ -48,27 +50,48 @@ class Texts:
 
 
 class Chunks:
-    """Observations with the chunks of C primitive actions that followed, as rows."""
+    """Observations with the chunks of C primitive actions that followed, as rows.
 
-    def __init__(self, demonstrations: Demonstrations, size: int) -> None:
-        self._seen = {
-            name: torch.from_numpy(array) for name, array in demonstrations.observations.items()
-        }
-        actions, acted = demonstrations.chunks(size)
-        self._actions = torch.from_numpy(actions)
-        # Beyond the end of an episode nothing was done: nothing is learnt there.
-        self._mask = torch.from_numpy(acted).float()[:, :, None].expand_as(self._actions).flatten(1)
+    The rows of several sets are numbered one set behind the other.
+    """
+
+    def __init__(self, sets: Sequence[Recorded], size: int) -> None:
+        self._sets = sets
+        self._rows = [each.rows() for each in sets]
+        self._chunks = [each.chunks(size) for each in sets]
+        self._firsts = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
-        return len(self._actions)
+        return int(self._firsts[-1])
+
+    def draws(self, seed: int) -> Draws | WeightedDraws:
+        """The order in which they are drawn."""
+        if len(self._sets) == 1:
+            return Draws(len(self), seed=seed)
+        weights = (each.weight for each in self._sets)
+        return WeightedDraws(map(len, self._rows), weights, seed=seed)
 
     def batch(self, rows: Rows) -> Batch:
         """Some rows; terms are the dimensions of the actions."""
-        chosen = torch.as_tensor(rows)
-        inputs = {name: array[chosen] for name, array in self._seen.items()}
-        return Batch.of(
-            inputs={**inputs, RAW_ACTIONS: self._actions[chosen]}, mask=self._mask[chosen]
-        )
+        wanted = np.asarray(rows)
+        of_set = np.searchsorted(self._firsts, wanted, side="right") - 1
+        parts = [(number, np.flatnonzero(of_set == number)) for number in range(len(self._sets))]
+        present = [(number, places) for number, places in parts if len(places)]
+        found = [self._part(number, wanted[places] - self._firsts[number])
+                 for number, places in present]  # fmt: skip
+        order = torch.from_numpy(np.argsort(np.concatenate([places for _, places in present])))
+        joined = {name: torch.cat([part[name] for part in found])[order] for name in found[0]}
+        return Batch.of(mask=joined.pop("mask"), inputs=joined)
+
+    def _part(self, number: int, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        held, (steps, acted) = self._sets[number], self._chunks[number]
+        seen = self._rows[number][rows]
+        inputs = {name: column[seen] for name, column in held.columns.items()}
+        actions = torch.from_numpy(held.actions[steps[rows]])
+        # Beyond the end of an episode nothing was done: nothing is learnt there.
+        mask = torch.from_numpy(acted[rows]).float()[:, :, None].expand_as(actions).flatten(1)
+        found = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        return {**found, RAW_ACTIONS: actions, "mask": mask}
 
 
 class SourceWorker(StageWorker):
@@ -80,40 +103,54 @@ class SourceWorker(StageWorker):
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
 
-    def start(self) -> EnvSpec | None:
-        """Read the data; returns what recorded episodes say of observations and actions.
+    def start(self, env_spec: EnvSpec | None = None) -> None:
+        """Read the data.
+
+        Args:
+            env_spec: What the environments show and take in which the policy acts afterwards.
 
         Raises:
-            ConfigError: The data cannot be used.
+            ConfigError: The data cannot be used, or is of other environments.
         """
-        config, spec = self._config, None
+        config = self._config
         with in_section("data"):
             if isinstance(config, BehaviourCloningConfig):
-                recorded, kept_back = config.data.build()
-                spec = EnvSpec.from_json(recorded.source["spec"])
+                assert env_spec is not None
+                recorded, kept_back = config.data.build(env_spec)
                 size = config.model.num_action_chunks
                 self._train = Chunks(recorded, size)
-                self._held_out = None if kept_back is None else Chunks(kept_back, size)
+                self._held_out = Chunks(kept_back, size) if kept_back else None
+                self._draws: Draws | WeightedDraws = self._train.draws(config.order_seed)
             elif isinstance(config, FineTuningConfig):
                 sets = config.data.build(load_tokenizer(self._context.model or config.model))
                 self._train = Texts(sets.train)
                 self._held_out = None if sets.validation is None else Texts(sets.validation)
-        self._draws = Draws(len(self._train), seed=config.order_seed)
-        return spec
+                self._draws = Draws(len(self._train), seed=config.order_seed)
 
     def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: the global batch of a step, from 0, and what validates after it, where due.
 
-        Returns how often the rows have been passed over.
+        Returns how often the rows have been passed over, on average.
         """
         size = self._config.actor.global_batch_size
-        yield Emit("batches", 0, self._train.batch(self._draws.batch(step, size)))
+        batch = self._train.batch(self._draws.batch(step, size))
+        if isinstance(self._config, BehaviourCloningConfig):
+            batch = _varied(batch, self._config.data, self._config.order_seed, step)
+        yield Emit("batches", 0, batch)
         if validate and self._held_out is not None:
             count = len(self._held_out)
             for number, first in enumerate(range(0, count, size)):
                 rows = range(first, min(first + size, count))
                 yield Emit("held_out", number, self._held_out.batch(rows))
         return {"train/epoch": (step + 1) * size / len(self._train)}
+
+
+def _varied(batch: Batch, config: DemonstrationsConfig, seed: int, step: int) -> Batch:
+    """With other pictures at each step, if the recipe says so; before ranks divide the batch."""
+    if config.augmentation == AugmentationConfig():
+        return batch
+    words = np.random.SeedSequence((seed, step)).generate_state(2)
+    return replace(batch, inputs=config.augmentation.applied(batch.inputs, int(words[0])))
 
 
 class DemonstrationsSource(StageWorker):
@@ -124,20 +161,20 @@ class DemonstrationsSource(StageWorker):
         del context
         self._config = config
 
-    def start(self) -> EnvSpec:
-        """Read the episodes; returns what they say of observations and actions."""
+    def start(self, env_spec: EnvSpec) -> None:
+        """Read the episodes, as environments of this spec show things; ConfigError."""
         config = self._config
         with in_section("demonstrations"):
-            recorded, _ = config.demonstrations.build()
+            recorded, _ = config.demonstrations.build(env_spec)
         self._chunks = Chunks(recorded, config.model.num_action_chunks)
-        seed = config.demonstrations.seed + config.seed
-        self._draws = Draws(len(self._chunks), seed=seed)
-        return EnvSpec.from_json(recorded.source["spec"])
+        self._seed = config.demonstrations.seed + config.seed
+        self._draws = self._chunks.draws(self._seed)
 
     def draw(self, *, step: int) -> Generator[Emit, None, None]:
         """Stage: the chunks of a step, from 0."""
-        rows = self._draws.batch(step, self._config.samples)
-        yield Emit("demonstrations", 0, self._chunks.batch(rows))
+        batch = self._chunks.batch(self._draws.batch(step, self._config.samples))
+        varied = _varied(batch, self._config.demonstrations, self._seed, step)
+        yield Emit("demonstrations", 0, varied)
 
 
 class WarmStartSource(StageWorker):

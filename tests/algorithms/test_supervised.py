@@ -13,6 +13,7 @@ import torch
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised
 from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.data.imitation import Recorded
 from rlinf.envs.spec import EnvSpec
 from rlinf.models.config import MLPConfig
 from rlinf.models.policy import RAW_ACTIONS
@@ -75,7 +76,7 @@ def _episode(length: int, seed: int) -> Demonstration:
 @pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
 def test_of_action_chunks_it_counts_what_was_done(objective: Any) -> None:
     """Chunks that reach beyond the end of an episode count with what lies before it."""
-    recorded = Demonstrations.of([_episode(3, 0), _episode(2, 1)], {})
+    recorded = [Recorded.of(Demonstrations.of([_episode(3, 0), _episode(2, 1)], {}))]
     batch = Chunks(recorded, size=2).batch(range(5))
     assert batch.mask.tolist() == [[1] * 4, [1] * 4, [1, 1, 0, 0], [1] * 4, [1, 1, 0, 0]]
     config = MLPConfig(num_action_chunks=2, policy_gain=1.0, initial_log_std=-0.5)
@@ -95,7 +96,7 @@ def test_of_action_chunks_it_counts_what_was_done(objective: Any) -> None:
 
 
 def test_the_mode_has_a_gradient_and_leaves_the_deviation_alone() -> None:
-    recorded = Demonstrations.of([_episode(4, 0)], {})
+    recorded = [Recorded.of(Demonstrations.of([_episode(4, 0)], {}))]
     batch = Chunks(recorded, size=1).batch([3, 1])
     policy = MLPConfig(policy_gain=1.0).build(SPEC, value_dim=0)
     _loss(Supervised("squared_error"), policy, batch).backward()  # type: ignore[no-untyped-call]

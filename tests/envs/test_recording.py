@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlinf.config.validate import validate
-from rlinf.data.demonstrations import Demonstration, Demonstrations, DemonstrationsConfig
+from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.data.imitation import DemonstrationsConfig, Recorded
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.spec import EnvSpec
@@ -113,12 +114,24 @@ def test_what_is_no_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_section_says_which_episodes_are_learnt(tmp_path: Path) -> None:
-    Demonstrations.of([_episode(2, seed) for seed in range(6)], {}).save(tmp_path / "set")
+    spec = EnvSpec(
+        observation_shapes={"states": (3,)},
+        observation_dtypes={"states": "float32"},
+        action_kind="continuous",
+        action_dim=1,
+        action_low=(0.0,),
+        action_high=(100.0,),
+        task_descriptions=(),
+        max_episode_steps=9,
+    )
+    episodes = [_episode(2, seed) for seed in range(6)]
+    Demonstrations.of(episodes, {"spec": spec.to_json()}).save(tmp_path / "set")
 
     def seeds(**section: object) -> list[list[int]]:
         config = validate(DemonstrationsConfig, {"path": str(tmp_path / "set"), **section}, "test")
         config.check()
-        return [[e.seed for e in part.episodes] for part in config.build() if part is not None]
+        parts = [part for parts in config.build(spec) for part in parts]
+        return [[int(p.actions[first, 0]) // 10 for first, _ in p.episodes] for p in parts]
 
     assert seeds() == [[0, 2, 4]]
     assert seeds(held_out=1) == [[0, 2], [4]]
@@ -133,16 +146,18 @@ def test_a_section_says_which_episodes_are_learnt(tmp_path: Path) -> None:
 
 
 def test_chunks_end_with_their_episode() -> None:
-    whole = Demonstrations.of([_episode(3, 0), _episode(2, 1)], {})
-    actions, acted = whole.chunks(2)
-    assert actions[:, :, 0].tolist() == [[0, 1], [1, 2], [2, 2], [10, 11], [11, 11]]
+    whole = Recorded.of(Demonstrations.of([_episode(3, 0), _episode(2, 1)], {}))
+    steps, acted = whole.chunks(2)
+    assert whole.actions[steps, 0].tolist() == [[0, 1], [1, 2], [2, 2], [10, 11], [11, 11]]
     assert acted.tolist() == [[1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]
 
 
 def test_held_out_episodes_are_the_last() -> None:
-    whole = Demonstrations.of([_episode(3, 0), _episode(2, 1), _episode(1, 2)], {})
+    episodes = [_episode(3, 0), _episode(2, 1), _episode(1, 2)]
+    whole = Recorded.of(Demonstrations.of(episodes, {}))
     kept, held_out = whole.split(1)
-    assert [e.seed for e in kept.episodes] == [0, 1]
-    assert [(e.seed, e.first) for e in held_out.episodes] == [(2, 0)]
+    assert kept.episodes == ((0, 3), (3, 2))
+    assert held_out.episodes == ((5, 1),)
+    assert held_out.rows().tolist() == [5]
     with pytest.raises(ConfigError, match="from 1 to 2"):
         whole.split(3)

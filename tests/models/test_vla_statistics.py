@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 from rlinf.models.vla.conventions import ActionConventions, GripperConvention
 from rlinf.models.vla.statistics import (
     ModelStatistics,
     Statistics,
     read_statistics,
-    refuse_foreign_actions,
     write_statistics,
 )
 

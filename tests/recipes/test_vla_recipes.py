@@ -12,7 +12,7 @@ import pytest
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.libero import LiberoEnv
-from rlinf.models.vla.pi0_config import FlowConfig
+from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from .conftest import rlinf

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
+from rlinf.models.vla.conventions import ActionConventions
 
 
 class VLAConfig(ModelConfig):
@@ -71,3 +72,58 @@ class VLAConfig(ModelConfig):
                 raise ConfigError(f"there is no file {named}", key=key)
         if self.tokenizer is not None and not self.tokenizer.expanduser().exists():
             raise ConfigError(f"there is no tokenizer {self.tokenizer}", key="tokenizer")
+
+
+class FlowConfig(VLAConfig):
+    """What models have that denoise actions in some steps, of which some are random."""
+
+    normalisation: ClassVar[Literal["mean_std", "quantiles"]] = "mean_std"
+    """By which statistics published models have their states and actions."""
+
+    cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
+    """Image observations in the order in which the model was trained on views: base, left wrist,
+    right wrist. null leaves a view out, as do those that are not named: it is not attended to."""
+    horizon: int | None = Field(default=None, ge=1)
+    """H, actions that are denoised together, of which `num_action_chunks` are executed; null: what
+    `path` says, otherwise `num_action_chunks`."""
+    denoising_steps: int = Field(default=10, ge=1)
+    """K. Training runs as many passes of the expert if all steps are random, one otherwise."""
+    method: Literal["ode", "flow_sde", "flow_noise", "flow_cps"] = "flow_sde"
+    """How exploration enters: steps of a stochastic differential equation with the same marginals,
+    with a learned deviation, with noise that keeps its share, or (`ode`) not at all."""
+    noise_level: float = Field(default=0.5, gt=0, lt=1)
+    """Of `flow_sde` and `flow_cps`: how random their steps are."""
+    noise_bounds: tuple[float, float] = (0.08, 0.16)
+    """Of `flow_noise`: the learned deviation lies between."""
+    random_steps: Literal["one", "all"] | None = None
+    """Which denoising steps of a chunk are random, and counted in its log-prob: one, drawn for each
+    row anew, or all; null: all with `flow_noise`, otherwise one."""
+    train_expert_only: bool = False
+    """Leave vision and language model as they are."""
+    conventions: ActionConventions = ActionConventions()
+    """What the actions of the model are for the environment."""
+    max_prompt_tokens: int = Field(default=48, ge=1)
+    """Tokens that an instruction may have."""
+
+    @property
+    def all_random(self) -> bool:
+        """Whether every denoising step is random."""
+        chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")
+        return chosen == "all"
+
+    @model_validator(mode="after")
+    def _check_denoising(self) -> Self:
+        low, high = self.noise_bounds
+        if not 0 < low < high:
+            raise illegal("noise_bounds", f"are [{low}, {high}]", hint="0 < the first < the second")
+        if self.method == "flow_cps" and self.denoising_steps < 2:
+            raise illegal(
+                "denoising_steps", "the last step of flow_cps is not random", hint="nearest: 2"
+            )
+        if self.horizon is not None and self.horizon < self.num_action_chunks:
+            raise illegal(
+                "horizon",
+                f"{self.horizon} actions are fewer than num_action_chunks",
+                hint=f"nearest: {self.num_action_chunks}",
+            )
+        return self

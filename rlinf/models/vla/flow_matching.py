@@ -21,10 +21,11 @@ the marginals of the ODE: in reverse time dx = [v + σ² / (2 t) (x + (1 − t) 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Method = Literal["ode", "flow_sde", "flow_noise", "flow_cps"]
 
@@ -100,3 +101,41 @@ def entropy_of(std: Tensor) -> Tensor:
     """½ log(2 π e s²) of each element, in nats; 0 where nothing is random."""
     safe = torch.where(std > 0, std, 1.0)
     return torch.where(std > 0, safe.log() + 0.5 * math.log(2.0 * math.pi * math.e), 0.0)
+
+
+class NoiseHead(nn.Module):
+    """What the deviation of Flow-Noise is made of, from hidden states of the expert."""
+
+    def __init__(self, width: int, action_dim: int, *, seed: int) -> None:
+        super().__init__()
+        widths = (width, 128, 64, action_dim)
+        self.layers = nn.ModuleList(
+            nn.Linear(rows, columns, device="meta") for rows, columns in pairwise(widths)
+        )
+        self.to_empty(device="cpu")
+        fill_fresh(self, torch.Generator().manual_seed(seed + 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, H, W] to [B, H, A]."""
+        x = hidden.to(next(self.parameters()).dtype)
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        raw: Tensor = self.layers[-1](x)
+        return raw
+
+
+@torch.no_grad()
+def fill_fresh(module: nn.Module, generator: torch.Generator) -> None:
+    """Fresh weights: matrices of variance 1 / inputs; norms and adaptive ones begin as identity."""
+    kinds = (nn.LayerNorm, nn.RMSNorm)
+    norms = {id(part.weight) for part in module.modules() if isinstance(part, kinds)}
+    for name, parameter in module.named_parameters():
+        adaptive = ".dense." in name
+        if parameter.ndim > 1 and not adaptive:
+            of_table = "embed" in name and parameter.ndim == 2
+            inputs = parameter.shape[1] if of_table else parameter[0].numel()
+            parameter.normal_(0.0, inputs**-0.5, generator=generator)
+        else:
+            parameter.fill_(float(id(parameter) in norms))
+            if adaptive and parameter.ndim == 1:
+                parameter[-len(parameter) // 3 :] = 1.0  # the gates are open

@@ -115,13 +115,18 @@ class Vision(nn.Module):
         self.post_layernorm = nn.LayerNorm(width, eps=_EPSILON)
         self.projector = nn.Linear(width, size.language.width)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] in [−1, 1] to [B, patches, W]."""
+    def patches(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] in [−1, 1] to [B, patches, W of vision]."""
         x = self.patch_embedding(pixels.to(self.patch_embedding.weight.dtype))
         x = x.flatten(2).transpose(1, 2) + self.position_embedding.weight
         for layer in self.layers:
             x = layer(x)
-        out: Tensor = self.projector(self.post_layernorm(x))
+        out: Tensor = self.post_layernorm(x)
+        return out
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] in [−1, 1] to [B, patches, W]."""
+        out: Tensor = self.projector(self.patches(pixels))
         return out
 
 
@@ -169,7 +174,7 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = _rotated(q, rotary), _rotated(k, rotary)
+        q, k = rotated(q, rotary), rotated(k, rotary)
         own = (k, v.clone())  # FSDP2 warns of layers that give back a view
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
@@ -230,21 +235,22 @@ class Gemma(nn.Module):
         condition: Tensor | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """[B, L, W] at positions [B, L] to [B, L, W], and what later tokens attend to."""
-        rotary, found = _rotary(positions, self.head_dim), []
+        rotary, found = rotary_angles(positions, self.head_dim), []
         for place, layer in enumerate(self.layers):
             x, own = layer(x, rotary, mask, past[place] if past else None, condition)
             found.append(own)
         return self.norm(x, condition)[0], found
 
 
-def _rotary(positions: Tensor, head_dim: int) -> KeyValue:
+def rotary_angles(positions: Tensor, head_dim: int) -> KeyValue:
     """Cosines and sines [B, 1, L, d/2] of rotary positions."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
     angles = positions[:, None, :, None].float() * _ROTARY_BASE**-exponents
     return angles.cos(), angles.sin()
 
 
-def _rotated(x: Tensor, rotary: KeyValue) -> Tensor:
+def rotated(x: Tensor, rotary: KeyValue) -> Tensor:
+    """[B, heads, L, d] turned by :func:`rotary_angles`."""
     (cosine, sine), (first, second) = rotary, x.float().chunk(2, dim=-1)
     turned = [first * cosine - second * sine, second * cosine + first * sine]
     return torch.cat(turned, dim=-1).to(x.dtype)
@@ -309,7 +315,7 @@ class PI0Network(nn.Module):
         """
         dtype = self.action_in_proj.weight.dtype
         x = self.action_in_proj(noisy.to(dtype))
-        told = _sinusoids(time, x.shape[-1]).to(dtype)
+        told = sinusoids(time, x.shape[-1]).to(dtype)
         condition = None
         seen = prefix.mask[:, None, None]
         if self.size.adaptive:
@@ -334,7 +340,7 @@ class PI0Network(nn.Module):
         return self.action_out_proj(hidden).float(), hidden
 
 
-def _sinusoids(time: Tensor, width: int) -> Tensor:
+def sinusoids(time: Tensor, width: int) -> Tensor:
     """[B] to [B, width]; in float64 where the device has it, as angles go up to 1571."""
     exact = torch.float32 if time.device.type == "mps" else torch.float64
     fraction = torch.linspace(0, 1, width // 2, dtype=exact, device=time.device)

@@ -1,343 +1,163 @@
-"""π₀ and π₀.₅ as policies: what they read, how they denoise, and what their chains are worth.
-
-Log-probs are those of πRL (https://arxiv.org/abs/2510.25889), with two differences to its code.
-Which step is random is drawn for each row, not for a whole batch; and log-densities of several
-steps are summed, as the probability of a chain is a product, where the code takes their mean.
-"""
+"""π₀ and π₀.₅ as policies, from published files or of small random networks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
-from rlinf.models.guidance import guided_velocity
-from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
-from rlinf.models.vla.flow_matching import (
-    entropy_of,
-    noisy_actions,
-    squashed_std,
-    training_time,
-    transition,
-    transition_log_prob,
-)
-from rlinf.models.vla.pi0 import PI0Size, Prefix
-from rlinf.models.vla.pi0_building import NoiseHead, published_network, tiny_network
-from rlinf.models.vla.pi0_config import FlowConfig, PI05Config
+from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.flow_matching import fill_fresh
+from rlinf.models.vla.flow_policy import FlowPolicy
+from rlinf.models.vla.loading import Translated, load_published, open_weights, translate
+from rlinf.models.vla.pi0 import PI0Network, PI0Size, Prefix, TransformerSize
+from rlinf.models.vla.pi0_config import PI05Config
+from rlinf.models.vla.pi0_layouts import EMBEDDING, LAYOUTS
 from rlinf.models.vla.pi0_prompts import (
+    TINY_VOCABULARY,
     StatePrompts,
     plain_prompts,
     published_encoder,
     tiny_encoder,
 )
-from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.preprocessing import square_pixels
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics, read_statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 
-class PI0Policy(VLAPolicy):
+class PI0Policy(FlowPolicy):
     """π₀ or π₀.₅, by the section's type."""
+
+    network: PI0Network
 
     def __init__(
         self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        self._config = config
-        self.network = (
-            tiny_network(config, env_spec, seed=seed) if config.path is None
-            else published_network(config)
-        )  # fmt: skip
-        size = self.network.size
-        self.horizon = size.horizon
-        self._check(config, size)
-        self._conventions = config.conventions
-        self._places = list(config.conventions.dimensions or range(self.action_dim))
-        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         encoder = tiny_encoder() if config.path is None else published_encoder(
             config.tokenizer or config.path
         )  # fmt: skip
-        self.tells_state = isinstance(config, PI05Config) and config.state_in_prompt
+        told = isinstance(config, PI05Config) and config.state_in_prompt
+        self.tells_state = told and self.state_dim > 0
         limit = config.max_prompt_tokens
         self.prompts: nn.Module = (
             StatePrompts(self.texts, encoder, limit=limit, dim=self.state_dim)
-            if self.tells_state and self.state_dim
+            if self.tells_state
             else plain_prompts(self.texts, encoder, limit=limit)
         )
-        self.noise_head: NoiseHead | None = None
-        if config.method == "flow_noise":
-            self.noise_head = NoiseHead(size, seed=seed)
-        if config.train_expert_only:
-            for part in (self.network.vision, self.network.language):
-                part.requires_grad_(False)
-        width = (size.language if size.adaptive else size.expert).width
-        self.add_values(config, width, seed=seed)
 
-    def _check(self, config: FlowConfig, size: PI0Size) -> None:
-        if size.horizon < self.chunk:
-            raise ConfigError(
-                f"{self.chunk} actions are to be executed, the model gives {size.horizon} at once; "
-                f"nearest: {size.horizon}",
-                key="model.num_action_chunks",
-            )
-        if not size.adaptive and self.state_dim > size.state_dim:
-            raise ConfigError(
-                f"the environment's states have {self.state_dim} dimensions, the model reads "
-                f"{size.state_dim}",
-                key="model.type",
-            )
-        with in_section("model.conventions"):
-            config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
+    def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
+        if config.path is None:
+            return _tiny_network(config, env_spec, seed=seed)
+        return _published_network(config)
 
-    def _read_statistics(
-        self, config: FlowConfig, env_spec: EnvSpec
-    ) -> tuple[ModelStatistics | None, Method]:
-        """None: the units of the environment are those of the model, as its box has no bounds."""
-        source = config.statistics or config.path
-        if source is None:
-            bounds = Statistics(min=self.action_low.clone(), max=self.action_high.clone())
-            known = bool(torch.isfinite(self.action_high - self.action_low).all())
-            return (ModelStatistics(bounds) if known else None), "bounds"
-        with in_section("model"):
-            found = read_statistics(source, config.statistics_key)
-        low, high = self.action_low.tolist(), self.action_high.tolist()
-        if config.conventions.gripper is None and not config.conventions.delta_dimensions:
-            found.check(low, high, dimensions=self._places, key="model.statistics")
-        return found, "quantiles" if isinstance(config, PI05Config) else "mean_std"
+    @property
+    def _reads_states(self) -> bool:
+        return not self.network.size.adaptive
 
-    # -- units --------------------------------------------------------------------------------
+    def _tokens(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, mask = self.prompts(observations, *((states,) if self.tells_state else ()))
+        return tokens, mask
 
-    def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, D] normalised; [B, 0] where there are none."""
-        if not self.state_dim:
-            first = next(iter(observations.values()))
-            return torch.zeros(len(first), 0, device=first.device)
-        states = observations["states"].float()
-        known = None if self._statistics is None else self._statistics.states
-        return states if known is None else known.normalize(states, self._normalisation)
+    def _prefix(
+        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+    ) -> Prefix:
+        return self.network.prefix(pixels, there, tokens, mask)
 
-    def _to_env(self, x: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """What was denoised [B, H, A'] as actions [B, C, A] of the environment."""
-        actions = x[:, : self.chunk]
-        if self._statistics is not None:
-            actions = self._statistics.actions.unnormalize(actions, self._normalisation)
-        found = self._conventions.to_env(actions, self.action_dim, observations.get("states"))
-        return self.in_box(found)
-
-    def _to_model(self, actions: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """Actions [B, C, A] of the environment as what is to be denoised [B, H, A'].
-
-        Where the model gives more actions than are executed, the last one is repeated.
-        """
-        size = self.network.size
-        known = size.action_dim if self._statistics is None else self._statistics.actions.dim
-        states = observations.get("states")
-        found = self._conventions.to_model(actions.float(), known, states)
-        if self._statistics is not None:
-            found = self._statistics.actions.normalize(found, self._normalisation)
-        last = found[:, -1:].expand(-1, size.horizon - found.shape[1], -1)
-        return nn.functional.pad(torch.cat([found, last], dim=1), (0, size.action_dim - known))
-
-    def _of_env(self, x: Tensor) -> Tensor:
-        """[B, H, A'] of the model cut to what is executed, [B, C, A]."""
-        return x[:, : self.chunk, self._places]
-
-    # -- passes of the network ----------------------------------------------------------------
-
-    def _read(self, observations: Mapping[str, Tensor]) -> tuple[Prefix, Tensor]:
-        """Pictures and text of observations, once for all denoising steps, and states for π₀.
-
-        A view that is left out takes no part, which is the same as one that is masked: positions
-        count only what is there.
-        """
-        size, states = self.network.size, self._states(observations)
-        told = (states,) if self.tells_state and self.state_dim else ()
-        tokens, mask = self.prompts(observations, *told)
-        pictures = [view for view in self.pictures_of(observations) if view is not None]
-        if not pictures:
-            raise ConfigError("all views are left out; name one", key="model.cameras")
-        pixels = torch.stack([square_pixels(view, size.image) for view in pictures], dim=1)
-        there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
-        prefix = self.network.prefix(pixels, there, tokens, mask)
-        return prefix, nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
-
-    def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
-        """[B] the time 1 − k / K of denoising steps [B], or of one for all rows."""
-        steps = self._config.denoising_steps
-        places = torch.as_tensor(step, device=like.device).expand(len(like))
-        return (steps - places).to(torch.float32) / steps
-
-    def _step(
+    def _denoise(
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and deviation of the random step from x, and the mean of the ODE's, [B, H, A']."""
-        config = self._config
-        velocity, hidden = self.network.denoise(prefix, x, time, states)
-        of = partial(transition, x=x, velocity=velocity, time=time, steps=config.denoising_steps)
-        learned = None
-        if self.noise_head is not None:
-            learned = squashed_std(self.noise_head(hidden).float(), config.noise_bounds)
-        mean, std = of(config.method, noise_level=config.noise_level, learned_std=learned)
-        return mean, std, of("ode")[0]
+    ) -> tuple[Tensor, Tensor]:
+        return self.network.denoise(prefix, x, time, states)
 
-    def _values(self, prefix: Prefix, states: Tensor) -> Tensor:
-        """[B, V]: of π₀ from what the expert makes of no action at all at the noise end, so that
-        they depend on the observation alone; of π₀.₅ from the mean of what was read."""
-        if not self.value_dim:
-            return torch.zeros(len(states), 0, device=states.device)
-        if self.network.size.adaptive:
-            mask = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
-            return self.values_of((prefix.hidden * mask).sum(1) / mask.sum(1))
+    @property
+    def _feature_width(self) -> int:
         size = self.network.size
-        blank = states.new_zeros(len(states), size.horizon, size.action_dim)
-        hidden = self.network.denoise(prefix, blank, self._time(0, blank), states)[1]
-        return self.values_of(hidden.mean(1))
+        return (size.language if size.adaptive else size.expert).width
 
-    # -- acting -------------------------------------------------------------------------------
+    def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
+        """Of π₀.₅ the mean of what was read."""
+        if not self.network.size.adaptive:
+            return super()._features(prefix, states)
+        mask = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
+        return (prefix.hidden * mask).sum(1) / mask.sum(1)
 
-    @property
-    def noise(self) -> Mapping[str, NoiseSpec]:
-        """Where denoising starts, the noise of its random steps, and which step that is."""
-        chain = (self.horizon, self.network.size.action_dim)
-        found = {"start": NoiseSpec(chain)}
-        if self._config.method == "ode":
-            return found
-        if self._config.all_random:
-            return found | {"steps": NoiseSpec((self._config.denoising_steps, *chain))}
-        return found | {"steps": NoiseSpec((1, *chain)), "step_index": NoiseSpec((), "uniform")}
 
-    @torch.inference_mode()
-    def sample(
-        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
-    ) -> ActionSample:
-        """Denoise actions; without noise by the ODE from 0, the mode of where it starts."""
-        prefix, states = self._read(observations)
-        size, config = self.network.size, self._config
-        blank = states.new_zeros(len(states), size.horizon, size.action_dim)
-        x = blank if noise is None else noise["start"]
-        which = self._drawn_step(noise)
-        chain, log_probs = [x], torch.zeros_like(x)
-        if noise is not None and config.method != "ode" and config.all_random:
-            log_probs = transition_log_prob(x, blank, torch.ones_like(x))
-        before, after = x, x
-        for step in range(config.denoising_steps):
-            mean, std, plain = self._step(prefix, states, x, self._time(step, x))
-            if noise is None or config.method == "ode":
-                x = plain
-            elif which is None:
-                x = mean + std * noise["steps"][:, step]
-                log_probs = log_probs + transition_log_prob(x, mean, std)
-            else:
-                chosen = (which == step).reshape(-1, 1, 1)
-                moved = mean + std * noise["steps"][:, 0]
-                before = torch.where(chosen, x, before)
-                log_probs = torch.where(chosen, transition_log_prob(moved, mean, std), log_probs)
-                x = torch.where(chosen, moved, plain)
-                after = torch.where(chosen, x, after)
-            chain.append(x)
-        kept = {"chain": torch.stack(chain, dim=1)}
-        if which is not None:
-            kept = {"chain": torch.stack([before, after], dim=1), "step_index": which}
-        return ActionSample(
-            actions=self._to_env(x, observations),
-            log_probs=self._of_env(log_probs),
-            forward_inputs=kept,
-            values=self._values(prefix, states) if noise is not None and self.value_dim else None,
-        )
+def _tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
+    """Random weights of the published architecture, for pictures of about 64 × 64."""
+    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
+    size = PI0Size(
+        adaptive=isinstance(config, PI05Config),
+        vision=TransformerSize(96, 2, 192),
+        language=TransformerSize(96, 2, 192),
+        expert=TransformerSize(96, 2, 192),
+        vision_heads=4,
+        heads=4,
+        head_dim=24,
+        vocabulary=TINY_VOCABULARY,
+        patch=16,
+        image=64,
+        horizon=config.horizon or config.num_action_chunks,
+        action_dim=max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1,
+        state_dim=max(state_dim, 1),
+    )
+    with torch.device("meta"):
+        network = PI0Network(size)
+    network.to_empty(device="cpu")
+    fill_fresh(network, torch.Generator().manual_seed(seed))
+    return network
 
-    @torch.no_grad()
-    def sample_continuing(
-        self, observations: Mapping[str, Tensor], prefix: Tensor, weights: Tensor
-    ) -> ActionSample:
-        """Denoise by the ODE from 0 a chunk that begins with actions [B, C, A] of the environment,
-        as firmly as weights [B, C] say; see :func:`~rlinf.models.guidance.guided_velocity`."""
-        read, states = self._read(observations)
-        begun = self._to_model(prefix, observations)
-        firmly = nn.functional.pad(weights, (0, self.horizon - self.chunk))
-        steps, x = self._config.denoising_steps, torch.zeros_like(begun)
-        for step in range(steps):
-            time = self._time(step, x)
-            velocity = guided_velocity(
-                lambda at, time=time: self.network.denoise(read, at, time, states)[0],
-                x=x, time=1.0 - step / steps, prefix=begun, weights=firmly,
-            )  # fmt: skip
-            x, _ = transition("ode", x=x, velocity=velocity, time=time, steps=steps)
-        actions = self._to_env(x, observations)
-        return ActionSample(actions, torch.zeros_like(actions), {})
 
-    def _drawn_step(self, noise: Mapping[str, Tensor] | None) -> Tensor | None:
-        """[B] int64, the random step of each row; None where all are, or none is."""
-        if noise is None or "step_index" not in noise:
-            return None
-        last = int(self._config.method == "flow_cps")  # whose last step has no noise
-        choices = self._config.denoising_steps - last
-        return (noise["step_index"] * choices).long().clamp(max=choices - 1)
+def _published_network(config: FlowConfig) -> PI0Network:
+    """The network in the directory that the section names; ConfigError where it is none."""
+    assert config.path is not None
+    path = config.path.expanduser()
+    with in_section("model"):
+        found = translate(open_weights(path), LAYOUTS)
+        size = _size(found, json.loads((path / "config.json").read_text()), config)
+        with torch.device("meta"):
+            network = PI0Network(size)
+        load_published(network, path, LAYOUTS)
+    return network
 
-    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
-        """Log-probs of the random steps of stored chains, by one pass of the prefix."""
-        if self._config.method == "ode":
-            raise ConfigError(
-                "the ODE has no random step whose log-prob could be trained; nearest: flow_sde",
-                key="model.method",
-            )
-        prefix, states = self._read(forward_inputs)
-        chain = forward_inputs["chain"].clone()  # it may have been sampled in inference mode
-        which = forward_inputs.get("step_index")
-        if which is not None:
-            steps = [(self._time(which, chain), chain[:, 0], chain[:, 1])]
-            log_probs = torch.zeros_like(chain[:, 0])
-        else:
-            steps = [
-                (self._time(k, chain), chain[:, k], chain[:, k + 1])
-                for k in range(self._config.denoising_steps)
-            ]
-            first = chain[:, 0]
-            log_probs = transition_log_prob(first, torch.zeros_like(first), torch.ones_like(first))
-        entropy = torch.zeros_like(log_probs)
-        for time, before, after in steps:
-            mean, std, _ = self._step(prefix, states, before, time)
-            log_probs = log_probs + transition_log_prob(after, mean, std)
-            entropy = entropy + entropy_of(std)
-        values = self._values(prefix, states)
-        return ActionEvaluation(self._of_env(log_probs), values, self._of_env(entropy))
 
-    @torch.inference_mode()
-    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, V] values of observations, without gradients."""
-        return self._values(*self._read(observations))
+def _size(found: Translated, settings: Mapping[str, Any], config: FlowConfig) -> PI0Size:
+    """Sizes from the shapes of weights; what these do not say from config.json."""
+    adaptive = "time_mlp_in.weight" in found.names
+    if adaptive != isinstance(config, PI05Config):
+        held, wanted = ("pi05", "pi0") if adaptive else ("pi0", "pi05")
+        raise ConfigError(f"{config.path} holds {held}, not {wanted}; nearest: {held}", key="type")
 
-    # -- supervised learning ------------------------------------------------------------------
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in found.names:
+            raise ConfigError(f"{config.path} holds no {config.type}: no {name}", key="path")
+        return found.shape(name)
 
-    @property
-    def imitation_noise(self) -> Mapping[str, NoiseSpec]:
-        """The noise that actions come from, and the time at which the velocity is asked for."""
-        chain = NoiseSpec((self.horizon, self.network.size.action_dim))
-        return {"noise": chain, "time": NoiseSpec((), "uniform")}
+    def transformer(part: str, inner: str) -> TransformerSize:
+        layers = {name.split(".")[2] for name in found.names if name.startswith(f"{part}.layers.")}
+        mlp, width = shape(f"{part}.layers.0.{inner}.weight")
+        return TransformerSize(width, len(layers), mlp)
 
-    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N, C, A] squared errors of the velocity (flow matching, arXiv 2410.24164, eq. 1)."""
-        prefix, states = self._read(inputs)
-        actions = self._to_model(inputs[RAW_ACTIONS], inputs)
-        time = training_time(inputs["time"])
-        x, wanted = noisy_actions(actions, inputs["noise"], time)
-        velocity, _ = self.network.denoise(prefix, x, time, states)
-        return self._of_env((velocity - wanted).square())
-
-    # -- training -----------------------------------------------------------------------------
-
-    def repeated_layers(self) -> list[nn.Module]:
-        """Layers of all three transformers."""
-        parts = (self.network.vision, self.network.language, self.network.expert)
-        return [layer for part in parts for layer in part.layers]
-
-    def trained_beside_adapters(self) -> Iterator[nn.Parameter]:
-        """What begins afresh: the value head and the deviation of Flow-Noise."""
-        yield from self.value_parameters()
-        if self.noise_head is not None:
-            yield from self.noise_head.parameters()
+    patch = shape("vision.patch_embedding.weight")[-1]
+    patches = shape("vision.position_embedding.weight")[0]
+    head_dim = shape("expert.layers.0.self_attn.k_proj.weight")[0]  # of one head, as all have
+    horizon = settings.get("chunk_size") or settings.get("action_horizon") or 50
+    size = PI0Size(
+        adaptive=adaptive,
+        vision=transformer("vision", "fc1"),
+        language=transformer("language", "gate_proj"),
+        expert=transformer("expert", "gate_proj"),
+        vision_heads=settings.get("vision_heads", 16),
+        heads=shape("expert.layers.0.self_attn.q_proj.weight")[0] // head_dim,
+        head_dim=head_dim,
+        vocabulary=shape(EMBEDDING)[0],
+        patch=patch,
+        image=round(patches**0.5) * patch,
+        horizon=config.horizon or int(horizon),
+        action_dim=shape("action_in_proj.weight")[1],
+    )
+    return size if adaptive else replace(size, state_dim=shape("state_proj.weight")[1])

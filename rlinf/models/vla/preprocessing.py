@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def square_pixels(images: Tensor, side: int) -> Tensor:
+def square_pixels(images: Tensor, side: int, *, centred: bool = True) -> Tensor:
     """Pictures [B, H, W, 3] uint8 to [B, 3, side, side] float32 in [−1, 1].
 
     The longer edge becomes ``side``, bilinear and without a filter; the rest is black on both
-    sides, as openpi's ``resize_with_pad`` has it.
+    sides, as openpi's ``resize_with_pad`` has it, or else on the left and above.
     """
     height, width = images.shape[1:3]
     pixels = images.permute(0, 3, 1, 2).to(torch.float32)
@@ -20,6 +20,8 @@ def square_pixels(images: Tensor, side: int) -> Tensor:
     if size != (height, width):
         pixels = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
     pixels = pixels.mul_(2.0 / 255.0).sub_(1.0)
-    above, left = (side - size[0]) // 2, (side - size[1]) // 2
+    above, left = side - size[0], side - size[1]
+    if centred:
+        above, left = above // 2, left // 2
     margins = (left, side - size[1] - left, above, side - size[0] - above)
     return functional.pad(pixels, margins, value=-1.0) if any(margins) else pixels

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 
 Method = Literal["mean_std", "quantiles", "bounds"]
@@ -224,48 +225,6 @@ class ModelStatistics:
         if set(names) <= known.keys():
             smallest, largest = (known[name][places].tolist() for name in names)
             refuse_foreign_actions(smallest, largest, low, high, what="the statistics", key=key)
-
-
-def refuse_foreign_actions(
-    smallest: Sequence[float],
-    largest: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    *,
-    what: str,
-    key: str = "",
-) -> None:
-    """Refuse recorded actions, by their range [A], that are none of an environment's box [A].
-
-    A twentieth of the width of a dimension may be beyond it: what was recorded of people is.
-
-    Raises:
-        ConfigError: Names the dimensions; and two that fit when they are swapped.
-    """
-
-    def fits(place: int, box: int) -> bool:
-        slack = 0.05 * (high[box] - low[box]) + 1e-6
-        return low[box] - slack <= smallest[place] and largest[place] <= high[box] + slack
-
-    outside = [place for place in range(len(low)) if not fits(place, place)]
-    if not outside:
-        return
-    first = outside[0]
-    swapped = [
-        place for place in range(len(low))
-        if place != first and fits(first, place) and fits(place, first)
-    ]  # fmt: skip
-    hint = (
-        f"they fit with dimensions {first} and {swapped[0]} swapped"
-        if swapped
-        else "nearest: actions in the units of the environment (not normalised, nor raw)"
-    )
-    raise ConfigError(
-        f"{what}: action dimension {first} goes from {smallest[first]:.4g} to "
-        f"{largest[first]:.4g}, in the environment from {low[first]:.4g} to {high[first]:.4g}"
-        f"{f' (and so {len(outside) - 1} more)' if len(outside) > 1 else ''}; {hint}",
-        key=key,
-    )
 
 
 # -- files --------------------------------------------------------------------------------------

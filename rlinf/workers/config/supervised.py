@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
-from rlinf.data.demonstrations import DemonstrationsConfig
+from rlinf.data.imitation import DemonstrationsConfig
 from rlinf.data.text_examples import TextExamplesConfig
 from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig

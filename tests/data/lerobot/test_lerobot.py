@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlinf.data.imitation import Recorded
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.data.lerobot.writer import write_lerobot
 
@@ -101,8 +102,8 @@ def test_lerobot_opens_what_is_written(tmp_path: Path) -> None:
             # Both decode the same bytes; versions of the decoder may round otherwise.
             assert np.abs(seen.astype(int) - own).max() <= (0 if kind == "image" else 2)
         np.testing.assert_array_equal(theirs["state"], whole.observations["states"])
-        actions, acted = whole.chunks(3)
-        np.testing.assert_array_equal(theirs["action"], actions)
+        steps, acted = Recorded.of(whole).chunks(3)
+        np.testing.assert_array_equal(theirs["action"], whole.actions[steps])
         np.testing.assert_array_equal(~theirs["pad"], acted)
         texts = [each.text for each in found.episodes for _ in range(each.length)]
         assert theirs["task"].tolist() == texts

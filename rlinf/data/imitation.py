@@ -1,0 +1,362 @@
+"""What imitation learns from: sets of episodes, seen as the environment of a recipe shows things.
+
+A set is one of `rlinf record` or a LeRobot set; both become a :class:`Recorded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.component import illegal
+from rlinf.config.nearest import did_you_mean
+from rlinf.data.augmentation import AugmentationConfig
+from rlinf.data.demonstrations import Demonstrations, is_recorded
+from rlinf.data.lerobot.layout import ACTION, features_of, is_lerobot
+from rlinf.data.lerobot.pictures import Stacked
+from rlinf.data.lerobot.reader import LeRobotSet
+from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
+from rlinf.envs.results import TASK_IDS
+from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
+from rlinf.errors import ConfigError, in_section
+
+
+class Column(Protocol):
+    """Rows [N, ...], all in memory or read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """With N."""
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Episodes of a set.
+
+    Args:
+        columns: Observations by key, each [N, ...] over all rows of the set.
+        actions: [N, A] float32.
+        episodes: (first row, length) of those that are learnt from.
+        weight: How often rows are drawn, relative to other sets.
+    """
+
+    columns: Mapping[str, Column]
+    actions: np.ndarray
+    episodes: tuple[tuple[int, int], ...]
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, found: Demonstrations) -> Recorded:
+        """All episodes of a set in memory."""
+        episodes = tuple((each.first, each.length) for each in found.episodes)
+        return cls(found.observations, found.actions, episodes)
+
+    def rows(self) -> np.ndarray:
+        """[M] rows of the episodes, one behind the other."""
+        return np.concatenate([np.arange(first, first + n) for first, n in self.episodes])
+
+    def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The chunk of C = ``size`` actions that begins at every row of the episodes.
+
+        Beyond the end of its episode it repeats the last action there, and says so.
+
+        Returns:
+            steps: [M, C] int64, rows of ``actions``.
+            acted: [M, C] bool, False beyond the end of the episode.
+        """
+        lengths = [length for _, length in self.episodes]
+        ends = np.repeat([first + length for first, length in self.episodes], lengths)[:, None]
+        steps = self.rows()[:, None] + np.arange(size)
+        return np.minimum(steps, ends - 1), steps < ends
+
+    def split(self, held_out: int) -> tuple[Recorded, Recorded]:
+        """All but the last ``held_out`` episodes, and those; ConfigError where a side is empty."""
+        count = len(self.episodes)
+        if not 0 < held_out < count:
+            raise ConfigError(
+                f"{held_out} of {count} episodes cannot be held out; from 1 to {count - 1}",
+                key="held_out",
+            )
+        kept, others = self.episodes[:-held_out], self.episodes[-held_out:]
+        return replace(self, episodes=kept), replace(self, episodes=others)
+
+
+class SetOptions(StrictModel):
+    """What is learnt of a set."""
+
+    only_successful: bool = True
+    """Leave out episodes that did not succeed; a set that does not say is taken whole."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take the first so many of these episodes alone; null: all."""
+    observations: dict[str, str | tuple[str, ...]] = Field(default={})
+    """Of a LeRobot set: by observation of the environment its feature, as `main_images:
+    observation.images.front`, or several that are stacked; those that `rlinf record` writes need
+    none."""
+    actions: str = ACTION
+    """Of a LeRobot set: the feature of the actions."""
+    tasks: dict[str, str] = Field(default={})
+    """By text of the set, the description that the environment has of the same task."""
+    any_frame_rate: bool = False
+    """Take a set although its frames per second are not the actions per second of the
+    environment."""
+
+    def check_set(self, path: Path) -> None:
+        """Look for a set, and for episodes in it; ConfigError."""
+        path = path.expanduser()
+        if not is_recorded(path) and not is_lerobot(path):
+            siblings = [entry.name for entry in path.parent.glob("*") if entry.is_dir()]
+            hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
+            raise ConfigError(
+                f"there are no demonstrations in {path}; {hint} Record some with: rlinf record "
+                f"RECIPE --out {path}",
+                key="path",
+            )
+        with _of_path():
+            ours = is_recorded(path)
+            found = Demonstrations.load(path) if ours else LeRobotSet(path)
+        self._chosen(path, _successes(found))
+
+    def read(self, path: Path, spec: EnvSpec) -> Recorded:
+        """The episodes, as an environment of this spec shows things; ConfigError."""
+        path = path.expanduser()
+        with _of_path():
+            if is_recorded(path):
+                found: Demonstrations | LeRobotSet = Demonstrations.load(path)
+                columns, actions, rate = self._recorded(found, spec)
+                spans = [(each.first, each.length) for each in found.episodes]
+            else:
+                found = LeRobotSet(path)
+                rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
+                columns = self._columns(found, spec)
+                actions = found.vectors(self.actions)
+        self._refuse_other_rate(path, rate, spec)
+        self._refuse_other_actions(path, actions, spec)
+        chosen = self._chosen(path, _successes(found))
+        return Recorded(columns, actions, tuple(spans[number] for number in chosen))
+
+    def _chosen(self, path: Path, successes: Sequence[bool]) -> list[int]:
+        found = [n for n, good in enumerate(successes) if good or not self.only_successful]
+        if not found:
+            raise ConfigError(
+                f"none of the {len(successes)} episodes in {path} succeeded; nearest: "
+                "false, or other episodes",
+                key="only_successful",
+            )
+        return found[: self.limit]
+
+    def _refuse_other_rate(self, path: Path, rate: float | None, spec: EnvSpec) -> None:
+        wanted = spec.control_rate
+        if rate and wanted and abs(rate - wanted) > 0.01 * wanted and not self.any_frame_rate:
+            raise ConfigError(
+                f"{path} has {rate:g} frames a second, the environment acts {wanted:g} times; "
+                "nearest: a set of its rate, or any_frame_rate: true",
+                key="path",
+            )
+
+    def _refuse_other_actions(self, path: Path, actions: np.ndarray, spec: EnvSpec) -> None:
+        if actions.shape[1] != spec.action_dim:
+            raise ConfigError(
+                f"the episodes in {path} have action_dim {actions.shape[1]}, the environments of "
+                f"env.train {spec.action_dim}; record episodes there with: rlinf record",
+                key="path",
+            )
+        low, high = np.quantile(actions, [0.01, 0.99], axis=0).tolist()
+        refuse_foreign_actions(low, high, spec.action_low, spec.action_high, what=str(path),
+                               key="path")  # fmt: skip
+
+    # -- sets of ours ---------------------------------------------------------------------------
+
+    def _recorded(
+        self, found: Any, spec: EnvSpec
+    ) -> tuple[Mapping[str, Column], np.ndarray, float | None]:
+        recorded = EnvSpec.from_json(found.source["spec"])
+        refuse_other_recording(recorded, spec, key="path")
+        columns = dict(found.observations)
+        texts = recorded.task_descriptions
+        if TASK_IDS in columns and texts != spec.task_descriptions:
+            numbers = columns[TASK_IDS].astype(np.int64)
+            known = {int(number): self._task(texts[number], spec) for number in set(numbers)}
+            columns[TASK_IDS] = np.array([known[int(number)] for number in numbers], np.int64)
+        return columns, found.actions, recorded.control_rate
+
+    # -- LeRobot sets ---------------------------------------------------------------------------
+
+    def _columns(self, found: LeRobotSet, spec: EnvSpec) -> dict[str, Column]:
+        shown = spec.observation_shapes
+        unknown = sorted(set(self.observations) - set(shown))
+        if unknown:
+            raise ConfigError(
+                f"the environment shows no `{unknown[0]}`; {did_you_mean(unknown[0], shown)}",
+                key="observations",
+            )
+        tasks = [self._task(each.text, spec) for each in found.episodes]
+        lengths = [each.length for each in found.episodes]
+        columns: dict[str, Column] = {}
+        for key, shape in shown.items():
+            if key == TASK_IDS:
+                columns[key] = np.repeat(np.array(tasks, np.int64), lengths)
+            elif key == INSTRUCTION_KEY:
+                texts = np.stack([instruction_bytes(each.text) for each in found.episodes])
+                columns[key] = np.repeat(texts, lengths, axis=0)
+            else:
+                columns[key] = self._column(found, key, shape)
+        return columns
+
+    def _column(self, found: LeRobotSet, key: str, shape: tuple[int, ...]) -> Column:
+        given = self.observations.get(key) or tuple(features_of(key, shape))
+        names = (given,) if isinstance(given, str) else given
+        for name in names:
+            if name not in found.features:
+                known = [
+                    n for n, each in found.features.items() if each.pictured == (len(shape) > 1)
+                ]
+                raise ConfigError(
+                    f"{found.directory} has no `{name}` for the observation `{key}`; "
+                    f"{did_you_mean(name, known)}",
+                    key=f"observations.{key}",
+                )
+        if len(shape) == 1:
+            vectors = [found.vectors(name) for name in names]
+            column: Any = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
+        else:
+            found.check_videos(names)
+            cameras = [found.pictures(name) for name in names]
+            column = cameras[0] if len(shape) == 3 and len(cameras) == 1 else Stacked(cameras)
+        if column.shape[1:] != shape:
+            raise ConfigError(
+                f"`{key}` is {list(column.shape[1:])} in {found.directory}, in the environment "
+                f"{list(shape)}; nearest: options of the environment that show it so",
+                key=f"observations.{key}",
+            )
+        return column  # type: ignore[no-any-return]
+
+    def _task(self, text: str, spec: EnvSpec) -> int:
+        """Which task of the environment a text means; 0 where it has no descriptions."""
+        known = {_words(each): number for number, each in enumerate(spec.task_descriptions)}
+        wanted = self.tasks.get(text, text)
+        if not known:
+            return 0
+        if _words(wanted) not in known:
+            raise ConfigError(
+                f"the environment has no task `{wanted}`; "
+                f"{did_you_mean(wanted, spec.task_descriptions)}; if it is one of these, say so",
+                key="tasks",
+            )
+        return known[_words(wanted)]
+
+
+class MixedSetConfig(SetOptions):
+    """One of several sets."""
+
+    path: Path
+    """Directory of the set."""
+    weight: float = Field(default=1.0, gt=0)
+    """How often its rows are drawn, relative to the weights of the others."""
+
+    def check(self) -> None:
+        """Look for the set."""
+        self.check_set(self.path)
+
+
+class DemonstrationsConfig(SetOptions):
+    """Recorded episodes that a policy is to imitate: one set, or several."""
+
+    path: Path | None = None
+    """Directory of a set, as `rlinf record` writes it, or of a LeRobot set."""
+    sets: tuple[MixedSetConfig, ...] = ()
+    """Instead of `path`: sets, each with its weight and options."""
+    held_out: int = Field(default=0, ge=0)
+    """So many episodes of each set, the last ones, are not trained on, but validate."""
+    augmentation: AugmentationConfig = AugmentationConfig()
+    """How pictures vary that are trained on."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the order, of the mixture and of the augmentation."""
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        if (self.path is None) == (not self.sets):
+            given = "neither is" if self.path is None else "both are"
+            raise illegal("path", f"{given} given of path and sets", hint="one of them")
+        # By value, not by whether it was written: a run writes down what it was not told, too.
+        misplaced = [name for name, field in SetOptions.model_fields.items()
+                     if getattr(self, name) != field.default]  # fmt: skip
+        if self.sets and misplaced:
+            key = misplaced[0]
+            raise illegal(key, "is said of no set", hint=f"write it as sets.0.{key} …")
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are episodes to validate on."""
+        return self.held_out > 0
+
+    def check(self) -> None:
+        """Look for the sets."""
+        super().check()
+        if self.path is not None:
+            self.check_set(self.path)
+
+    def build(self, spec: EnvSpec) -> tuple[list[Recorded], list[Recorded]]:
+        """What is trained on, and what validates; ConfigError where nothing is left."""
+        if self.path is not None:
+            found = [self.read(self.path, spec)]
+        else:
+            found = []
+            for place, each in enumerate(self.sets):
+                with in_section(f"sets.{place}"):
+                    found.append(replace(each.read(each.path, spec), weight=each.weight))
+        if not self.held_out:
+            return found, []
+        parts = [each.split(self.held_out) for each in found]
+        return [kept for kept, _ in parts], [others for _, others in parts]
+
+
+class _of_path:  # noqa: N801 - used as a function, as contextlib does
+    """Let a ConfigError without a key be one of ``path``."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ConfigError) and not error.key:
+            error.key = "path"
+
+
+def _successes(found: Demonstrations | LeRobotSet) -> Sequence[bool]:
+    if isinstance(found, LeRobotSet):
+        return found.success
+    return [each.success for each in found.episodes]
+
+
+def _words(text: str) -> str:
+    """A text without what people write differently."""
+    return " ".join(text.lower().replace("_", " ").replace("-", " ").split()).rstrip(".")
+
+
+class WeightedDraws:
+    """Rows of several sets, a set by its weight, then one of its rows; a function of seed and step.
+
+    Args:
+        lengths: Rows of each set; they are numbered one set behind the other.
+        weights: Of each set, above 0.
+        seed: Of what is drawn.
+    """
+
+    def __init__(self, lengths: Iterable[int], weights: Iterable[float], *, seed: int) -> None:
+        self._lengths, given = np.array(list(lengths)), np.array(list(weights), np.float64)
+        self._firsts = np.cumsum([0, *self._lengths[:-1]])
+        self._weights, self._seed = given / given.sum(), seed
+
+    def batch(self, step: int, size: int) -> np.ndarray:
+        """[size] int64, rows of the global batch of a step, from 0."""
+        generator = np.random.default_rng([self._seed, step])
+        chosen = generator.choice(len(self._lengths), size, p=self._weights)
+        within = (generator.random(size) * self._lengths[chosen]).astype(np.int64)
+        return np.asarray(self._firsts[chosen] + within, np.int64)

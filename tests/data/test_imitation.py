@@ -1,0 +1,190 @@
+"""What imitation learns from: sets seen as an environment shows things, mixtures, augmentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.config.validate import validate
+from rlinf.data.augmentation import AugmentationConfig
+from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
+from rlinf.data.lerobot.writer import write_lerobot
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
+from rlinf.workers.source import Chunks
+
+from .lerobot.sets import SPEC, recorded
+
+pytest.importorskip("pyarrow")
+ENV = EnvSpec.from_json(SPEC)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same episodes in both formats, and others."""
+    root = tmp_path_factory.mktemp("sets")
+    recorded().save(root / "ours")
+    write_lerobot(recorded(), root / "lerobot", fps=20, pictures="image")
+    write_lerobot(recorded((5, 6), seed=1), root / "other", fps=20, pictures="image")
+    return root
+
+
+def build(spec: EnvSpec = ENV, **section: Any) -> tuple[list[Recorded], list[Recorded]]:
+    """Of a section ``data``, as a run does."""
+    config = validate(DemonstrationsConfig, section, "test")
+    config.check()
+    return config.build(spec)
+
+
+def test_both_formats_give_the_same_rows(sets: Path) -> None:
+    ours, theirs = (
+        Chunks(build(path=str(sets / name), only_successful=False)[0], 3)
+        for name in ("ours", "lerobot")
+    )
+    rows = np.random.default_rng(0).permutation(20)
+    left, right = ours.batch(rows), theirs.batch(rows)
+    assert left.inputs.keys() == right.inputs.keys()
+    assert {"main_images", "wrist_images", "states", "task_ids"} < left.inputs.keys()
+    torch.testing.assert_close(left.mask, right.mask)
+    for name, value in left.inputs.items():
+        torch.testing.assert_close(value, right.inputs[name], atol=0, rtol=0)
+    # 3 steps of the two dimensions; the last row of an episode has one.
+    assert left.mask[np.flatnonzero(rows == 8)[0]].tolist() == [1, 1, 0, 0, 0, 0]
+
+
+def test_features_of_other_names_and_tasks_in_other_words(sets: Path) -> None:
+    shapes = {"states": (5,), "main_images": (16, 16, 3), "task_ids": ()}
+    texts = ("Push it.", "close_the window", "Open the window")
+    spec = replace(ENV, observation_shapes=shapes, task_descriptions=texts)
+    names = {"main_images": "observation.images.wrist_0", "states": ["observation.state", "action"]}
+    (found,), (others,) = build(spec, path=str(sets / "lerobot"), observations=names, held_out=1)
+    assert (found.episodes, others.episodes) == (((0, 9),), ((9, 4),))
+    whole, rows = recorded(), np.array([3, 10])
+    assert found.columns["task_ids"][rows].tolist() == [2, 1]  # whatever the case and the dot
+    np.testing.assert_array_equal(
+        found.columns["main_images"][rows], whole.observations["wrist_images"][rows, 0]
+    )
+    wanted = np.concatenate([whole.observations["states"], whole.actions], axis=1)[rows]
+    np.testing.assert_array_equal(found.columns["states"][rows], wanted)
+    renamed = replace(ENV, task_descriptions=("shut", "lift", "open the window"))
+    said = {"close the window": "shut"}
+    for name in ("ours", "lerobot"):
+        ((found, *_), _) = build(renamed, path=str(sets / name), tasks=said)
+        assert found.columns["task_ids"][rows].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "section", "told"),
+    [
+        ({"control_rate": 10.0}, {}, "has 20 frames a second, the environment acts 10 times"),
+        ({"action_dim": 3}, {}, "action_dim 2"),
+        ({"action_low": (0.0, -1.0)}, {}, "action dimension 0 goes from"),
+        (
+            {"observation_shapes": {"images.front": (8, 8, 3)}}, {},
+            r"no `observation.images.front` for the observation `images.front`; .*known: "
+            r"observation.images.main, observation.images.wrist_0",
+        ),
+        (
+            {"observation_shapes": {"main_images": (32, 32, 3)}}, {},
+            r"`main_images` is \[32, 48, 3\] in .*, in the environment \[32, 32, 3\]",
+        ),
+        ({"observation_shapes": {"states": (4,)}}, {}, r"`states` is \[3\]"),
+        ({"observation_shapes": {"depth.front": (4, 4)}}, {}, "has no place for `depth.front`"),
+        (
+            {"task_descriptions": ("open the windows", "sit")}, {},
+            "no task `open the window`; did you mean `open the windows`",
+        ),
+        ({}, {"observations": {"main_image": "a"}}, "did you mean `main_images`"),
+        ({}, {"actions": "actions"}, "did you mean `action`"),
+        ({}, {"held_out": 2}, "2 of 2 episodes cannot be held out"),
+    ],
+)  # fmt: skip
+def test_a_set_of_something_else_is_refused(
+    spec: dict[str, Any], section: dict[str, Any], told: str, sets: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        build(replace(ENV, **spec), path=str(sets / "lerobot"), **section)
+
+
+def test_another_frame_rate_may_be_meant(sets: Path) -> None:
+    spec = replace(ENV, control_rate=10.0)
+    ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)
+    assert len(found.episodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({}, "neither is given of path and sets"),
+        ({"path": "a", "sets": [{"path": "b"}]}, "both are given"),
+        ({"sets": [{"path": "b"}], "limit": 2}, "write it as sets.0.limit"),
+        ({"path": "a", "augmentation": {"crop": [0.5, 1.1]}}, "at most 1"),
+        ({"sets": [{"path": "b", "weight": 0.0}]}, "sets.0.weight = 0.0 .*must be > 0"),
+        ({"path": "nowhere"}, "rlinf record"),
+    ],
+)
+def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        build(**section)
+
+
+def test_a_mixture_draws_by_weight_and_knows_the_step_alone(sets: Path) -> None:
+    section = [
+        {"path": str(sets / "ours"), "weight": 3.0},
+        {"path": str(sets / "other"), "only_successful": False},
+    ]
+    train, held_out = build(sets=section, held_out=1)
+    chunks = Chunks(train, 2)
+    assert [each.weight for each in train] == [3.0, 1.0]
+    assert len(chunks) == 9 + 5
+    assert len(Chunks(held_out, 2)) == 4 + 6
+    draws = chunks.draws(seed=1)
+    rows = np.concatenate([draws.batch(step, 50) for step in range(100)])
+    assert abs((rows < 9).mean() - 0.75) < 0.03
+    counts = np.bincount(rows, minlength=14)
+    assert (counts[:9] > 300).all()
+    assert (counts[9:] > 170).all()
+    np.testing.assert_array_equal(
+        draws.batch(7, 50), WeightedDraws([9, 5], [3, 1], seed=1).batch(7, 50)
+    )
+    assert (draws.batch(7, 50) != draws.batch(8, 50)).any()
+    # Rows keep their place, whichever set they are of.
+    batch = chunks.batch([10, 2, 9, 0])
+    first, second = recorded().actions, recorded((5, 6), seed=1).actions
+    wanted = np.stack([second[1], first[2], second[0], first[0]])
+    np.testing.assert_array_equal(batch.inputs["raw_actions"][:, 0], wanted)
+
+
+def test_augmentation_stays_within_its_ranges_and_knows_its_seed() -> None:
+    pictures = torch.randint(0, 256, (4, 2, 8, 12, 3), dtype=torch.uint8)
+    inputs = {"wrist_images": pictures, "states": torch.randn(4, 3),
+              "instruction": torch.zeros(4, 256, dtype=torch.uint8)}  # fmt: skip
+    config = AugmentationConfig(crop=(0.8, 0.9), brightness=(0.5, 0.6), saturation=(0.0001, 0.5))
+    found = config.applied(inputs, 3)
+    assert found["wrist_images"].shape == pictures.shape
+    assert found["wrist_images"].dtype == torch.uint8
+    for name in ("states", "instruction"):
+        assert found[name] is inputs[name]
+    again, other = config.applied(inputs, 3), config.applied(inputs, 4)
+    assert torch.equal(found["wrist_images"], again["wrist_images"])
+    assert not torch.equal(found["wrist_images"], other["wrist_images"])
+    nothing = AugmentationConfig().applied(inputs, 0)["wrist_images"]
+    assert torch.equal(nothing, pictures)
+    grey = torch.full((1, 8, 8, 3), 200, dtype=torch.uint8)
+    darker = AugmentationConfig(brightness=(0.5, 0.5)).applied({"a": grey}, 0)["a"]
+    assert (darker == 100).all()
+    colours = torch.rand(1, 8, 8, 3).mul(255).to(torch.uint8)
+    flat = AugmentationConfig(contrast=(1e-4, 1e-4)).applied({"a": colours}, 0)["a"]
+    assert flat.max() - flat.min() <= 1
+    pale = AugmentationConfig(saturation=(1e-4, 1e-4)).applied({"a": colours}, 0)["a"].int()
+    assert (pale.amax(-1) - pale.amin(-1)).max() <= 1
+    # The middle half of a ramp, enlarged: as bright in the middle, with half the slope.
+    ramp = torch.arange(64).mul(4).reshape(1, 1, 64, 1).expand(1, 64, 64, 3).to(torch.uint8)
+    cut = AugmentationConfig(crop=(0.5, 0.5)).applied({"a": ramp}, 1)["a"].float()
+    slope = (cut[0, 0, 33:, 0] - cut[0, 0, 32:-1, 0]).mean()
+    assert 1.8 < slope < 2.2

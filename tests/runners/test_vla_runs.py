@@ -26,8 +26,8 @@ from rlinf.runners.run import Run
 
 from . import vla_support
 from .killing import Task, kill_and_resume
-from .support import assert_equal_runs
 from .supervised_support import metrics, weights
+from .support import assert_equal_runs
 from .test_equality import needs_two_cores
 from .vla_support import OFT, imitate, train, write_recipe
 
@@ -124,9 +124,10 @@ def test_another_base_is_refused(run: Path, imitated: Path, tmp_path: Path) -> N
     text = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(text.replace("seed: 3", "seed: 4"))
     wrong = "trained from other weights .pi05 tiny, seed 3, then sha256:"
+    policy = TrainedPolicy(task_of_run(other), other)
+    spec = policy.env_spec()
     with pytest.raises(ConfigError, match=wrong):
-        policy = TrainedPolicy(task_of_run(other), other)
-        policy.build(policy.env_spec())
+        policy.build(spec)
 
 
 @pytest.mark.parametrize("command", [["eval", "--episodes", "2"], ["resume"]])
@@ -143,9 +144,7 @@ def test_the_command_line_refuses_another_base(
     assert "trained from other weights" in told[-1], told
 
 
-def test_a_part_on_another_base_is_refused_and_the_whole_is_not(
-    run: Path, imitated: Path
-) -> None:
+def test_a_part_on_another_base_is_refused_and_the_whole_is_not(run: Path, imitated: Path) -> None:
     policy = TrainedPolicy(task_of_run(run), run)
     spec: Any = policy.env_spec()
     model = policy.config.model

@@ -291,11 +291,14 @@ class FlowPolicy(VLAPolicy):
         steps, x = self._config.denoising_steps, torch.zeros_like(begun)
         for step in range(steps):
             time = self._time(step, x)
-            velocity = guided_velocity(
-                lambda at, time=time: self._denoise(read, states, at, time)[0],
-                x=x, time=1.0 - step / steps, prefix=begun, weights=firmly,
-            )  # fmt: skip
-            x, _ = transition("ode", x=x, velocity=velocity, time=time, steps=steps)
+
+            def velocity(at: Tensor, time: Tensor = time) -> Tensor:
+                return self._denoise(read, states, at, time)[0]
+
+            bent = guided_velocity(
+                velocity, x=x, time=1.0 - step / steps, prefix=begun, weights=firmly
+            )
+            x, _ = transition("ode", x=x, velocity=bent, time=time, steps=steps)
         actions = self._to_env(x, observations)
         return ActionSample(actions, torch.zeros_like(actions), {})
 

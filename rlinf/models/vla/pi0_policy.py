@@ -122,6 +122,8 @@ def _published_network(config: FlowConfig) -> PI0Network:
         with torch.device("meta"):
             network = PI0Network(size)
         load_published(network, path, LAYOUTS)
+    if len({parameter.dtype for parameter in network.parameters()}) > 1:
+        network.float()  # as openpi stores them: norms in float32, the rest in bfloat16
     return network
 
 

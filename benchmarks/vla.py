@@ -3,8 +3,8 @@
 ``OMP_NUM_THREADS=1 python benchmarks/vla.py`` takes turns between the two of each pair and prints
 the median of their times and of the ratios of neighbouring turns:
 
-- *act* and *evaluate* of each model, beside its network on pictures, tokens and states that are
-  ready: what remains are pictures into pixels, prompts, units, draws and log-probs.
+- *act* and *evaluate* of each model without values, beside its network on pictures, tokens and
+  states that are ready: what remains are pixels, prompts, units, draws and log-probs.
 - *evaluate* of a chain of four random denoising steps, beside one that reads pictures and prompt
   again at each step.
 - pictures into pixels, beside torch's own resize of the same pictures.
@@ -64,7 +64,7 @@ def observations(rows: int) -> dict[str, Tensor]:
 def build(name: str, path: Path | None) -> Policy:
     source = {"preset": "tiny"} if path is None else {"path": path}
     section = Component(REGISTRY).section({"type": name, **source, **MODELS[name]})
-    policy: Policy = section.build(SPEC, value_dim=1, seed=0).eval()
+    policy: Policy = section.build(SPEC, value_dim=0, seed=0).eval()
     return policy
 
 
@@ -114,9 +114,11 @@ def bare_tokens(policy: Any, seen: dict[str, Tensor], noise: dict[str, Tensor]) 
     def at_once() -> None:
         network.action_logits(policy._read(*prompt(), tokens))
 
+    from transformers import DynamicCache
+
     def in_turn() -> None:
         embedded, seen_mask = prompt()
-        cache = network.new_cache()
+        cache = DynamicCache()
         hidden = network.causal(embedded, seen_mask, cache=cache)[:, -1:]
         for place in range(count):
             if place:

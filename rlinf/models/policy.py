@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -205,10 +206,19 @@ def travelling(policy: Policy) -> dict[str, Tensor]:
     return own | buffers
 
 
-def load_travelling(policy: Policy, weights: Mapping[str, Tensor]) -> None:
-    """Take what :func:`travelling` of an equal policy gave; a CheckpointError, and nothing changed,
-    where it is that of another one."""
-    check_compatible(travelling(policy), weights)
+def load_travelling(
+    policy: Policy, weights: Mapping[str, Tensor], *, base: str | None = None
+) -> None:
+    """Take what :func:`travelling` of an equal policy gave.
+
+    Raises:
+        CheckpointError: It is that of another one; nothing changed.
+        ConfigError: It is only a part, of a policy with another ``base``, where one is given.
+    """
+    own = travelling(policy)
+    check_compatible(own, weights)
+    if any(name not in own for name, _ in policy.named_parameters()):
+        check_base(policy, base, source="the checkpoint")
     policy.load_state_dict(weights, strict=False)
 
 
@@ -274,19 +284,20 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     """Let a policy begin with the weights of a file.
 
     The critic begins afresh where the file holds none, as that of a policy which has imitated;
-    what the file leaves out of a policy with a :attr:`~Policy.base` is as the base has it.
-    ConfigError, and nothing changed, where it holds other tensors than the policy has.
+    what the file leaves out of a policy with a :attr:`~Policy.base` is as the base has it, and the
+    file becomes part of the base. ConfigError, and nothing changed, where it holds other tensors
+    than the policy has, or only a part of what was trained from another base.
     """
     found = read_weights(path)
     with safetensors.safe_open(path.expanduser(), "pt") as file:
         base = (file.metadata() or {}).get(BASE)
     own = policy.state_dict()
-    if policy.base is not None:
+    of_values = {id(parameter) for parameter in policy.value_parameters()}
+    critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
+    if policy.base is not None and own.keys() - critic - found.keys():
         check_base(policy, base, source=str(path))
         found = merged_adapters(found, own)
         own = {name: tensor for name, tensor in own.items() if name in found} if base else own
-    of_values = {id(parameter) for parameter in policy.value_parameters()}
-    critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
     if not critic & found.keys():
         own = {name: tensor for name, tensor in own.items() if name not in critic}
     try:
@@ -294,6 +305,10 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     except CheckpointError as error:
         raise ConfigError(str(error), key="model.path") from error
     policy.load_state_dict(found, strict=False)
+    if policy.base is not None:
+        with path.expanduser().open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        policy.base = f"{policy.base}, then sha256:{digest}"
 
 
 class ObservationNormalizer(torch.nn.Module):

@@ -130,7 +130,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def load_weights(self, groups: Groups, workers: Mapping[str, Any], step: int) -> None:
         """Let the policy act with what the state of a run's workers has."""
-        groups["rollout"].load_weights(acting_weights(workers), step).wait()
+        weights, base = acting_weights(workers), base_of(workers)
+        groups["rollout"].load_weights(weights, step, base).wait()
 
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
@@ -140,7 +141,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"
         state = run.groups.state()
-        base = state["actor"]["trainer"].get(BASE)
+        base = base_of(state)
         export_weights(path, acting_weights(state), {} if base is None else {BASE: base})
         print(f"held-out episodes: {run.last_evaluation}")
         video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
@@ -201,6 +202,14 @@ def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
     return saved_weights(workers["actor"]["trainer"], POLICY)
 
 
+def base_of(workers: Mapping[str, Any]) -> str | None:
+    """What the policy in the state of a run's workers was trained from."""
+    from rlinf.models.policy import BASE
+
+    found: str | None = workers["actor"]["trainer"].get(BASE)
+    return found
+
+
 def play_episodes(
     groups: Groups, episodes: Sequence[tuple[int, int]], *, frames: int = 0
 ) -> EvaluationReport:
@@ -248,7 +257,8 @@ class TrainedPolicy:
         config, checkpoint = load_run(task, source)
         assert isinstance(config, EvaluatedConfig)
         self.config, self.step = config, checkpoint.step
-        self._weights = acting_weights(checkpoint.tree["workers"])
+        workers = checkpoint.tree["workers"]
+        self._weights, self._base = acting_weights(workers), base_of(workers)
         self._run = checkpoint.path.parent.parent
         self.run_name = self._run.name
         self.name = f"{self.run_name} step {checkpoint.step}"
@@ -258,7 +268,7 @@ class TrainedPolicy:
         from rlinf.models.policy import load_travelling
 
         policy = self.config.build_policy(spec).eval()
-        load_travelling(policy, self._weights)
+        load_travelling(policy, self._weights, base=self._base)
         return policy
 
     def env_spec(self) -> EnvSpec:

@@ -69,9 +69,12 @@ class RolloutWorker(StageWorker):
         if hasattr(self, "_weights"):
             self._weights.close()
 
-    def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Take weights from a checkpoint, where there is no actor to send them."""
-        load_travelling(self._policy, weights)
+    def load_weights(
+        self, weights: dict[str, torch.Tensor], version: int, base: str | None = None
+    ) -> None:
+        """Take weights from a checkpoint, where there is no actor to send them; ``base`` says what
+        they were trained from."""
+        load_travelling(self._policy, weights, base=base)
         self._version = version
 
     def generate(

@@ -70,6 +70,20 @@ def reasoning(directory: Path, *overrides: str) -> None:
     train(directory, *overrides)
 
 
+def vision_language_action(directory: Path, *overrides: str) -> None:
+    """PPO on a small π₀.₅, from pictures."""
+    from tests.runners.vla_support import train
+
+    train(directory, *overrides)
+
+
+def imitation(directory: Path, *overrides: str) -> None:
+    """Flow matching of a small π₀.₅ to recorded episodes, and an evaluation."""
+    from tests.runners.vla_support import imitate
+
+    imitate(directory, *overrides)
+
+
 KINDS = {
     "embodied": embodied,
     "off_policy": off_policy,
@@ -77,6 +91,8 @@ KINDS = {
     "fine_tuning": fine_tuning,
     "cloning": cloning,
     "reasoning": reasoning,
+    "vision_language_action": vision_language_action,
+    "imitation": imitation,
 }
 
 

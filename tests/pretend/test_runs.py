@@ -15,6 +15,7 @@ import torch.utils.backend_registration
 
 from tests.pretend import program, two_ranks
 from tests.runners import reasoning_support, supervised_support, support
+from tests.runners.vla_support import OFT
 from tests.trainers.processes import results_of
 
 pytestmark = pytest.mark.skipif(
@@ -125,6 +126,32 @@ def test_what_was_recorded_is_fitted_as_on_the_cpu(
     pretend: Pretend, kind: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     cpu, other = run_on_both(pretend, kind, tmp_path, "runner.total_steps=2", *overrides)
+    assert_close(supervised_support.metrics(cpu), supervised_support.metrics(other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("vision_language_action", ("actor.lora.rank=2",)),
+        ("imitation", ()),
+        pytest.param("vision_language_action", OFT, marks=pytest.mark.slow),
+        pytest.param(
+            "vision_language_action",
+            (*OFT, "actor.lora.rank=2", "actor.precision.param=bfloat16"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "vision_language_action",
+            ("actor.precision.param=bfloat16", "model.method=flow_noise"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["pi05 lora", "pi05 imitates", "oft", "oft lora, bfloat16", "pi05 bfloat16"],
+)
+def test_a_vision_language_action_model_is_trained_as_on_the_cpu(
+    pretend: Pretend, kind: str, overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    cpu, other = run_on_both(pretend, kind, tmp_path, *overrides)
     assert_close(supervised_support.metrics(cpu), supervised_support.metrics(other))
 
 

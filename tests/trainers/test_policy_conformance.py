@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf.models.config import MLPConfig
+from rlinf.models.config import REGISTRY, MLPConfig
 from rlinf.models.gaussian import MLPPolicy
 from rlinf.trainers.policy_conformance import check_policy
 from tests.models.test_policies import CONFIGS, env_spec
@@ -46,6 +46,30 @@ def test_policies_pass(name):
     assert len(results) == 8
 
 
+PICTURES = env_spec(
+    observation_shapes={"states": (3,), "main_images": (64, 64, 3)},
+    observation_dtypes={"states": "float32", "main_images": "uint8"},
+    task_descriptions=("push the button",),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in {"openvla", "pi0"} else name
+        for name in ("openvla", "openvla_oft", "pi0", "pi05")
+    ],
+)
+def test_vision_language_action_models_pass(name):
+    config = REGISTRY.load(name)(
+        preset="tiny", num_action_chunks=2, value_head=(8,),
+        **({"denoising_steps": 2} if name.startswith("pi") else {}),
+    )  # fmt: skip
+    results = check_policy(config, PICTURES, ranks=False)
+    assert [each for each in results if not each.passed] == []
+    assert {"padding", "imitation", "bfloat16"} <= {each.name for each in results}
+
+
 @pytest.mark.parametrize(
     ("fault", "checks"),
     [
@@ -62,6 +86,9 @@ def test_a_fault_fails_its_check(monkeypatch, fault, checks):
 
 
 @pytest.mark.slow
-def test_two_ranks(monkeypatch):
-    results = {each.name: each for each in check_policy(CONFIGS["mlp chunks"], env_spec())}
+@pytest.mark.parametrize("name", ["mlp", "openvla_oft", "pi05"])
+def test_two_ranks(name):
+    config = CONFIGS["mlp chunks"] if name == "mlp" else REGISTRY.load(name)(preset="tiny")
+    spec = env_spec() if name == "mlp" else PICTURES
+    results = {each.name: each for each in check_policy(config, spec)}
     assert results["two_ranks"].passed, results["two_ranks"]

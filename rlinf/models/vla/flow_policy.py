@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
+from rlinf.models.guidance import guided_velocity
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import (
@@ -277,6 +278,29 @@ class FlowPolicy(VLAPolicy):
             forward_inputs=kept,
             values=self._values(prefix, states) if noise is not None and self.value_dim else None,
         )
+
+    @torch.no_grad()
+    def sample_continuing(
+        self, observations: Mapping[str, Tensor], prefix: Tensor, weights: Tensor
+    ) -> ActionSample:
+        """Denoise by the ODE from 0 a chunk that begins with actions [B, C, A] of the environment,
+        as firmly as weights [B, C] say; see :func:`~rlinf.models.guidance.guided_velocity`."""
+        read, states = self._read(observations)
+        begun = self._to_model(prefix, observations)
+        firmly = nn.functional.pad(weights, (0, self.horizon - self.chunk))
+        steps, x = self._config.denoising_steps, torch.zeros_like(begun)
+        for step in range(steps):
+            time = self._time(step, x)
+
+            def velocity(at: Tensor, time: Tensor = time) -> Tensor:
+                return self._denoise(read, states, at, time)[0]
+
+            bent = guided_velocity(
+                velocity, x=x, time=1.0 - step / steps, prefix=begun, weights=firmly
+            )
+            x, _ = transition("ode", x=x, velocity=bent, time=time, steps=steps)
+        actions = self._to_env(x, observations)
+        return ActionSample(actions, torch.zeros_like(actions), {})
 
     def _drawn_step(self, noise: Mapping[str, Tensor] | None) -> Tensor | None:
         """[B] int64, the random step of each row; None where all are, or none is."""

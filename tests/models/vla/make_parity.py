@@ -6,11 +6,13 @@ It needs an environment of its own, with Python 3.12:
     v/bin/pip install --no-deps lerobot==0.6.1 torchvision==0.28.0
     v/bin/python tests/models/vla/make_parity.py pi05 tests/models/vla/parity/pi05
 
+With ``names`` it prints a checksum of the names and shapes of the full-size models.
 A fixture has a checkpoint as that code writes it, and the actions that it samples in 4 Euler steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from pathlib import Path
@@ -21,6 +23,7 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
 
+CLASSES = {"pi0": ("PI0Config", "PI0Pytorch"), "pi05": ("PI05Config", "PI05Pytorch")}
 VOCABULARY, IMAGE, HORIZON, ACTIONS, STATES, STEPS = 64, 56, 8, 7, 8, 4
 
 
@@ -89,9 +92,8 @@ def tiny_smolvla() -> nn.Module:
 
 def tiny_pi0(kind: str) -> nn.Module:
     tiny(importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}"))
-    classes = {"pi0": ("PI0Config", "PI0Pytorch"), "pi05": ("PI05Config", "PI05Pytorch")}
     model = sized(
-        kind, classes[kind], dtype="float32", num_inference_steps=STEPS,
+        kind, CLASSES[kind], dtype="float32", num_inference_steps=STEPS,
         image_resolution=(IMAGE, IMAGE),
     )  # fmt: skip
     with_small_vocabulary(model)
@@ -140,5 +142,19 @@ def main(kind: str, out: Path) -> None:
     save_model(holder, str(out / "model.safetensors"))
 
 
-if __name__ == "__main__":
+def names() -> None:
+    """Print what the names and shapes of the full-size models come to."""
+    for kind, (config_class, model_class) in CLASSES.items():
+        module = importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}")
+        settings = importlib.import_module(f"lerobot.policies.{kind}.configuration_{kind}")
+        config = getattr(settings, config_class)(dtype="float32", device="cpu")
+        with torch.device("meta"):
+            state = getattr(module, model_class)(config).state_dict()
+        lines = sorted(f"model.{name} {list(tensor.shape)}" for name, tensor in state.items())
+        print(kind, len(lines), hashlib.sha256("\n".join(lines).encode()).hexdigest())
+
+
+if __name__ == "__main__" and sys.argv[1] == "names":
+    names()
+elif __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from torch import Tensor
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError
 from rlinf.models.config import type_of_directory
-from rlinf.models.vla.loading import load_published, open_weights, translate
+from rlinf.models.vla.loading import Layout, load_published, open_weights, translate
 from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
-from rlinf.models.vla.pi0_layouts import EMBEDDING, EXPERT_HEAD, LAYOUTS, convert
+from rlinf.models.vla.pi0_layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, convert
 
 PARITY = Path(__file__).parent / "parity"
 PUBLISHED = [layout.name for layout in LAYOUTS if layout.name != "rlinf"]
@@ -110,6 +111,70 @@ def test_sizes_of_the_published_models(kind: str, billions: float) -> None:
     norm = "expert.layers.0.input_layernorm."
     adaptive = own.get(norm + "dense.weight"), own.get(norm + "weight")
     assert adaptive == (((3072, 1024), None) if kind == "pi05" else (None, (1024,)))
+
+
+# SHA-256 of "name [shape]" of all tensors of the full-size models of lerobot 0.6.1, sorted, made by
+# `make_parity.py names`: its own classes, on the meta device beside transformers 5.5.4.
+ORIGINAL_NAMES = {
+    "pi0": "76661e9f29b418b34dd522c3f8154fa6de4c92df5263e9f210477935297f7cbe",
+    "pi05": "e6d8d690a56da18af8c88efb79886132306755bf83fc4c27996b4ee6e038146e",
+}
+
+
+def full_size(kind: str) -> dict[str, list[int]]:
+    """Shapes of the graph, and of the heads that files store beside it."""
+    with torch.device("meta"):
+        model = PI0Network(PI0Size(adaptive=kind == "pi05"))
+    own = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    return own | {HEAD: own[EMBEDDING], EXPERT_HEAD: [257152, 1024]}
+
+
+def named(layout: str) -> Layout:
+    return next(each for each in LAYOUTS if each.name == layout)
+
+
+def test_names_and_shapes_are_those_of_the_original(kind: str) -> None:
+    layout = named("lerobot-0.4")
+    found = {layout.theirs(name): shape for name, shape in full_size(kind).items()}
+    text = "\n".join(f"{name} {shape}" for name, shape in sorted(found.items(), key=str))
+    assert hashlib.sha256(text.encode()).hexdigest() == ORIGINAL_NAMES[kind]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("lerobot-0.6", "model.{}.model.vision_tower.encoder.layers.3.self_attn.out_proj.bias"),
+        ("lerobot-0.4",
+         "model.{}.model.vision_tower.vision_model.encoder.layers.3.self_attn.out_proj.bias"),
+        ("openpi", "{}.model.vision_tower.vision_model.encoder.layers.3.self_attn.out_proj.bias"),
+        ("transformers-4.51",
+         "{}.vision_tower.vision_model.encoder.layers.3.self_attn.out_proj.bias"),
+    ],
+)  # fmt: skip
+def test_names_of_published_files(layout: str, name: str) -> None:
+    written = name.format("paligemma_with_expert.paligemma")
+    assert named(layout).ours(written) == "vision.layers.3.self_attn.out_proj.bias"
+    begin = written.partition("paligemma_with_expert")[0]
+    assert named(layout).ours(f"{begin}time_mlp_in.weight") == "time_mlp_in.weight"
+    old = layout == "transformers-4.51"
+    middle = "language_model.model" if old else "model.language_model"
+    language = f"{begin}paligemma_with_expert.paligemma.{middle}.layers.7.mlp.up_proj.weight"
+    assert named(layout).ours(language) == "language.layers.7.up_proj.weight"
+    expert = f"{begin}paligemma_with_expert.gemma_expert.model.layers.7.self_attn.q_proj.weight"
+    assert named(layout).ours(expert) == "expert.layers.7.self_attn.q_proj.weight"
+
+
+@pytest.mark.slow
+def test_names_and_shapes_are_those_of_transformers() -> None:
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    with torch.device("meta"):
+        theirs = PI0ForConditionalGeneration(PI0Config()).state_dict()
+    layout, own = named("transformers"), full_size("pi0")
+    del own[HEAD]
+    assert {layout.theirs(name): shape for name, shape in own.items()} == {
+        name: list(tensor.shape) for name, tensor in theirs.items()
+    }
 
 
 @pytest.fixture

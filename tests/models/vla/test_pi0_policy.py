@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -295,6 +295,16 @@ def test_a_published_directory_becomes_the_policy(published: Path, kind: str) ->
     expected = {"pi0": -0.1 / 0.5, "pi05": 0.0}[kind]
     torch.testing.assert_close(given, torch.full((2, 8, 7), expected), atol=1e-5, rtol=0)
     torch.testing.assert_close(policy._to_env(given, {}), raw, atol=1e-5, rtol=0)
+
+
+def test_files_of_mixed_precision_compute_in_float32(published: Path, kind: str) -> None:
+    file = published / "model.safetensors"
+    stored = load_file(file)
+    save_file({n: t if "norm" in n else t.bfloat16() for n, t in stored.items()}, file)
+    policy = REGISTRY.load(kind)(path=published, num_action_chunks=5).build(SEVEN)
+    assert {each.dtype for each in policy.network.parameters()} == {torch.float32}
+    pictures = torch.zeros(2, 56, 56, 3, dtype=torch.uint8)
+    assert policy.sample({"states": torch.zeros(2, 5), "main_images": pictures}, None)
 
 
 def test_another_type_is_refused(published: Path, kind: str) -> None:

@@ -1,0 +1,196 @@
+"""Supervised training of a small π₀ beside lerobot's, in one run.
+
+``OMP_NUM_THREADS=1 python benchmarks/vla_training.py --lerobot PYTHON`` lets both take turns, each
+in a process of its own: the same sizes of the network, one picture of 56 × 56, 6 tokens, states of
+8 numbers, chunks of 8 actions of 7 numbers, batches of 16 rows, AdamW, clipped gradients, float32,
+one core. It prints optimizer steps per second of both and the ratio. PYTHON is of an environment
+with lerobot 0.6.1 (``tests/models/vla/make_parity.py`` says how it is made); its side is
+``PI0Policy.forward`` with what its trainer does around it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS, TOKENS, VOCABULARY, IMAGE, HORIZON, ACTIONS, STATES = 16, 6, 64, 56, 8, 7, 8
+WARM, COUNTED = 5, 40
+
+
+def batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "pictures": torch.randint(
+            0, 256, (ROWS, IMAGE, IMAGE, 3), dtype=torch.uint8, generator=generator
+        ),
+        "states": torch.randn(ROWS, STATES, generator=generator),
+        "actions": torch.rand(ROWS, HORIZON, ACTIONS, generator=generator) * 2 - 1,
+        "tokens": torch.randint(0, VOCABULARY, (ROWS, TOKENS), generator=generator),
+    }
+
+
+# -- the two sides ------------------------------------------------------------------------------
+
+
+def ours() -> Any:
+    """One optimizer step of the trainer on a batch."""
+    from rlinf.algorithms.batch import Batch
+    from rlinf.algorithms.supervised import Supervised, with_noise
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.policy import RAW_ACTIONS
+    from rlinf.models.vla import pi0_policy
+    from rlinf.models.vla.flow_matching import fill_fresh
+    from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
+    from rlinf.models.vla.pi0_config import PI0Config
+    from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
+    from rlinf.trainers.trainer import Trainer
+
+    def network(*_: Any, seed: int) -> PI0Network:
+        size = PI0Size(
+            adaptive=False, vision=TransformerSize(32, 2, 64), language=TransformerSize(64, 2, 128),
+            expert=TransformerSize(32, 2, 64), vision_heads=4, heads=8, head_dim=16,
+            vocabulary=VOCABULARY, patch=14, image=IMAGE, horizon=HORIZON, action_dim=ACTIONS,
+            state_dim=STATES,
+        )  # fmt: skip
+        made = PI0Network(size)
+        fill_fresh(made, torch.Generator().manual_seed(seed))
+        return made
+
+    seen, patched = batch(), pi0_policy
+    patched.tiny_network = network  # type: ignore[assignment]
+
+    def encode(text: str) -> list[int]:
+        return list(seen["tokens"][0].tolist())
+
+    patched.tiny_encoder = lambda: (encode, encode)
+    spec = EnvSpec(
+        observation_shapes={"states": (STATES,), "main_images": (IMAGE, IMAGE, 3)},
+        observation_dtypes={"states": "float32", "main_images": "uint8"},
+        action_kind="continuous", action_dim=ACTIONS, action_low=(-1.0,) * ACTIONS,
+        action_high=(1.0,) * ACTIONS, task_descriptions=("push",), max_episode_steps=100,
+    )  # fmt: skip
+    section = PI0Config(preset="tiny", num_action_chunks=HORIZON, horizon=HORIZON)
+    policy = section.build(spec, value_dim=0, seed=0)
+    config = RowTrainerConfig(
+        global_batch_size=ROWS, optim=OptimizerConfig(lr=2.5e-5, max_grad_norm=1.0)
+    )
+    trainer = Trainer({"policy": policy}, Supervised("model"), config, total_steps=1, seed=0)
+    inputs = {
+        "states": seen["states"], "main_images": seen["pictures"], RAW_ACTIONS: seen["actions"]
+    }  # fmt: skip
+    mask = torch.ones(ROWS, HORIZON * ACTIONS)
+    count = iter(range(1 << 30))
+
+    def step() -> None:
+        rows = Batch.of(inputs=inputs, mask=mask)
+        number = next(count)
+        trainer.train([with_noise(rows, policy.imitation_noise, (0, number))], number)
+
+    return step, policy
+
+
+def lerobots() -> Any:
+    """One step of its policy, loss, clipping and optimizer."""
+    sys.path.insert(0, str(ROOT))
+    parity = importlib.import_module("tests.models.vla.make_parity")
+    module = importlib.import_module("lerobot.policies.pi0.modeling_pi0")
+    settings = importlib.import_module("lerobot.policies.pi0.configuration_pi0")
+    types = importlib.import_module("lerobot.configs.types")
+    parity.tiny(module)
+    feature, kinds = types.PolicyFeature, types.FeatureType
+    config = settings.PI0Config(
+        dtype="float32", chunk_size=HORIZON, n_action_steps=HORIZON, max_state_dim=STATES,
+        max_action_dim=ACTIONS, image_resolution=(IMAGE, IMAGE), device="cpu",
+        input_features={
+            "observation.images.base": feature(type=kinds.VISUAL, shape=(3, IMAGE, IMAGE)),
+            "observation.state": feature(type=kinds.STATE, shape=(STATES,)),
+        },
+        output_features={"action": feature(type=kinds.ACTION, shape=(ACTIONS,))},
+    )  # fmt: skip
+    policy = module.PI0Policy(config)
+    parity.with_small_vocabulary(policy.model)
+    policy.train()
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=2.5e-5)
+    seen = batch()
+    # Its data loader gives pictures as numbers from 0 to 1, channels first.
+    inputs = {
+        "observation.images.base": seen["pictures"].permute(0, 3, 1, 2).float() / 255,
+        "observation.state": seen["states"],
+        "action": seen["actions"],
+        "observation.language.tokens": seen["tokens"],
+        "observation.language.attention_mask": torch.ones(ROWS, TOKENS, dtype=torch.bool),
+    }
+
+    def step() -> None:
+        loss, _ = policy.forward(inputs)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, policy
+
+
+def measure(side: str) -> None:
+    """Print optimizer steps per second of one side, and the numbers that it trains."""
+    torch.set_num_threads(1)
+    step, policy = ours() if side == "ours" else lerobots()
+    for _ in range(WARM):
+        step()
+    begun = time.perf_counter()
+    for _ in range(COUNTED):
+        step()
+    seconds = time.perf_counter() - begun
+    print(COUNTED / seconds, sum(parameter.numel() for parameter in policy.parameters()))
+
+
+# -- turns --------------------------------------------------------------------------------------
+
+
+def turn(python: str, side: str) -> tuple[float, int]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [python, __file__, "--side", side]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if found.returncode:
+        sys.exit(f"{side} failed:\n{found.stderr[-2000:]}")
+    rate, numbers = found.stdout.split()[-2:]
+    return float(rate), int(numbers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lerobot", metavar="PYTHON", help="of an environment with lerobot")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--side", choices=["ours", "lerobot"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        measure(arguments.side)
+        return
+    if arguments.lerobot is None:
+        parser.error("--lerobot is missing")
+    pairs = []
+    for _ in range(arguments.turns):
+        (mine, own), (its, theirs) = (
+            turn(sys.executable, "ours"), turn(arguments.lerobot, "lerobot")
+        )  # fmt: skip
+        pairs.append((mine, its))
+        print(f"rlinf {mine:6.2f} steps/s ({own:,} numbers), lerobot {its:6.2f} ({theirs:,})")
+    mine, its = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(one / other for one, other in pairs)
+    print(f"median: rlinf {mine:.2f}, lerobot {its:.2f} steps/s; ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Whole runs of vision-language-action models: what is kept, sent, gone on with, and refused."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from rlinf.cli.main import main
+from rlinf.cli.tasks import task_of_run
+from rlinf.config.load import load_recipe
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+from rlinf.models.policy import load_initial_weights, travelling
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.runners.embodied_evaluation import TrainedPolicy
+from rlinf.runners.run import Run
+
+from . import vla_support
+from .killing import Task, kill_and_resume
+from .supervised_support import metrics, weights
+from .support import assert_equal_runs
+from .test_equality import needs_two_cores
+from .vla_support import OFT, imitate, train, write_recipe
+
+LORA = ("actor.lora.rank=2", "rollout.block_size=2", "seed=3")
+TWO_STEPS = "runner.total_env_steps=64"
+
+
+@pytest.fixture(scope="module")
+def imitated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights that imitation left behind."""
+    return imitate(tmp_path_factory.mktemp("imitated")) / "policy.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, imitated: Path) -> Path:
+    """Two steps of PPO with adapters on what imitation left behind."""
+    given = (*LORA, TWO_STEPS, f"model.weights={imitated}")
+    return train(tmp_path_factory.mktemp("reinforced"), *given)
+
+
+def adapted(run: Path) -> dict[str, np.ndarray]:
+    """The run's adapters and what is trained whole beside them, by name."""
+    kept = weights(run)
+    assert all(".lora_" in name or name.startswith("value_head.") for name in kept), kept.keys()
+    return kept
+
+
+def test_it_goes_on_where_imitation_ended(run: Path, imitated: Path) -> None:
+    policy = TrainedPolicy(task_of_run(run), run)
+    begun = weights(imitated.parent)
+    acting = policy.config.build_policy(policy.env_spec()).state_dict()
+    frozen = [name for name in begun if name in acting and not name.startswith("value_head.")]
+    assert len(frozen) > 50
+    for name in frozen:
+        assert np.array_equal(acting[name].numpy(), begun[name]), name
+    assert [line["actor/optimizer_steps"] > 0 for line in metrics(run)] == [True, True]
+
+
+def test_an_interrupted_run_equals_one_that_was_not(
+    run: Path, imitated: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe").mkdir()
+    loaded = load_recipe(
+        str(write_recipe(tmp_path / "recipe")),
+        [*LORA, TWO_STEPS, f"model.weights={imitated}"],
+    )
+    config = validate(EmbodiedConfig, loaded.data, loaded)
+    killed = tmp_path / "killed"
+    shutil.copytree(run, killed)
+    shutil.rmtree(killed / "checkpoints" / "step_00000002")
+    (killed / "policy.safetensors").unlink()
+    with RunDirectory.open(killed) as directory:
+        Run(Embodied, config, directory, threading.Event()).run(resume=True)
+    assert metrics(run) == metrics(killed)
+    for name, value in weights(run).items():
+        assert np.array_equal(value, weights(killed)[name]), name
+
+
+@needs_two_cores
+@pytest.mark.slow
+def test_placements_are_equal(run: Path, imitated: Path, tmp_path: Path) -> None:
+    other = train(
+        tmp_path / "other", *LORA, TWO_STEPS, f"model.weights={imitated}",
+        "cluster.cpu_devices_per_node=2",
+        "cluster.component_placement={env: '0', 'rollout,actor': '1'}",
+    )  # fmt: skip
+    assert_equal_runs(run, other)
+
+
+def test_what_is_kept_is_what_was_trained_and_names_its_base(run: Path, imitated: Path) -> None:
+    kept = adapted(run)
+    with safe_open(run / "policy.safetensors", "np") as file:
+        base = file.metadata()["base"]
+    assert base.startswith("pi05 tiny, seed 3, then sha256:")
+    of_adapters = {name.rpartition(".lora_")[0] for name in kept if ".lora_" in name}
+    assert len(of_adapters) > 20
+    (checkpoint,) = run.glob("checkpoints/step_00000002")
+    largest = max(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    # Three numbers of a weight: itself, and two moments.
+    assert largest < 4 * sum(value.nbytes for value in kept.values()) + 200_000
+    assert largest < imitated.stat().st_size / 2
+
+
+def test_adapters_alone_are_sent(run: Path) -> None:
+    policy = TrainedPolicy(task_of_run(run), run)
+    sent = travelling(policy.config.build_policy(policy.env_spec()))
+    own = [t for n, t in sent.items() if ".lora_A" in n or ".lora_B" in n or "value_head" in n]
+    assert sum(t.nbytes for t in sent.values()) <= 1.05 * sum(t.nbytes for t in own)
+
+
+def test_another_base_is_refused(run: Path, imitated: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("seed: 3", "seed: 4"))
+    wrong = "trained from other weights .pi05 tiny, seed 3, then sha256:"
+    policy = TrainedPolicy(task_of_run(other), other)
+    spec = policy.env_spec()
+    with pytest.raises(ConfigError, match=wrong):
+        policy.build(spec)
+
+
+@pytest.mark.parametrize("command", [["eval", "--episodes", "2"], ["resume"]])
+def test_the_command_line_refuses_another_base(
+    run: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("seed: 3", "seed: 4"))
+    name, *options = command
+    assert main([name, str(other), *options]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert "trained from other weights" in told[-1], told
+
+
+def test_a_part_on_another_base_is_refused_and_the_whole_is_not(run: Path, imitated: Path) -> None:
+    policy = TrainedPolicy(task_of_run(run), run)
+    spec: Any = policy.env_spec()
+    model = policy.config.model
+    plain = model.model_copy(update={"weights": None})
+    with pytest.raises(ConfigError, match="was trained from other weights"):
+        load_initial_weights(plain.build(spec, value_dim=1, seed=3), run / "policy.safetensors")
+    other = plain.build(spec, value_dim=1, seed=11)
+    load_initial_weights(other, imitated)
+    begun = weights(imitated.parent)
+    own = dict(other.named_parameters())
+    assert all(torch.equal(own[n].detach(), torch.from_numpy(v)) for n, v in begun.items())
+
+
+def test_it_is_evaluated_and_recorded(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    assert "success rate" in capsys.readouterr().out
+    words = ["record", str(run), "--episodes", "2", "--num-envs", "2"]
+    assert main([*words, "--out", str(tmp_path / "episodes")]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("oft", [False, True], ids=["pi05", "oft"])
+def test_killed_at_random_moments(tmp_path: Path, oft: bool) -> None:
+    def overrides(runtime: str, steps: int) -> list[str]:
+        given = [f"cluster.runtime={runtime}", f"runner.total_env_steps={32 * steps}"]
+        return [*given, *LORA, *(OFT if oft else ())]
+
+    task = Task(
+        write_recipe=lambda directory: vla_support.write_recipe(directory, plain=oft),
+        overrides=overrides,
+        workers=("EnvW", "RolloutW", "ActorW"),
+        pause=0.5,
+        compare=assert_equal_runs,
+    )
+    kill_and_resume(task, tmp_path, "local", kills=2, steps=4, victim="driver")

@@ -1,0 +1,83 @@
+"""π₀ behind a server: its answers are those of this process, and it continues chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.models.config import REGISTRY
+from rlinf.models.vla.pi0_policy import PI0Policy
+from rlinf.serving.chunks import RealTimeChunks
+
+from .support import SPEC, Running, observation, serving
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi05"])
+def policy(request: pytest.FixtureRequest) -> PI0Policy:
+    config = REGISTRY.load(request.param)(
+        preset="tiny", num_action_chunks=4, horizon=6, denoising_steps=STEPS, value_head=(8,)
+    )
+    found = config.build(SPEC, value_dim=1, seed=1).eval()
+    assert isinstance(found, PI0Policy)
+    # Fresh biases are 0, so that the first norm of π₀.₅ has no useful slope where denoising starts.
+    bias = found.network.action_in_proj.bias
+    torch.nn.init.normal_(bias, generator=torch.Generator().manual_seed(0))
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(policy: PI0Policy) -> Iterator[Running]:
+    with serving(policy, spec=SPEC) as found:
+        yield found
+
+
+def inputs(seed: int) -> dict[str, torch.Tensor]:
+    given = observation(seed)
+    given["task_ids"] = np.int64(seed % 3)
+    del given["prompt"]
+    return {name: torch.from_numpy(np.asarray(each)[None]) for name, each in given.items()}
+
+
+def test_answers_are_those_of_this_process(policy: PI0Policy, running: Running) -> None:
+    with running.connect() as client:
+        assert client.metadata["prefix"]
+        for seed in range(3):
+            answer = client.infer(observation(seed))["actions"]
+            own = policy.sample(inputs(seed), None).actions[0].numpy()
+            np.testing.assert_array_equal(answer, own)
+
+
+def test_what_is_committed_is_continued(policy: PI0Policy, running: Running) -> None:
+    prefix = np.full((3, SPEC.action_dim), 0.3, np.float32)
+    with running.connect() as client:
+        free = client.infer(observation(0))["actions"]
+
+        def guided(*weights: float) -> np.ndarray:
+            asked = {"prefix": prefix, "prefix_weights": np.float32(weights)}
+            return client.infer(observation(0) | asked)["actions"]
+
+        near, none = guided(1.0, 1.0, 0.0), guided(0.0, 0.0, 0.0)
+    before, after = (np.abs(each[:2] - prefix[:2]) for each in (free, near))
+    assert after.mean() < 0.3 * before.mean(), (after, before)
+    np.testing.assert_array_equal(none, free)
+
+
+def test_guidance_is_that_of_the_denoised_actions(policy: PI0Policy) -> None:
+    prefix, weights = torch.full((1, 4, 3), 0.2), torch.ones(1, 4)
+    found = policy.sample_continuing(inputs(1), prefix, weights).actions
+    assert not found.requires_grad
+    assert not found.is_inference()
+    assert not any(parameter.grad is not None for parameter in policy.parameters())
+    free = policy.sample(inputs(1), None).actions
+    assert (found - prefix).abs().mean() < 0.3 * (free - prefix).abs().mean()
+
+
+def test_chunks_in_real_time(running: Running) -> None:
+    with running.connect() as client, RealTimeChunks(client, execute=2) as chunks:
+        for step in range(6):
+            assert chunks.act(observation(step)).shape == (SPEC.action_dim,)

@@ -25,7 +25,7 @@ from rlinf.models.policy import merged
 
 _SHOWN = 6  # names listed per kind of difference
 
-_BUILDING = threading.RLock()
+BUILDING = threading.RLock()
 """One thread of this process builds a model at a time. transformers and the random state of torch
 are global: workers that are threads of one process would otherwise lose tied weights, or draw each
 other's random numbers."""
@@ -41,7 +41,7 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
     """The tokenizer in the directory of a model; ConfigError where none can be read."""
     config.check()
     try:
-        with _BUILDING:
+        with BUILDING:
             return tokenizers.load_tokenizer(_directory(config))
     except ConfigError as error:
         raise ConfigError(error.reason, key="path") from error
@@ -60,7 +60,7 @@ def build_network(config: LanguageModelConfig, *, tokenizer: Any = None, seed: i
         MissingPackageError: transformers or peft is not installed.
     """
     tokenizer = load_tokenizer(config) if tokenizer is None else tokenizer
-    with _BUILDING:
+    with BUILDING:
         if config.architecture is None:
             model = _loaded(config)
         else:

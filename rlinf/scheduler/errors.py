@@ -37,7 +37,8 @@ class WorkerCallError(SchedulerError, RuntimeError):
     def __init__(
         self, message: str, worker_name: str = "", method: str = "", remote_traceback: str = ""
     ) -> None:
-        super().__init__(message)
+        # Not super(): that may be the type of the own exception, with arguments of its own.
+        RuntimeError.__init__(self, message)
         self.message = message
         self.worker_name = worker_name
         self.method = method

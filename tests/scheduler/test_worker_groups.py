@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rlinf.errors import MissingPackageError
 from rlinf.scheduler import Cluster, PackedPlacementStrategy, Worker
 from rlinf.scheduler.errors import NameTakenError, WorkerCallError
 from rlinf.scheduler.worker import WorkerGroup
@@ -128,6 +129,8 @@ def test_exceptions_keep_their_type(shared):
     assert caught.value.worker_name == "sharedBasic:0"
     with pytest.raises(KeyError):
         group.execute_on(0).fail("nothing").wait()
+    with pytest.raises(MissingPackageError, match="a test needs the package 'nothing'"):
+        group.execute_on(0).fail("package").wait()
     with pytest.raises(RuntimeError, match="held"):
         group.execute_on(0).fail("unpicklable").wait()
     assert group.execute_on(0).add(1).wait() == [(0, 1)]

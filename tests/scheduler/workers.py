@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlinf.errors import MissingPackageError
 from rlinf.scheduler import Channel, Worker
 from rlinf.scheduler.process import require_process
 
@@ -88,6 +89,8 @@ class Basic(Impatient):
             raise Oddity("odd", 7)
         if kind == "unpicklable":
             raise Unpicklable("held")
+        if kind == "package":
+            raise MissingPackageError("nothing", "ray", "a test")
         if kind == "exit":
             sys.exit(3)
         {}[kind]

@@ -206,9 +206,7 @@ class OpenVLAPolicy(_TokenPolicy):
         uniform: Tensor | None,
         settings: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from transformers import DynamicCache
-
-        cache, network = DynamicCache(), self.network
+        network, cache = self.network, self.network.new_cache()
         first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []

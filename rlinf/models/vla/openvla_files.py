@@ -141,10 +141,7 @@ def materialize(network: OpenVLANetwork, *, seed: int, dtype: torch.dtype) -> No
     Matrices are uniform, with bounds of one over the square root of the inputs; norms and scales
     are 1, biases and FiLM 0.
     """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    model = network.language_model.model
-    model.rotary_emb = LlamaRotaryEmbedding(network.language_model.config)
+    network.add_constants()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in list(network.named_parameters()):
         if not parameter.is_meta:

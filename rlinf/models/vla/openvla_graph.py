@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.models.adapters import LowRankLinear
+from rlinf.models.language import BUILDING
 from rlinf.models.vla.vision_transformer import VisionSize, VisionTransformer
 
 TOWERS = ("featurizer", "fused_featurizer")
@@ -168,7 +169,8 @@ class OpenVLANetwork(nn.Module):
         super().__init__()
         extras = extras or Extras()
         self._film = extras.film
-        self.language_model = _llama(architecture.text)
+        self._transformers = _Transformers.load()
+        self.language_model = self._transformers.llama(architecture.text)
         width = int(architecture.text["hidden_size"])
         self.vision_backbone = VisionBackbone(
             architecture.towers, architecture.image_size, width if extras.film else None
@@ -185,6 +187,15 @@ class OpenVLANetwork(nn.Module):
         self._actions = slice(
             architecture.vocabulary - architecture.action_bins, architecture.vocabulary
         )
+
+    def add_constants(self) -> None:
+        """Make what no file holds, where the network was built on the meta device."""
+        model = self.language_model
+        model.model.rotary_emb = self._transformers.rotary(model.config)
+
+    def new_cache(self) -> Any:
+        """For the keys and values of :meth:`causal`."""
+        return self._transformers.cache()
 
     @property
     def width(self) -> int:
@@ -295,16 +306,32 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def _llama(values: Mapping[str, Any]) -> Any:
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as error:
-        raise MissingPackageError("transformers", "language", "OpenVLA") from error
-    try:
-        config = LlamaConfig(**values, attn_implementation="sdpa")
-        return LlamaForCausalLM(config)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"config.json: text_config is none of a Llama: {' '.join(str(error).split())[:200]}",
-            key="model.path",
-        ) from error
+@dataclass(frozen=True)
+class _Transformers:
+    """Classes of transformers; imported together, as several threads must not import it at once."""
+
+    config: Any
+    model: Any
+    rotary: Any
+    cache: Any
+
+    @classmethod
+    def load(cls) -> _Transformers:
+        try:
+            with BUILDING:
+                from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+                from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+        except ImportError as error:
+            raise MissingPackageError("transformers", "language", "OpenVLA") from error
+        return cls(LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, DynamicCache)
+
+    def llama(self, values: Mapping[str, Any]) -> Any:
+        try:
+            with BUILDING:
+                return self.model(self.config(**values, attn_implementation="sdpa"))
+        except (TypeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                "config.json: its text_config is none of a Llama: "
+                + " ".join(str(error).split())[:200],
+                key="model.path",
+            ) from error

@@ -68,7 +68,7 @@ def ours() -> Any:
         return made
 
     seen, patched = batch(), pi0_policy
-    patched.tiny_network = network  # type: ignore[assignment]
+    patched._tiny_network = network  # type: ignore[assignment]
 
     def encode(text: str) -> list[int]:
         return list(seen["tokens"][0].tolist())

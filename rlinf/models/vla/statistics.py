@@ -9,7 +9,8 @@ layout    file                                                         its keys
 openpi    ``assets/ID/norm_stats.json``                                the ids
 openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
           ``config.json``
-lerobot   ``meta/stats.json``                                          none
+lerobot   ``meta/stats.json``; of a model (read alone)                 none
+          ``…_normalizer_processor.safetensors``
 groot     ``experiment_cfg/metadata.json``                             the embodiments
 ========= ============================================================ =========================
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf.config.nearest import did_you_mean
@@ -266,7 +269,8 @@ def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
     if not sets:
         raise ConfigError(
             f"{path} has no statistics; known files: "
-            f"{', '.join(_FILES.values())}, assets/ID/norm_stats.json, config.json with norm_stats"
+            f"{', '.join(_FILES.values())}, assets/ID/norm_stats.json, config.json with "
+            "norm_stats, *_normalizer_processor.safetensors"
         )
     if key is None and len(sets) > 1:
         raise ConfigError(
@@ -295,8 +299,10 @@ def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
 def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
     """All sets of statistics, by key."""
     if path.is_file():
-        return _keyed(_json(path))
+        return _keyed(_tensors(path) if path.suffix == ".safetensors" else _json(path))
     found: dict[str, Mapping[str, Any]] = {}
+    for file in sorted(path.glob("*_normalizer_processor.safetensors")):
+        found |= _keyed(_tensors(file))
     for name in ("config.json", *_FILES.values()):  # a data set of its own goes before the model's
         if (path / name).is_file():
             content = _json(path / name)
@@ -306,6 +312,19 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
     for file in sorted(assets.rglob("norm_stats.json")):
         # An id may have parts, as physical-intelligence/libero.
         found[str(file.parent.relative_to(assets))] = _keyed(_json(file))[""]
+    return found
+
+
+def _tensors(path: Path) -> Mapping[str, Any]:
+    """What lerobot saves with a model: ``action.mean`` and the like."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    found: dict[str, dict[str, Any]] = {}
+    for name, tensor in stored.items():
+        feature, _, statistic = name.rpartition(".")
+        found.setdefault(feature, {})[statistic] = tensor
     return found
 
 

@@ -178,6 +178,23 @@ def test_every_published_tensor_has_its_place() -> None:
     assert round(sum(torch.Size(shape).numel() for shape in own.values()) / 1e6) == 450
 
 
+def test_statistics_are_those_that_lerobot_saves_with_a_model(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    shutil.rmtree(path / "meta")
+    tensors = {"action.mean": torch.full((7,), 0.3), "action.std": torch.full((7,), 0.5),
+               "observation.state.mean": torch.ones(5), "observation.state.std": torch.ones(5),
+               "observation.images.top.mean": torch.zeros(3, 1, 1)}  # fmt: skip
+    for name, wrong in (("preprocessor_step_5_normalizer", 0.0),
+                        ("postprocessor_step_0_unnormalizer", 1.0)):  # fmt: skip
+        file = path / f"policy_{name}_processor.safetensors"
+        save_file({key: each + wrong for key, each in tensors.items()}, file)
+    policy = REGISTRY.load("smolvla")(path=path, num_action_chunks=5).build(SEVEN)
+    assert isinstance(policy, SmolVLAPolicy)
+    given = policy._to_model(torch.zeros(1, 5, 7), {})
+    torch.testing.assert_close(given, torch.full((1, 8, 7), -0.6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy._states({"states": torch.ones(1, 5)}), torch.zeros(1, 5))
+
+
 def test_missing_and_left_over_weights_are_one_error(tmp_path: Path) -> None:
     path = published(tmp_path)
     tensors = load_file(path / "model.safetensors")

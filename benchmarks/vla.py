@@ -37,8 +37,8 @@ from rlinf.models.vla.preprocessing import square_pixels
 MODELS: dict[str, dict[str, Any]] = {
     "openvla": {"num_action_chunks": 1},
     "openvla_oft": {"num_action_chunks": 8},
-    "pi0": {"num_action_chunks": 8, "method": "flow_noise", "denoising_steps": 4},
-    "pi05": {"num_action_chunks": 8, "method": "flow_noise", "denoising_steps": 4},
+    "pi0": {"num_action_chunks": 8, "random_steps": "all", "denoising_steps": 4},
+    "pi05": {"num_action_chunks": 8, "random_steps": "all", "denoising_steps": 4},
 }
 SPEC = EnvSpec(
     observation_shapes={"states": (8,), "main_images": (64, 64, 3)},

@@ -50,8 +50,8 @@ def ours() -> Any:
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.policy import RAW_ACTIONS
     from rlinf.models.vla import pi0_policy
+    from rlinf.models.vla.flow_matching import fill_fresh
     from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
-    from rlinf.models.vla.pi0_building import _fill
     from rlinf.models.vla.pi0_config import PI0Config
     from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
     from rlinf.trainers.trainer import Trainer
@@ -64,11 +64,11 @@ def ours() -> Any:
             state_dim=STATES,
         )  # fmt: skip
         made = PI0Network(size)
-        _fill(made, torch.Generator().manual_seed(seed))
+        fill_fresh(made, torch.Generator().manual_seed(seed))
         return made
 
     seen, patched = batch(), pi0_policy
-    patched.tiny_network = network  # type: ignore[assignment]
+    patched._tiny_network = network  # type: ignore[assignment]
 
     def encode(text: str) -> list[int]:
         return list(seen["tokens"][0].tolist())

@@ -31,6 +31,9 @@ class GymnasiumOptions:
     success_return: float | None = None
     """The episode return from which on an episode counts as a success."""
 
+    instruction: str | None = None
+    """What is to be done, in words, for policies that read it."""
+
     render_mode: str | None = "rgb_array"
     """How ``render`` draws; null for an environment that cannot."""
 
@@ -48,6 +51,8 @@ class GymnasiumEnv(SimulatorEnv):
     def __init__(self, options: GymnasiumOptions) -> None:
         super().__init__(options)
         self._options = options
+        if options.instruction is not None:
+            self.task_descriptions = (options.instruction,)
         try:
             self._env = gymnasium.make(
                 options.id,

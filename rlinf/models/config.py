@@ -186,6 +186,7 @@ MODELS = {
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0_config:PI0Config",
     "pi05": "rlinf.models.vla.pi0_config:PI05Config",
+    "smolvla": "rlinf.models.vla.smolvla_config:SmolVLAConfig",
     "openvla": "rlinf.models.vla.openvla_config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla_config:OpenVLAOFTConfig",
 }

@@ -272,12 +272,12 @@ def merged_adapters(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
     return found
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
     """What a run left behind in a file; a ConfigError where it holds no weights."""
     try:
         return safetensors.torch.load_file(path.expanduser())
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} holds no weights: {error}", key="model.path") from error
+        raise ConfigError(f"{path} holds no weights: {error}", key=key) from error
 
 
 def load_initial_weights(policy: Policy, path: Path) -> None:
@@ -288,7 +288,8 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     file becomes part of the base. ConfigError, and nothing changed, where it holds other tensors
     than the policy has, or only a part of what was trained from another base.
     """
-    found = read_weights(path)
+    key = "model.path" if policy.base is None else "model.weights"
+    found = read_weights(path, key=key)
     with safetensors.safe_open(path.expanduser(), "pt") as file:
         base = (file.metadata() or {}).get(BASE)
     own = policy.state_dict()
@@ -303,7 +304,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     try:
         check_compatible(own, found, source=str(path))
     except CheckpointError as error:
-        raise ConfigError(str(error), key="model.path") from error
+        raise ConfigError(str(error), key=key) from error
     policy.load_state_dict(found, strict=False)
     if policy.base is not None:
         with path.expanduser().open("rb") as content:

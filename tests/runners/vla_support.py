@@ -15,7 +15,7 @@ ENV = """
 env:
   train:
     type: gymnasium
-    options: {id: "tests.runners.pictures:Dot-v0"}
+    options: {id: "tests.runners.pictures:Dot-v0", instruction: move the dot to the middle}
     max_episode_steps: 8
     processes: 1
 """
@@ -53,7 +53,7 @@ SPEC = {
     "action_dim": 2,
     "action_low": [-1.0, -1.0],
     "action_high": [1.0, 1.0],
-    "task_descriptions": [],
+    "task_descriptions": ["move the dot to the middle"],
     "max_episode_steps": 8,
 }
 OFT = ("model.type=openvla_oft", "algorithm.type=grpo", "env.train.group_size=2")

@@ -141,7 +141,13 @@ class FlowPolicy(VLAPolicy):
             found = read_statistics(source, config.statistics_key)
         low, high = self.action_low.tolist(), self.action_high.tolist()
         if config.conventions.gripper is None and not config.conventions.delta_dimensions:
-            found.check(low, high, dimensions=self._places, key="model.statistics")
+            found.check(
+                low,
+                high,
+                dimensions=config.conventions.dimensions,
+                state_dim=self.state_dim if getattr(config, "state_in_prompt", True) else 0,
+                key="model.statistics",
+            )
         return found, config.normalisation
 
     # -- units --------------------------------------------------------------------------------
@@ -193,8 +199,6 @@ class FlowPolicy(VLAPolicy):
         tokens, mask = self._tokens(observations, states)
         states = nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
         pictures = [view for view in self.pictures_of(observations) if view is not None]
-        if not pictures:
-            raise ConfigError("all views are left out; name one", key="model.cameras")
         squares = [
             square_pixels(view, size.image, centred=self.centred_pictures) for view in pictures
         ]

@@ -51,7 +51,8 @@ class InstructionTable(torch.nn.Module):
         super().__init__()
         if not prompts:
             raise ConfigError(
-                "the environment does not say in words what is to be done, which the model reads",
+                "the environment does not say in words what is to be done, which the model reads; "
+                "nearest: options.instruction of the env type gymnasium",
                 key="model.type",
             )
         tokens = {text: encode(text) for text in dict.fromkeys(prompts)}

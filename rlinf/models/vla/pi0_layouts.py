@@ -22,7 +22,8 @@ _OWN_PARTS = tuple(
 )  # fmt: skip
 
 
-def _vision(theirs: str) -> tuple[tuple[str, str], ...]:
+def vision_rules(theirs: str) -> tuple[tuple[str, str], ...]:
+    """Of SigLIP."""
     return (
         (f"{theirs}.encoder.layers.{{}}.mlp.fc1", "vision.layers.{}.fc1"),
         (f"{theirs}.encoder.layers.{{}}.mlp.fc2", "vision.layers.{}.fc2"),
@@ -33,7 +34,8 @@ def _vision(theirs: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _gemma(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+def decoder_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """Of Gemma and of Llama, which name their parts alike."""
     return (
         (f"{theirs}.layers.{{}}.mlp.gate_proj", f"{ours}.layers.{{}}.gate_proj"),
         (f"{theirs}.layers.{{}}.mlp.up_proj", f"{ours}.layers.{{}}.up_proj"),
@@ -49,12 +51,12 @@ def _openpi(begin: str, *, vision: str, projector: str, language: str, head: str
     """The classes of openpi and lerobot, whose inner names are those of their transformers."""
     both = f"{begin}paligemma_with_expert"
     return (
-        *_vision(f"{both}.paligemma.{vision}"),
+        *vision_rules(f"{both}.paligemma.{vision}"),
         (f"{both}.paligemma.{projector}.linear", "vision.projector"),
         (f"{both}.paligemma.{language}.embed_tokens", "language.embed_tokens"),
-        *_gemma(f"{both}.paligemma.{language}", "language"),
+        *decoder_rules(f"{both}.paligemma.{language}", "language"),
         (f"{both}.paligemma.{head}", "language.lm_head"),
-        *_gemma(f"{both}.gemma_expert.model", "expert"),
+        *decoder_rules(f"{both}.gemma_expert.model", "expert"),
         (f"{both}.gemma_expert.lm_head", "expert.lm_head"),
         *((begin + theirs, ours) for theirs, ours in _OWN_PARTS),
     )
@@ -81,12 +83,12 @@ _RULES = {
     "lerobot-0.3": _openpi("model.", **_OLD),
     # The classes of transformers 5 itself, as state_dict names them.
     "transformers": (
-        *_vision("model.vlm.vision_tower"),
+        *vision_rules("model.vlm.vision_tower"),
         ("model.vlm.multi_modal_projector.linear", "vision.projector"),
         ("model.vlm.language_model.embed_tokens", "language.embed_tokens"),
-        *_gemma("model.vlm.language_model", "language"),
+        *decoder_rules("model.vlm.language_model", "language"),
         ("model.dit.embed_tokens", "expert.lm_head"),
-        *_gemma("model.dit", "expert"),
+        *decoder_rules("model.dit", "expert"),
         ("action_out_proj", "action_out_proj"),
         *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[:1]),
         *((f"embed_action_time.{theirs}", ours) for theirs, ours in _OWN_PARTS[2:]),
@@ -94,13 +96,13 @@ _RULES = {
     # Dexbotic's π₀ (github.com/Dexmal/dexbotic, dexbotic/model/pi0): the same graph, whose expert
     # has embeddings that nothing reads.
     "dexbotic": (
-        *_vision("model.mm_vision_tower.vision_tower.vision_model"),
+        *vision_rules("model.mm_vision_tower.vision_tower.vision_model"),
         ("model.mm_projector", "vision.projector"),
         ("model.llm.embed_tokens", "language.embed_tokens"),
-        *_gemma("model.llm", "language"),
+        *decoder_rules("model.llm", "language"),
         ("lm_head", "language.lm_head"),
         ("model.action_expert.embed_tokens", "expert.lm_head"),
-        *_gemma("model.action_expert", "expert"),
+        *decoder_rules("model.action_expert", "expert"),
         *((f"model.{theirs}", ours) for theirs, ours in _OWN_PARTS),
     ),
     # policy.safetensors of a run; what it has beside the network is in no published file.

@@ -53,8 +53,8 @@ class PI0Policy(FlowPolicy):
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
         if config.path is None:
-            return _tiny_network(config, env_spec, seed=seed)
-        return _published_network(config)
+            return tiny_network(config, env_spec, seed=seed)
+        return published_network(config)
 
     @property
     def _reads_states(self) -> bool:
@@ -87,7 +87,7 @@ class PI0Policy(FlowPolicy):
         return (prefix.hidden * mask).sum(1) / mask.sum(1)
 
 
-def _tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
+def tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
     """Random weights of the published architecture, for pictures of about 64 × 64."""
     (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     size = PI0Size(
@@ -112,7 +112,7 @@ def _tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Net
     return network
 
 
-def _published_network(config: FlowConfig) -> PI0Network:
+def published_network(config: FlowConfig) -> PI0Network:
     """The network in the directory that the section names; ConfigError where it is none."""
     assert config.path is not None
     path = config.path.expanduser()

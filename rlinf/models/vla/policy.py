@@ -161,10 +161,17 @@ def _views(config: VLAConfig, env_spec: EnvSpec) -> list[tuple[str, int | None] 
             raise ConfigError(
                 f"model.cameras: the environment does not show {key!r}, but {shown}; {hint}"
             )
+        elif pictures[key][-1] != 3:
+            raise ConfigError(
+                f"model.cameras: pictures {key} are of shape {list(pictures[key])}; legal: height, "
+                "width and 3 colours, in this order"
+            )
         elif len(pictures[key]) == 4:
             found.extend((key, number) for number in range(pictures[key][0]))
         else:
             found.append((key, None))
+    if not any(found):
+        raise ConfigError("all views are left out; name one", key="model.cameras")
     return found
 
 

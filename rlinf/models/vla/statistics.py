@@ -99,6 +99,17 @@ class Statistics:
         """D."""
         return len(next(iter(self.given().values())))
 
+    @property
+    def used(self) -> int:
+        """D without the last dimensions that never moved, with which models are padded."""
+        widths = [
+            getattr(self, second) - getattr(self, first)
+            for first, second in (("q01", "q99"), ("min", "max"))
+            if getattr(self, first) is not None and getattr(self, second) is not None
+        ] or ([] if self.std is None else [self.std])
+        moved = [int(width.nonzero().max()) + 1 for width in widths if bool(width.any())]
+        return max(moved, default=self.dim)
+
     def to_json(self) -> dict[str, list[Any]]:
         """Lists by name."""
         return {name: value.tolist() for name, value in self.given().items()}
@@ -196,6 +207,7 @@ class ModelStatistics:
         high: Sequence[float],
         *,
         dimensions: Sequence[int] | None = None,
+        state_dim: int = 0,
         key: str = "",
     ) -> None:
         """Refuse statistics of the actions of something else than an environment with this box.
@@ -207,6 +219,7 @@ class ModelStatistics:
             low: [A] bounds of the environment, as ``high``.
             high: The upper ones.
             dimensions: Which dimension of the model each of the environment's is; None: the same.
+            state_dim: D of the environment's states; 0: they are not read.
             key: Of the recipe, for the error.
 
         Raises:
@@ -214,12 +227,20 @@ class ModelStatistics:
         """
         known = self.actions.given()
         names = ("q01", "q99") if "q01" in known and "q99" in known else ("min", "max")
-        places = list(dimensions or range(self.actions.dim))
+        count = self.actions.dim if self.actions.dim == len(low) else self.actions.used
+        places = list(dimensions or range(count))
+        said = f"the statistics{f' `{self.key}`' if self.key else ''}"
         if len(places) != len(low) or max(places) >= self.actions.dim:
             raise ConfigError(
-                f"the statistics{f' `{self.key}`' if self.key else ''} are of {self.actions.dim} "
-                f"action dimensions, the environment takes {len(low)}; nearest: statistics of its "
-                "own, with: rlinf data stats",
+                f"{said} are of {count} action dimensions, the environment takes {len(low)}; "
+                "nearest: statistics of its own, with: rlinf data stats",
+                key=key,
+            )
+        states = self.states
+        if state_dim and states is not None and state_dim not in {states.dim, states.used}:
+            raise ConfigError(
+                f"{said} are of {states.used} state dimensions, the environment gives {state_dim}; "
+                "nearest: statistics of its own, with: rlinf data stats",
                 key=key,
             )
         if set(names) <= known.keys():
@@ -253,8 +274,14 @@ def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
             f"{', '.join(sorted(sets))}",
             key="statistics_key",
         )
-    if key is None or list(sets) == [""]:
+    if key is None:
         (key,) = sets
+    elif list(sets) == [""]:
+        raise ConfigError(
+            f"{path} has one set of statistics, without a key to choose it by; nearest: leave "
+            f"`{key}` out",
+            key="statistics_key",
+        )
     elif key not in sets:
         raise ConfigError(
             f"{path} has no statistics of `{key}`; {did_you_mean(key, sets)}", key="statistics_key"

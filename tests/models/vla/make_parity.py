@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,36 +65,73 @@ def with_small_vocabulary(model: Any) -> None:
     expert_head.weight = nn.Parameter(expert_head.weight.data[:VOCABULARY].clone())
 
 
-def main(kind: str, out: Path) -> None:
+def tiny_smolvla() -> nn.Module:
+    """SmolVLA, whose sizes are those of a published SmolVLM that it is given in small."""
+    from transformers import SmolVLMConfig
+
+    module = importlib.import_module("lerobot.policies.smolvla.smolvlm_with_expert")
+    both = {"num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 64}
+    config = SmolVLMConfig(
+        vision_config=both | {"hidden_size": 32, "num_attention_heads": 2, "image_size": 64,
+                              "patch_size": 8, "num_hidden_layers": 2},
+        text_config=both | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+                            "vocab_size": VOCABULARY, "model_type": "llama", "rms_norm_eps": 1e-5,
+                            "pad_token_id": 0},
+        scale_factor=4, image_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    tokens = SimpleNamespace(fake_image_token_id=2, global_image_token_id=3)
+    module.AutoConfig = SimpleNamespace(from_pretrained=lambda _: config)
+    module.AutoProcessor = SimpleNamespace(
+        from_pretrained=lambda _: SimpleNamespace(tokenizer=tokens)
+    )
+    return sized(
+        "smolvla", ("SmolVLAConfig", "VLAFlowMatching"), num_steps=STEPS, num_vlm_layers=4,
+        resize_imgs_with_padding=(64, 64),
+    )  # fmt: skip
+
+
+def tiny_pi0(kind: str) -> nn.Module:
+    tiny(importlib.import_module(f"lerobot.policies.{kind}.modeling_{kind}"))
+    model = sized(
+        kind, CLASSES[kind], dtype="float32", num_inference_steps=STEPS,
+        image_resolution=(IMAGE, IMAGE),
+    )  # fmt: skip
+    with_small_vocabulary(model)
+    return model
+
+
+def sized(kind: str, classes: tuple[str, str], **options: Any) -> nn.Module:
     policies = f"lerobot.policies.{kind}"
     module = importlib.import_module(f"{policies}.modeling_{kind}")
     settings = importlib.import_module(f"{policies}.configuration_{kind}")
-    tiny(module)
-    config_class, model_class = CLASSES[kind]
-    config = getattr(settings, config_class)(
-        dtype="float32", chunk_size=HORIZON, n_action_steps=HORIZON, max_state_dim=STATES,
-        max_action_dim=ACTIONS, num_inference_steps=STEPS, image_resolution=(IMAGE, IMAGE),
-        device="cpu",
+    config = getattr(settings, classes[0])(
+        chunk_size=HORIZON, n_action_steps=HORIZON, max_state_dim=STATES, max_action_dim=ACTIONS,
+        device="cpu", **options,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = getattr(module, model_class)(config).eval()
-    with_small_vocabulary(model)
+    model: nn.Module = getattr(module, classes[1])(config).eval()
+    return model
+
+
+def main(kind: str, out: Path) -> None:
+    model: Any = tiny_smolvla() if kind == "smolvla" else tiny_pi0(kind)
+    side = 64 if kind == "smolvla" else IMAGE
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # no norm or bias remains zero
     inputs = {
-        "image_0": torch.rand(2, 3, IMAGE, IMAGE) * 2 - 1,
-        "image_1": torch.rand(2, 3, IMAGE, IMAGE) * 2 - 1,
+        "image_0": torch.rand(2, 3, side, side) * 2 - 1,
+        "image_1": torch.rand(2, 3, side, side) * 2 - 1,
         "image_mask_0": torch.tensor([True, True]),
         "image_mask_1": torch.tensor([True, False]),
         "tokens": torch.randint(0, VOCABULARY, (2, 6)),
         "token_mask": torch.tensor([[True] * 6, [True] * 4 + [False] * 2]),
         "noise": torch.randn(2, HORIZON, ACTIONS),
     }
-    if kind == "pi0":
+    if kind != "pi05":
         inputs["state"] = torch.randn(2, STATES)
     images = [inputs["image_0"], inputs["image_1"]]
     masks = [inputs["image_mask_0"], inputs["image_mask_1"]]
-    told = (inputs["state"],) if kind == "pi0" else ()
+    told = (inputs["state"],) if kind != "pi05" else ()
     actions = model.sample_actions(
         images, masks, inputs["tokens"], inputs["token_mask"], *told, noise=inputs["noise"]
     )

@@ -1,0 +1,162 @@
+"""What a user may get wrong with a vision-language-action model, and the line that is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from rlinf.errors import ConfigError
+from rlinf.models.config import REGISTRY
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from tests.models.test_policies import env_spec
+from tests.models.vla.test_loading import PARITY
+
+SPEC = env_spec(
+    observation_shapes={"states": (5,), "main_images": (56, 56, 3)},
+    task_descriptions=("close the drawer",),
+    action_dim=7,
+    action_low=(-1.0,) * 7,
+    action_high=(1.0,) * 7,
+)
+TINY = {"preset": "tiny"}
+
+
+def statistics(directory: Path, actions: Any, states: int = 5, **more: float) -> str:
+    """A file of these lowest and highest actions."""
+    content = {
+        "actions": {"q01": actions[0], "q99": actions[1], "mean": [0.0] * len(actions[0]),
+                    "std": [0.5] * len(actions[0])},
+        "state": {"q01": [-1.0] * states, "q99": [1.0] * states, "mean": [0.0] * states,
+                  "std": [1.0] * states},
+    }  # fmt: skip
+    (directory / "norm_stats.json").write_text(json.dumps({"norm_stats": content}))
+    return str(directory / "norm_stats.json")
+
+
+SEVEN = [-0.5] * 7, [0.5] * 7
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """π₀.₅ as a published directory."""
+    found = tmp_path / "pi05"
+    found.mkdir()
+    shutil.copy(PARITY / "pi05" / "model.safetensors", found)
+    (found / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
+    return found
+
+
+def halved(directory: Path) -> Path:
+    """Half of the tensors are gone."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    save_file({n: t for i, (n, t) in enumerate(sorted(tensors.items())) if i % 2}, file)
+    return directory
+
+
+def untied(directory: Path) -> Path:
+    """The output head is another one than the embeddings that it is tied to."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    (head,) = (name for name in tensors if name.endswith("paligemma.lm_head.weight"))
+    embedding = head.replace("lm_head", "model.language_model.embed_tokens")
+    save_file({**tensors, embedding: tensors[head] + 1.0}, file)
+    return directory
+
+
+def cut(directory: Path) -> Path:
+    """The file ends in the middle, as after a download that broke off."""
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return directory
+
+
+def trained(directory: Path) -> Path:
+    """What a run left behind, of another type of model."""
+    path = directory / "policy.safetensors"
+    save_file({"actor.layers.0.weight": torch.zeros(2, 2)}, path, {"base": "pi0 tiny, seed 0"})
+    return path
+
+
+CASES: dict[str, tuple[Any, str]] = {
+    "neither path nor preset": (lambda _: {}, "neither is given of path and preset"),
+    "both": (lambda d: {**TINY, "path": d}, "both are given of path and preset"),
+    "a file as path": (lambda d: {"path": d / "model.safetensors"}, "is a file; nearest: the dir"),
+    "a run's file as path": (lambda d: {"path": trained(d)}, "or `weights` for the policy"),
+    "no directory": (lambda d: {"path": d / "nothing"}, "has no config.json; nearest"),
+    "no such weights": (lambda d: {**TINY, "weights": d / "nothing"}, "there is no file"),
+    "weights of another model": (
+        lambda d: {**TINY, "weights": trained(d)},
+        r"trained from other weights \(pi0 tiny, seed 0\)",
+    ),
+    "weights that are none": (
+        lambda d: {**TINY, "weights": d / "config.json"}, r"^model\.weights: .* holds no weights"
+    ),
+    "missing camera": (lambda d: {**TINY, "cameras": ["main_image"]}, "did you mean `main_images`"),
+    "no camera": (lambda d: {**TINY, "cameras": [None]}, "name one"),
+    "another type": (lambda d: {"path": d, "type": "pi0"}, "holds pi05, not pi0; nearest: pi05"),
+    "half a checkpoint": (lambda d: {"path": halved(d)}, "holds no pi05: no vision"),
+    "untied": (lambda d: {"path": untied(d)}, "which are one tensor of the model"),
+    "a download that broke off": (lambda d: {"path": cut(d)}, "model.safetensors"),
+    "a long instruction": (
+        lambda d: {**TINY, "state_in_prompt": False, "max_prompt_tokens": 2},
+        "tokens, the model is given at most 2; legal with it",
+    ),
+    "a long state": (lambda d: {**TINY, "max_prompt_tokens": 9}, "a state of 5 dimensions takes"),
+    "another robot": (
+        lambda d: {**TINY, "statistics": statistics(d, ([-0.5] * 14, [0.5] * 14))},
+        "are of 14 action dimensions, the environment takes 7",
+    ),
+    "states of another robot": (
+        lambda d: {**TINY, "statistics": statistics(d, SEVEN, states=8)},
+        "are of 8 state dimensions, the environment gives 5",
+    ),
+    "a key where there is none": (
+        lambda d: {**TINY, "statistics": statistics(d, SEVEN), "statistics_key": "aloha"},
+        "without a key to choose it by; nearest: leave `aloha` out",
+    ),
+    "actions not normalised": (
+        lambda d: {**TINY, "statistics": statistics(d, ([-50.0] * 7, [50.0] * 7))},
+        "the statistics",
+    ),
+}  # fmt: skip
+
+
+def built(kind: str, given: dict[str, Any]) -> None:
+    config = REGISTRY.load(kind)(**given)
+    config.check()
+    config.build(SPEC, value_dim=1, seed=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_says_what_is_wrong(case: str, published: Path) -> None:
+    make, told = CASES[case]
+    given = make(published)
+    kind = given.pop("type", "pi05")
+    with pytest.raises((ConfigError, ValidationError), match=told) as refused:
+        built(kind, given)
+    if isinstance(refused.value, ConfigError):
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])
+def test_pictures_with_colours_first_are_refused(kind: str) -> None:
+    spec = replace(SPEC, observation_shapes={"states": (5,), "main_images": (3, 56, 56)})
+    with pytest.raises(ConfigError, match=r"main_images are of shape \[3, 56, 56\]; legal: height"):
+        REGISTRY.load(kind)(**TINY).build(spec, value_dim=1)
+
+
+def test_padding_of_statistics_is_no_dimension() -> None:
+    padded = Statistics.of({"q01": [-1.0, -1.0, 0.0, 0.0], "q99": [1.0, 1.0, 0.0, 0.0]})
+    assert padded.used == 2
+    ModelStatistics(padded, padded).check([-1.0] * 2, [1.0] * 2, state_dim=2)
+    with pytest.raises(ConfigError, match="are of 2 action dimensions, the environment takes 3"):
+        ModelStatistics(padded).check([-1.0] * 3, [1.0] * 3)

@@ -14,6 +14,7 @@ from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
 
@@ -61,5 +62,28 @@ def test_published_runs_are_accepted_with_their_values(
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     assert "Not run at this size" in " ".join(text.replace("\n# ", " ").splitlines()[:1])
     code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", given)
+    assert code == 0, error
+    assert "nothing was started" in shown
+
+
+@pytest.mark.usefixtures("simulators_are_here")
+def test_a_published_set_is_imitated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    from rlinf.data.lerobot.writer import write_lerobot
+    from tests.data.lerobot.sets import recorded
+
+    write_lerobot(recorded(), tmp_path / "set", fps=20, pictures="image")
+    (tmp_path / "config.json").write_text("{}")
+    given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
+             f"model.path={tmp_path}", f"model.tokenizer={tmp_path}"]  # fmt: skip
+    name = "vla/libero_spatial_smolvla_sft"
+    _, _, config = read_config(name, given)
+    assert isinstance(config, BehaviourCloningConfig)
+    optimizer, rate = config.actor.optim, config.actor.lr_sched
+    assert (config.model.type, config.model.num_action_chunks) == ("smolvla", 50)
+    assert optimizer.lr * rate.factor(config.runner.total_steps, config.runner.total_steps) == (
+        pytest.approx(2.5e-6)
+    )
+    code, shown, error = rlinf(capsys, "train", name, "--dry-run", *given)
     assert code == 0, error
     assert "nothing was started" in shown

@@ -35,7 +35,7 @@ def policy(
 ) -> None:
     """Rename the weights of π₀ or π₀.₅, bit for bit."""
     from rlinf.models.vla.loading import write_weights
-    from rlinf.models.vla.pi0_layouts import convert
+    from rlinf.models.vla.pi0.layouts import convert
 
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new file")

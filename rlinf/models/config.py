@@ -184,11 +184,11 @@ MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
-    "pi0": "rlinf.models.vla.pi0_config:PI0Config",
-    "pi05": "rlinf.models.vla.pi0_config:PI05Config",
+    "pi0": "rlinf.models.vla.pi0.config:PI0Config",
+    "pi05": "rlinf.models.vla.pi0.config:PI05Config",
     "smolvla": "rlinf.models.vla.smolvla_config:SmolVLAConfig",
-    "openvla": "rlinf.models.vla.openvla_config:OpenVLAConfig",
-    "openvla_oft": "rlinf.models.vla.openvla_config:OpenVLAOFTConfig",
+    "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
+    "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf.models.config import REGISTRY
-from rlinf.models.vla.pi0_policy import PI0Policy
+from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.serving.chunks import RealTimeChunks
 
 from .support import SPEC, Running, observation, serving

@@ -28,7 +28,7 @@ from rlinf.models.vla.flow_matching import (
     transition,
     transition_log_prob,
 )
-from rlinf.models.vla.pi0 import PI0Size, Prefix
+from rlinf.models.vla.pi0.network import PI0Size, Prefix
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.preprocessing import square_pixels
 from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics, read_statistics

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf.models.vla.pi0 import (
+from rlinf.models.vla.pi0.network import (
     Attention,
     KeyValue,
     PI0Size,

@@ -16,9 +16,9 @@ from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
 from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
-from rlinf.models.vla.pi0 import Prefix, TransformerSize
-from rlinf.models.vla.pi0_layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
-from rlinf.models.vla.pi0_prompts import TINY_VOCABULARY, tiny_encoder
+from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
+from rlinf.models.vla.pi0.network import Prefix, TransformerSize
+from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 from rlinf.models.vla.smolvla import SmolVLANetwork, SmolVLASize
 
 if TYPE_CHECKING:

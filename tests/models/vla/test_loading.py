@@ -13,8 +13,8 @@ from rlinf.cli.main import main
 from rlinf.errors import ConfigError
 from rlinf.models.config import type_of_directory
 from rlinf.models.vla.loading import Layout, load_published, open_weights, translate
-from rlinf.models.vla.pi0 import PI0Network, PI0Size, TransformerSize
-from rlinf.models.vla.pi0_layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, convert
+from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, convert
+from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
 
 PARITY = Path(__file__).parent / "parity"
 PUBLISHED = [layout.name for layout in LAYOUTS if layout.name != "rlinf"]

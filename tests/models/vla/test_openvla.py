@@ -14,7 +14,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
-from rlinf.models.vla.openvla_config import OpenVLAConfig, OpenVLAOFTConfig
+from rlinf.models.vla.openvla.config import OpenVLAConfig, OpenVLAOFTConfig
 
 CHUNK, ACTIONS = 2, 4
 FIXTURE = Path(__file__).parent / "parity" / "openvla"

@@ -10,21 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlinf.errors import ConfigError
-from rlinf.models.vla.action_tokens import (
+from rlinf.models.vla.openvla.action_tokens import (
     ActionTokens,
     chosen,
     drawn_tokens,
     entropy,
     token_log_probs,
 )
-from rlinf.models.vla.openvla_files import (
+from rlinf.models.vla.openvla.files import (
     load_network,
     openvla_layout,
     proprioception_of,
     read_published,
 )
-from rlinf.models.vla.openvla_graph import Architecture, Extras, OpenVLANetwork
-from rlinf.models.vla.vision_transformer import DINOV2, SIGLIP
+from rlinf.models.vla.openvla.network import Architecture, Extras, OpenVLANetwork
+from rlinf.models.vla.openvla.vision_transformer import DINOV2, SIGLIP
 
 FIXTURE = Path(__file__).parent / "parity" / "openvla"
 CHUNK, ACTIONS = 2, 7

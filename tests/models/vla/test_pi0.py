@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlinf.models.vla.pi0 import PI0Network
+from rlinf.models.vla.pi0.network import PI0Network
 from tests.models.vla.test_loading import PARITY, load
 
 

@@ -17,8 +17,8 @@ from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise, travelling
-from rlinf.models.vla.pi0_policy import PI0Policy
-from rlinf.models.vla.pi0_prompts import StatePrompts, published_encoder, tiny_encoder
+from rlinf.models.vla.pi0.policy import PI0Policy
+from rlinf.models.vla.pi0.prompts import StatePrompts, published_encoder, tiny_encoder
 from tests.models.test_policies import env_spec
 from tests.models.vla.test_loading import PARITY
 

@@ -15,10 +15,10 @@ from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.loading import Translated, load_published, open_weights, translate
-from rlinf.models.vla.pi0 import PI0Network, PI0Size, Prefix, TransformerSize
-from rlinf.models.vla.pi0_config import PI05Config
-from rlinf.models.vla.pi0_layouts import EMBEDDING, LAYOUTS
-from rlinf.models.vla.pi0_prompts import (
+from rlinf.models.vla.pi0.config import PI05Config
+from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
+from rlinf.models.vla.pi0.network import PI0Network, PI0Size, Prefix, TransformerSize
+from rlinf.models.vla.pi0.prompts import (
     TINY_VOCABULARY,
     StatePrompts,
     plain_prompts,

@@ -2,7 +2,7 @@
 
 π₀: https://arxiv.org/abs/2410.24164, π₀.₅: https://arxiv.org/abs/2504.16054. Pictures and text are
 a prefix whose keys and values are computed once; the expert attends to them in each denoising step.
-The names of weights in published files are in :mod:`rlinf.models.vla.pi0_layouts`.
+The names of weights in published files are in :mod:`rlinf.models.vla.pi0.layouts`.
 """
 
 from __future__ import annotations

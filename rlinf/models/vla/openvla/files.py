@@ -16,8 +16,8 @@ from torch import Tensor
 from rlinf.errors import ConfigError
 from rlinf.models.policy import merged
 from rlinf.models.vla.loading import Layout, load_published
-from rlinf.models.vla.openvla_graph import TOWERS, Architecture, Extras, OpenVLANetwork
-from rlinf.models.vla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names
+from rlinf.models.vla.openvla.network import TOWERS, Architecture, Extras, OpenVLANetwork
+from rlinf.models.vla.openvla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names
 
 _LLAMA_2_7B = {
     "vocab_size": 32064,

@@ -19,7 +19,7 @@ from torch.nn import functional
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.models.adapters import LowRankLinear
 from rlinf.models.language import BUILDING
-from rlinf.models.vla.vision_transformer import VisionSize, VisionTransformer
+from rlinf.models.vla.openvla.vision_transformer import VisionSize, VisionTransformer
 
 TOWERS = ("featurizer", "fused_featurizer")
 """Names of the vision transformers."""

@@ -12,7 +12,7 @@ from rlinf.models.vla.config import FlowConfig
 class PI0Config(FlowConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
-    implementation = "rlinf.models.vla.pi0_policy:PI0Policy"
+    implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi0", "dexbotic_pi0")
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
@@ -23,7 +23,7 @@ class PI0Config(FlowConfig):
 class PI05Config(FlowConfig):
     """π₀.₅: time enters by adaptive norms; values are read from the language model."""
 
-    implementation = "rlinf.models.vla.pi0_policy:PI0Policy"
+    implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
     normalisation = "quantiles"
     type: Literal["pi05"] = "pi05"

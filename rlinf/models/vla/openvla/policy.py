@@ -12,16 +12,16 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
-from rlinf.models.vla.action_tokens import (
+from rlinf.models.vla.instructions import Encode, InstructionTable, hashed_words, read_tokenizer
+from rlinf.models.vla.openvla.action_tokens import (
     ActionTokens,
     chosen,
     drawn_tokens,
     entropy,
     token_log_probs,
 )
-from rlinf.models.vla.instructions import Encode, InstructionTable, hashed_words, read_tokenizer
-from rlinf.models.vla.openvla_config import OpenVLAConfig, OpenVLAOFTConfig
-from rlinf.models.vla.openvla_files import (
+from rlinf.models.vla.openvla.config import OpenVLAConfig, OpenVLAOFTConfig
+from rlinf.models.vla.openvla.files import (
     TINY,
     TINY_PIXELS,
     PixelValues,
@@ -31,7 +31,7 @@ from rlinf.models.vla.openvla_files import (
     read_published,
     tiny_network,
 )
-from rlinf.models.vla.openvla_graph import Extras, OpenVLANetwork
+from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.statistics import ModelStatistics, Statistics, read_statistics
 

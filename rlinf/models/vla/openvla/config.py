@@ -14,7 +14,7 @@ from rlinf.models.vla.conventions import ActionConventions
 class OpenVLAConfig(VLAConfig):
     """OpenVLA (Kim et al. 2024): one token after another for each action dimension."""
 
-    implementation = "rlinf.models.vla.openvla:OpenVLAPolicy"
+    implementation = "rlinf.models.vla.openvla.policy:OpenVLAPolicy"
     published_as = ("openvla",)
     type: Literal["openvla"] = "openvla"
     """Which policy this section configures."""
@@ -39,7 +39,7 @@ class OpenVLAConfig(VLAConfig):
 class OpenVLAOFTConfig(OpenVLAConfig):
     """OpenVLA-OFT (Kim, Finn and Liang 2025): a whole chunk of actions in one pass."""
 
-    implementation = "rlinf.models.vla.openvla:OpenVLAOFTPolicy"
+    implementation = "rlinf.models.vla.openvla.policy:OpenVLAOFTPolicy"
     published_as = ("openvla_oft",)
     type: Literal["openvla_oft"] = "openvla_oft"  # type: ignore[assignment]
     """Which policy this section configures."""

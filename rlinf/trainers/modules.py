@@ -16,6 +16,7 @@ from rlinf.models.adapters import is_adapter, without_adapter
 from rlinf.models.policy import Policy, read_weights, repeated_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
+from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import PlainModule, Source, TrainedModule
 
 POLICY = "policy"
@@ -75,9 +76,8 @@ class TrainedModules:
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.sharded import ShardedModule
 
-        layers = repeated_layers(module)
-        if isinstance(module, Policy):
-            layers = module.repeated_layers()
+        own = isinstance(module, Policy | ScoringModel)
+        layers = module.repeated_layers() if own else repeated_layers(module)
         return ShardedModule(module, layers, self.config, optim, ranks)
 
     @property

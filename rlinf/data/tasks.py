@@ -322,19 +322,20 @@ class SquaresTask(PromptTask):
     levels: tuple[int, ...] = Field(default=(3,), min_length=1)
     """Cells of a side of the grid."""
     worked: bool = True
-    """Let targets write out the count of each row before the answer."""
+    """Let targets write out what is in each cell, row by row, before the answer: the first letter
+    of a colour, or a point."""
 
     def draw(self, level: int, random_numbers: random.Random) -> PromptItem:
         """A random item of a level."""
         names = [*_COLOURS, None]
         cells = [[random_numbers.choice(names) for _ in range(level)] for _ in range(level)]
         asked = random_numbers.choice(list(_COLOURS))
-        counts = [row.count(asked) for row in cells]
+        read = " ".join("".join("." if name is None else name[0] for name in row) for row in cells)
         return make_item(
             f"{asked}:",
-            str(sum(counts)),
+            str(sum(row.count(asked) for row in cells)),
             level,
-            steps="".join(f"{count} " for count in counts) if self.worked else "",
+            steps=f"{read} " if self.worked else "",
             pictures=(_painted(cells, random_numbers),),
         )
 

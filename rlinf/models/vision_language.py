@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlinf.data.pictures import VISION_TOKENS, PictureReader, Pictures
 from rlinf.errors import ConfigError
+from rlinf.models.policy import repeated_layers
 
 if TYPE_CHECKING:
     from rlinf.models.language_config import ArchitectureConfig
@@ -111,13 +112,14 @@ def set_text_attention(model: Any, name: str) -> None:
 
 
 def attended_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of the language part and those that read pictures."""
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    """The layers of the language part, and those that read pictures."""
     vision = vision_of(model)
-    inside = [] if vision is None else list(vision.modules())
-    text = max((each for each in lists if not any(each is one for one in inside)), key=len)
-    seeing = max((each for each in inside if isinstance(each, nn.ModuleList)), key=len)
-    return [*text, *seeing]
+    if vision is None:
+        return repeated_layers(model)
+    inside = set(map(id, vision.modules()))
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    text = max((each for each in lists if id(each) not in inside), key=len)
+    return [*text, *repeated_layers(vision)]
 
 
 def created(config: ArchitectureConfig, text: dict[str, Any], tokenizer: Any) -> Any:

@@ -295,7 +295,7 @@ def _joined(parts: list[Any], key: str, pictured: bool) -> str:
         elif kind == "image":
             raise UnusableRecordError(f"`{key}` has a picture, and no image_key says where it is")
         else:
-            raise UnusableRecordError(f"`{key}`: parts of a message are of type text or image")
+            raise UnusableRecordError(f"`{key}`: parts of content are texts or of type image")
     return "".join(texts)
 
 

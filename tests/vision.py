@@ -39,6 +39,15 @@ def write_model(family: str, folder: Path) -> LanguageModelConfig:
     return write_initial_model(section, folder, 0, texts=texts)
 
 
+def picture_prompts(
+    section: LanguageModelConfig, tokenizer: Any, task: SquaresTask
+) -> tuple[PictureReader, list[Prompt]]:
+    """What reads pictures, and the prompts of a task."""
+    reader = picture_reader(section, tokenizer)
+    sets = PromptDataConfig(task=task, max_prompt_length=64).build(tokenizer, reader)
+    return reader, list(sets.train)
+
+
 class Tiny:
     """A model, its tokenizer, what reads its pictures, and prompts with one or two of them."""
 
@@ -52,9 +61,7 @@ class Tiny:
         self.model.eval()
         assert self.section.path is not None
         self.path = self.section.path
-        self.reader: PictureReader = picture_reader(self.section, self.tokenizer)
-        sets = PromptDataConfig(task=TASK, max_prompt_length=64).build(self.tokenizer, self.reader)
-        self.prompts: list[Prompt] = list(sets.train)
+        self.reader, self.prompts = picture_prompts(self.section, self.tokenizer, TASK)
 
     def said(self, prompt: Prompt, answer: Any) -> torch.Tensor:
         """[L] log-probs of an answer by the library's own forward pass over the whole text."""

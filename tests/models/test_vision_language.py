@@ -86,7 +86,6 @@ def batch_of(answered: list[tuple[Any, np.ndarray]]) -> Any:
 
 def test_positions_are_those_of_the_library(tiny, two_pictures):
     wide = Picture(data=np.zeros(1, np.uint8), first=3, rows=1, columns=4)
-    grids = [(2, 4, (2, 4)), (4, 4, (4, 4))]
     ids, arguments = tiny.arguments(two_pictures)
     found, delta = tiny.model.model.get_rope_index(
         ids,
@@ -101,7 +100,6 @@ def test_positions_are_those_of_the_library(tiny, two_pictures):
         [3, 3, 3, 3, 7, 8],
         [3, 4, 5, 6, 7, 8],
     ]
-    assert grids
     assert shift_of((wide,)) == 0
 
 
@@ -245,9 +243,7 @@ def test_a_trained_model_is_written_as_the_published_ones_are(tiny, tmp_path, lo
         reader=tiny.reader,
     )
     save_pretrained(trainer, tmp_path)
-    loaded, report = AutoModelForImageTextToText.from_pretrained(
-        tmp_path, output_loading_info=True
-    )
+    loaded, report = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     own = tiny.model.state_dict()
     for name, value in loaded.state_dict().items():

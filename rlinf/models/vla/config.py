@@ -77,6 +77,7 @@ class VLAConfig(ModelConfig):
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
+    denoises = True
     normalisation: ClassVar[Literal["mean_std", "quantiles"]] = "mean_std"
     """By which statistics published models have their states and actions."""
 

@@ -4,7 +4,7 @@ https://arxiv.org/abs/2506.01844. The first layers of SmolVLM2 (SigLIP, and a Ll
 text and the state. Each layer of the expert stands beside one of them: every second attends to the
 keys and values of that layer and to the actions before, the others to projections of these keys and
 values alone. The names of weights in published files are in
-:mod:`rlinf.models.vla.smolvla_policy`.
+:mod:`rlinf.models.vla.smolvla.policy`.
 """
 
 from __future__ import annotations

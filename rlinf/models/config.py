@@ -187,6 +187,7 @@ MODELS = {
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
     "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
+    "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
 }

@@ -189,7 +189,8 @@ MODELS = {
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
-    "smolvla": "rlinf.models.vla.smolvla_config:SmolVLAConfig",
+    "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
+    "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
 }

@@ -19,12 +19,13 @@ from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
 
-# Model, method, env type; environments, steps of a rollout, actions of a chunk.
+# Model, method, env type; environments, steps of a rollout, actions of a chunk, global batch.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
-    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5),
-    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5),
-    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5),
-    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5),
+    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
+    "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),
+    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
 }
 
 
@@ -48,21 +49,21 @@ def test_published_runs_are_accepted_with_their_values(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    given = f"model.path={tmp_path}"
-    _, _, config = read_config(f"vla/{name}", [given])
+    given = [f"model.path={tmp_path}"]
+    given += [f"model.tokenizer={tmp_path}"] if "gr00t" in name else []
+    _, _, config = read_config(f"vla/{name}", given)
     assert isinstance(config, EmbodiedConfig)
     model = config.model
     assert isinstance(model, FlowConfig)
     found = (
         model.type, model.method, config.env.train.type, config.env.num_envs,
-        config.rollout.steps, model.num_action_chunks,
+        config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert (config.actor.global_batch_size, config.actor.micro_batch_size) == (2048, 128)
-    assert config.actor.optim.lr == 5e-6
+    assert (config.actor.micro_batch_size, config.actor.optim.lr) == (128, 5e-6)
     text = Path(f"recipes/vla/{name}.yaml").read_text()
-    assert "Not run at this size" in " ".join(text.replace("\n# ", " ").splitlines()[:1])
-    code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", given)
+    assert "Not run at this size" in text.partition("\ntask:")[0]
+    code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", *given)
     assert code == 0, error
     assert "nothing was started" in shown
 

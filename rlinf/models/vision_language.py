@@ -136,12 +136,12 @@ def created(config: ArchitectureConfig, text: dict[str, Any], tokenizer: Any) ->
     begin, place, end = (vocabulary[token] for token in VISION_TOKENS)
     half = config.hidden_size // config.heads // 2
     height = half * _OF_HEIGHT[config.type] // 64
-    rope = {
+    rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": 1e6,
         "mrope_section": [half - 2 * height, height, height],
     }
-    seeing = {
+    seeing: dict[str, Any] = {
         "depth": vision.layers,
         "hidden_size": vision.hidden_size,
         "num_heads": vision.heads,

@@ -128,6 +128,10 @@ def test_engine_and_trainer_say_what_the_library_says(tiny, two_pictures):
         assert (scores - sampled).abs().max() < TOLERANCE
         alone = scorer_of(tiny, packing=packing)(batch.select(slice(4, 5))).log_probs
         assert (alone - sampled[4:]).abs().max() < TOLERANCE
+        plain = text_batch([(text.tokens, answers[4].tokens)])
+        assert plain.pictures is None
+        scores = scorer_of(tiny, packing=packing)(plain).log_probs
+        assert (scores - sampled[4:]).abs().max() < TOLERANCE
 
 
 def test_equal_tokens_with_another_picture_are_another_prompt(tiny):

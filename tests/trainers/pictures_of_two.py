@@ -33,7 +33,9 @@ def trained(folder: Path, ranks: Ranks) -> dict[str, torch.Tensor]:
         pictures=[each.pictures for each in (*seen, *text)],
     )
     options: dict[str, Any] = {"balance": False, "micro_batch_size": 1, "optim": {"lr": 1e-2}}
-    config = PolicyTrainerConfig(reshard="after_forward", **options)
+    if ranks.world_size > 1:
+        options |= {"reshard": "after_forward", "gradient_checkpointing": True}
+    config = PolicyTrainerConfig(**options)
     trainer = policy_trainer(
         model, Supervised(), config, ranks=ranks, total_steps=1, seed=0, reader=reader
     )

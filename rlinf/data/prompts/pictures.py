@@ -54,6 +54,10 @@ def _source(value: Any, key: str, folder: Path) -> Source:
     return folder / Path(value).expanduser()
 
 
+def _read(source: Source) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
+
+
 class PicturedPrompt:
     """A prompt whose pictures were looked at.
 
@@ -82,11 +86,11 @@ class PicturedPrompt:
         for number, source in enumerate(item.pictures, 1):
             assert reader is not None
             try:
-                data = source if isinstance(source, bytes) else source.read_bytes()
+                data = _read(source)
                 self._sizes.append(reader.size(data))
             except OSError as error:
-                why = error.strerror or error
-                raise UnusableRecordError(f"picture {number}: {source}: {why}") from error
+                why = f"{error.filename}: {error.strerror or error}"
+                raise UnusableRecordError(f"picture {number}: {why}") from error
             except ValueError as error:
                 raise UnusableRecordError(f"picture {number} {error}") from error
             self._data.append(data)

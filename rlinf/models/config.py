@@ -38,6 +38,9 @@ class ModelConfig(StrictModel):
     """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
+    denoises: ClassVar[bool] = False
+    """Whether actions are denoised along a velocity
+    (:class:`~rlinf.models.denoising.Denoising`)."""
     q_implementation: ClassVar[str | None] = None
     """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.flow_config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.libero import LiberoEnv
@@ -63,6 +64,25 @@ def test_published_runs_are_accepted_with_their_values(
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     assert "Not run at this size" in text.partition("\ntask:")[0]
     code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", *given)
+    assert code == 0, error
+    assert "nothing was started" in shown
+
+
+@pytest.mark.usefixtures("simulators_are_here")
+def test_the_published_run_of_nft_is_accepted_with_its_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    name, given = "vla/libero_object_nft_pi0", f"model.path={tmp_path}"
+    _, _, config = read_config(name, [given])
+    assert isinstance(config, EmbodiedConfig)
+    algorithm = config.algorithm
+    assert isinstance(algorithm, NFTConfig)
+    assert (config.actor.global_batch_size, config.actor.update_epoch) == (512, 2)
+    assert (config.samples, config.env.num_envs, config.group_size) == (64 * 48, 64, 8)
+    assert (algorithm.share(20), algorithm.share(60), algorithm.share(100)) == (1.0, 0.505, 0.01)
+    assert algorithm.weight_scale == (1.0, 0.2)
+    code, shown, error = rlinf(capsys, "train", name, "--dry-run", given)
     assert code == 0, error
     assert "nothing was started" in shown
 

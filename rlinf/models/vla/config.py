@@ -77,6 +77,8 @@ class VLAConfig(ModelConfig):
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
+    denoises = True
+
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
     """Image observations in the order in which the model was trained on views: base, left wrist,
     right wrist. null leaves a view out, as do those that are not named: it is not attended to."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
+from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
@@ -286,7 +287,8 @@ class FlowPolicy(VLAPolicy):
             chain.append(x)
         kept = {"chain": torch.stack(chain, dim=1)}
         if which is not None:
-            kept = {"chain": torch.stack([before, after], dim=1), "step_index": which}
+            pair = torch.stack([before, after], dim=1)
+            kept = {"chain": pair, "step_index": which, "denoised": x}
         return ActionSample(
             actions=self._to_env(x, observations),
             log_probs=self._of_env(log_probs),
@@ -378,6 +380,45 @@ class FlowPolicy(VLAPolicy):
         x, wanted = noisy_actions(actions, inputs["noise"], time)
         velocity, _ = self._denoise(prefix, states, x, time)
         return self._of_env((velocity - wanted).square())
+
+    # -- the noising of what was done ---------------------------------------------------------
+
+    def forward(self, batch: Any, *, imitate: bool = False, velocity: bool = False) -> Any:
+        """See :meth:`Policy.forward`; with ``velocity`` :meth:`velocity` at the points of a
+        batch."""
+        return self.velocity(batch.inputs) if velocity else super().forward(batch, imitate=imitate)
+
+    def velocity(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See :meth:`~rlinf.models.denoising.Denoising.velocity`."""
+        prefix, states = self._read(inputs)
+        velocity, _ = self._denoise(prefix, states, inputs[POINT], inputs[POINT_TIME])
+        return self._of_env(velocity)
+
+    def points(
+        self, inputs: Mapping[str, Tensor], *, target: TargetSpace, resampled: bool
+    ) -> FlowPoints:
+        """See :meth:`~rlinf.models.denoising.Denoising.points`."""
+        config, chain, step = self._config, inputs["chain"], inputs.get("step_index")
+        whole, steps = step is None, config.denoising_steps
+        done = chain[:, -1] if whole else inputs["denoised"]
+        if step is None or resampled:
+            step = (inputs["time"] * steps).long().clamp(max=steps - 1)
+        rows, time = torch.arange(len(chain), device=chain.device), self._time(step, chain)
+        if resampled:
+            x, wanted = noisy_actions(done, inputs["noise"], time)
+            after = x
+        else:
+            x, after = (chain[rows, step + n] if whole else chain[:, n] for n in (0, 1))
+            wanted = (x - done) / time.reshape(-1, 1, 1)
+        moved = partial(
+            transition, config.method, time=time, steps=steps, noise_level=config.noise_level
+        )
+        mean, std = moved(x=x, velocity=torch.zeros_like(x))
+        scale = time
+        if target == "xnext":  # the mean of the next step is linear in the velocity
+            slope = moved(x=torch.zeros_like(x), velocity=torch.ones_like(x))[0]
+            wanted, scale = (after - mean) / slope, slope[:, 0, 0].abs()
+        return FlowPoints(x, time, self._of_env(wanted), scale, std[:, 0, 0])
 
     # -- training -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,7 @@ class RoutedQwen(nn.Module):
 
     def __init__(self, size: WallSize) -> None:
         super().__init__()
-        self.head_dim, self.sections = size.head_dim, list(size.sections)
+        self.head_dim, self.sections = size.head_dim, size.sections
         self.embed_tokens = nn.Embedding(size.vocabulary, size.language.width)
         self.layers = nn.ModuleList(RoutedLayer(size) for _ in range(size.language.depth))
         self.norm = nn.RMSNorm(size.language.width, eps=_EPSILON)
@@ -135,10 +136,9 @@ class RoutedQwen(nn.Module):
         """[B, L, W] at positions [3, B, L] in time, row and column to [B, L, W], and what later
         tokens attend to."""
         each = [rotary_angles(axis, self.head_dim, _ROTARY_BASE) for axis in positions]
-        parts = ([pair[of].split(self.sections, dim=-1) for pair in each] for of in range(2))
-        cosines, sines = (
-            torch.cat([split[axis] for axis, split in enumerate(kinds)], dim=-1) for kinds in parts
-        )
+        shares = zip(each, self.sections, accumulate(self.sections), strict=True)
+        parts = [tuple(of[..., end - share : end] for of in pair) for pair, share, end in shares]
+        cosines, sines = (torch.cat(list(of), dim=-1) for of in zip(*parts, strict=True))
         found = []
         for place, layer in enumerate(self.layers):
             x, own = layer(x, (cosines, sines), mask, past[place] if past else None, kind)

@@ -50,9 +50,7 @@ class WallOSSPolicy(FlowPolicy):
         self, config: WallOSSConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        encode, tokens = tiny_encode, _TINY
-        if config.path is not None:
-            encode, tokens = _published_tokens(config)
+        encode, tokens = (tiny_encode, _TINY) if config.path is None else _published_tokens(config)
         size = replace(
             self.network.size, picture_token=tokens[_PICTURE], state_token=tokens[_STATE]
         )
@@ -83,7 +81,7 @@ class WallOSSPolicy(FlowPolicy):
         """All but the perceptrons for actions, and what reads and writes actions and the state."""
         super()._freeze_readers()
         for layer in self.network.language.layers:
-            layer.experts[ACTIONS].requires_grad_(True)
+            layer.get_submodule(f"experts.{ACTIONS}").requires_grad_(True)
 
     # -- what it is shown ---------------------------------------------------------------------
 
@@ -221,7 +219,7 @@ def _published_size(held: Published) -> WallSize:
         merge=merge,
         window=vision.get("window_size", 112) // patch // merge,
         whole=tuple(vision.get("fullatt_block_indexes", standard.whole)),
-        sections=sections,  # type: ignore[arg-type]
+        sections=sections,
         image=settings.get("resolution", standard.image),
         horizon=held.config.horizon or settings.get("chunk_size", standard.horizon),
         action_dim=shape("action_out.weight")[0],

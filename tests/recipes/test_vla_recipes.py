@@ -87,8 +87,13 @@ def test_the_published_run_of_nft_is_accepted_with_its_values(
     assert "nothing was started" in shown
 
 
+@pytest.mark.parametrize(
+    ("model", "chunk", "last"), [("smolvla", 50, 2.5e-6), ("wall_oss", 32, 1e-6)]
+)
 @pytest.mark.usefixtures("simulators_are_here")
-def test_a_published_set_is_imitated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_published_set_is_imitated(
+    model: str, chunk: int, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pyarrow")
     from rlinf.data.lerobot.writer import write_lerobot
     from tests.data.lerobot.sets import recorded
@@ -97,13 +102,13 @@ def test_a_published_set_is_imitated(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "config.json").write_text("{}")
     given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
              f"model.path={tmp_path}", f"model.tokenizer={tmp_path}"]  # fmt: skip
-    name = "vla/libero_spatial_smolvla_sft"
+    name = f"vla/libero_spatial_{model}_sft"
     _, _, config = read_config(name, given)
     assert isinstance(config, BehaviourCloningConfig)
     optimizer, rate = config.actor.optim, config.actor.lr_sched
-    assert (config.model.type, config.model.num_action_chunks) == ("smolvla", 50)
+    assert (config.model.type, config.model.num_action_chunks) == (model, chunk)
     assert optimizer.lr * rate.factor(config.runner.total_steps, config.runner.total_steps) == (
-        pytest.approx(2.5e-6)
+        pytest.approx(last)
     )
     code, shown, error = rlinf(capsys, "train", name, "--dry-run", *given)
     assert code == 0, error

@@ -11,6 +11,7 @@ import pytest
 
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
+from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
@@ -18,12 +19,13 @@ from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
 
-# Model, method, env type; environments, steps of a rollout, actions of a chunk.
+# Model, method, env type; environments, steps of a rollout, actions of a chunk, global batch.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
-    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5),
-    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5),
-    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5),
-    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5),
+    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
+    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
+    "robocasa_close_drawer_grpo_pi0": ("pi0", "flow_sde", "robocasa", 64, 2400, 10, 1920),
 }
 
 
@@ -31,7 +33,7 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
 def simulators_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks that start nothing: these look for what is installed, and into it."""
     real, modules = importlib.util.find_spec, set()
-    for simulator in (LiberoEnv, CalvinEnv):
+    for simulator in (LiberoEnv, CalvinEnv, RobocasaEnv):
         modules.add(simulator.requirements.module)
         monkeypatch.setattr(simulator, "check", classmethod(lambda *_: None))
 
@@ -54,10 +56,9 @@ def test_published_runs_are_accepted_with_their_values(
     assert isinstance(model, FlowConfig)
     found = (
         model.type, model.method, config.env.train.type, config.env.num_envs,
-        config.rollout.steps, model.num_action_chunks,
+        config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert (config.actor.global_batch_size, config.actor.micro_batch_size) == (2048, 128)
     assert config.actor.optim.lr == 5e-6
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     assert "Not run at this size" in " ".join(text.replace("\n# ", " ").splitlines()[:1])

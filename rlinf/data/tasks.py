@@ -152,9 +152,9 @@ class PromptTask(StrictModel):
         before, misses = len(found), 0
         while len(found) - before < wanted:
             item = self.draw(level, random_numbers)
-            key = item.content
-            if key not in found and split_of(item) == split:
-                found[key], misses = item, 0
+            content = item.content
+            if content not in found and split_of(item) == split:
+                found[content], misses = item, 0
                 continue
             misses += 1
             if misses == _PATIENCE:

@@ -76,8 +76,9 @@ class TrainedModules:
         # Imports a good deal that one rank does not need.
         from rlinf.trainers.sharded import ShardedModule
 
-        own = isinstance(module, Policy | ScoringModel)
-        layers = module.repeated_layers() if own else repeated_layers(module)
+        layers = repeated_layers(module)
+        if isinstance(module, Policy | ScoringModel):
+            layers = module.repeated_layers()
         return ShardedModule(module, layers, self.config, optim, ranks)
 
     @property

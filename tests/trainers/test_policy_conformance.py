@@ -57,13 +57,23 @@ PICTURES = env_spec(
     "name",
     [
         name if name in {"openvla_oft", "pi05"} else pytest.param(name, marks=pytest.mark.slow)
-        for name in ("openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss")
+        for name in (
+            "openvla",
+            "openvla_oft",
+            "pi0",
+            "pi05",
+            "smolvla",
+            "gr00t",
+            "wall_oss",
+            "qwen_vl",
+        )
     ],
 )
 def test_vision_language_action_models_pass(name):
-    config = REGISTRY.load(name)(
+    config_class = REGISTRY.load(name)
+    config = config_class(
         preset="tiny", num_action_chunks=2, value_head=(8,),
-        **({"denoising_steps": 2} if "openvla" not in name else {}),
+        **({"denoising_steps": 2} if config_class.denoises else {}),
     )  # fmt: skip
     results = check_policy(config, PICTURES, ranks=False)
     assert [each for each in results if not each.passed] == []

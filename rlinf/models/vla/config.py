@@ -74,6 +74,24 @@ class VLAConfig(ModelConfig):
             raise ConfigError(f"there is no tokenizer {self.tokenizer}", key="tokenizer")
 
 
+class TokenConfig(VLAConfig):
+    """What models have whose actions are tokens."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Logits of the tokens are divided by it, in rollout and training alike; the most probable
+    tokens are taken in evaluation."""
+    top_k: int = Field(default=0, ge=0, le=256)
+    """Only so many of the most probable tokens of a dimension are drawn; 0: all 256."""
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    """Longest instruction, in tokens; a longer one is refused and never cut."""
+    normalization: Literal["quantiles", "bounds"] = "quantiles"
+    """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
+    conventions: ActionConventions = ActionConventions()
+    """What the model's actions mean in the environment, such as of the gripper."""
+    freeze_vision: bool = False
+    """Leave the part that reads pictures as it is."""
+
+
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 

@@ -22,6 +22,8 @@ from rlinf.models.vla.token_policy import TOKENS
 
 CHUNK, ACTIONS, ROWS = 2, 3, 3
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+ONE = pytest.mark.parametrize("policy", ["qwen2_5_vl"], indirect=True)
+"""For what does not depend on the family."""
 TEXTS = ("Open the drawer", "close the big drawer now")
 
 
@@ -97,6 +99,7 @@ def test_log_probs_are_those_of_the_library(policy):
         assert (expected.view(CHUNK, ACTIONS) - sample.log_probs[row]).abs().max() < 1e-5
 
 
+@ONE
 def test_recorded_actions_are_imitated_and_what_is_frozen_stays(policy):
     inputs = {**seen(), "raw_actions": torch.zeros(ROWS, CHUNK, ACTIONS)}
     assert policy.imitation_errors(inputs).shape == (ROWS, CHUNK, ACTIONS)
@@ -118,6 +121,7 @@ def directory(policy, tmp_path_factory):
     return folder
 
 
+@ONE
 def test_a_published_directory_is_read(policy, directory):
     loaded = build(path=directory, max_prompt_tokens=200)
     own = policy.network.model.state_dict()
@@ -129,6 +133,7 @@ def test_a_published_directory_is_read(policy, directory):
     assert (again.log_probs - sample.log_probs).abs().max() < 1e-5
 
 
+@ONE
 def test_patches_are_those_of_the_published_processor(policy, directory):
     from PIL import Image
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -141,7 +146,9 @@ def test_patches_are_those_of_the_published_processor(policy, directory):
     assert (own - found["pixel_values"]).abs().max() < 1e-5
 
 
-def test_what_does_not_fit_is_refused(directory, tmp_path):
+@ONE
+def test_what_does_not_fit_is_refused(policy, directory, tmp_path):
+    assert policy.network.places.ndim == 1
     with pytest.raises(ValidationError, match="the directory says which it is"):
         build(path=directory, family="qwen3_vl")
     with pytest.raises(ConfigError, match=r"has \d+ tokens, the model is given at most 3"):

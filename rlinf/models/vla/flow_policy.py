@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class FlowPolicy(VLAPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
-    A subclass gives the network and three passes of it: ``_network``, ``_prefix``, ``_denoise``;
-    and, once it has called this constructor, its ``prompts``. The network has ``vision``,
+    A subclass gives its prompts, ``_prompts``, the network and three passes of it: ``_network``,
+    ``_prefix``, ``_denoise``. The network has ``vision``,
     ``language`` and ``expert``, each with ``layers``, and its ``size``.
     """
 
@@ -55,13 +55,15 @@ class FlowPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
+        # What is small, and may be refused, goes before the weights.
+        self.prompts = self._prompts(config)
+        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
         self.horizon: int = size.horizon
         self._check(config, size)
         self._conventions = config.conventions
         self._places = list(config.conventions.dimensions or range(self.action_dim))
-        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(size.expert.width, size.action_dim, seed=seed)
@@ -71,6 +73,10 @@ class FlowPolicy(VLAPolicy):
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _prompts(self, config: FlowConfig) -> nn.Module:
+        """From observations to tokens; ConfigError where an instruction has too many of them."""
 
     @abstractmethod
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> Any:

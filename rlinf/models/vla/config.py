@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ from rlinf.models.vla.conventions import ActionConventions
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rlinf.models.vla.statistics import ModelStatistics
 
 
 class VLAConfig(ModelConfig):
@@ -68,14 +70,18 @@ class VLAConfig(ModelConfig):
     def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
         """Which statistics scale states and actions."""
 
+    def statistics_in(self, source: Path) -> ModelStatistics:
+        """Statistics in a directory or file; ConfigError where it has none of the key."""
+        from rlinf.models.vla.statistics import read_statistics
+
+        return read_statistics(source, self.statistics_key)
+
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse actions that the statistics of the model were not taken of."""
         source = self.statistics or self.path
         if source is None:
             return  # the units are those of the environment
-        from rlinf.models.vla.statistics import read_statistics
-
-        found = read_statistics(source, self.statistics_key)
+        found = self.statistics_in(source)
         places = self.conventions.dimensions or tuple(range(actions.shape[1]))
         if max(places) >= found.actions.dim:
             return  # they are of another robot, which the policy refuses by its environment
@@ -102,8 +108,7 @@ class VLAConfig(ModelConfig):
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
-    normalisation: ClassVar[Literal["mean_std", "quantiles"]] = "mean_std"
-    """By which statistics published models have their states and actions."""
+    denoises = True
 
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
     """Image observations in the order in which the model was trained on views: base, left wrist,
@@ -130,8 +135,8 @@ class FlowConfig(VLAConfig):
 
     @property
     def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
-        """As the published models do."""
-        return self.normalisation
+        """By which statistics the model has its states and actions."""
+        return "mean_std"
 
     @property
     def all_random(self) -> bool:

@@ -15,7 +15,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import Layout, Translated, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.layouts import LAYOUTS as PI0_LAYOUTS
-from rlinf.models.vla.smolvla_policy import LAYOUTS as SMOLVLA_LAYOUTS
+from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
 
 _ACTIONS = "action_in_proj.weight"  # [width of the expert, action dimensions]
 

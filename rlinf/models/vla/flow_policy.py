@@ -10,12 +10,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
+from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
@@ -31,7 +33,7 @@ from rlinf.models.vla.flow_matching import (
 from rlinf.models.vla.pi0.network import PI0Size, Prefix
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.preprocessing import square_pixels
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics, read_statistics
+from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -41,12 +43,10 @@ class FlowPolicy(VLAPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
     A subclass gives its prompts, ``_prompts``, the network and three passes of it: ``_network``,
-    ``_prefix``, ``_denoise``. The network has ``vision``,
-    ``language`` and ``expert``, each with ``layers``, and its ``size``.
+    ``_prefix``, ``_denoise``. The network has ``vision``, ``language`` and ``expert``, each with
+    ``layers``, and its ``size``.
     """
 
-    centred_pictures: ClassVar[bool] = True
-    """Whether pictures that are not square are in the middle, or at the lower right."""
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
 
@@ -56,7 +56,7 @@ class FlowPolicy(VLAPolicy):
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
         # What is small, and may be refused, goes before the weights.
-        self.prompts = self._prompts(config)
+        self.prompts = self._prompts(config, env_spec)
         self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
@@ -66,7 +66,7 @@ class FlowPolicy(VLAPolicy):
         self._places = list(config.conventions.dimensions or range(self.action_dim))
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
-            self.noise_head = NoiseHead(size.expert.width, size.action_dim, seed=seed)
+            self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
         if config.train_expert_only:
             for part in (self.network.vision, self.network.language):
                 part.requires_grad_(False)
@@ -75,7 +75,7 @@ class FlowPolicy(VLAPolicy):
     # -- what a model is ----------------------------------------------------------------------
 
     @abstractmethod
-    def _prompts(self, config: FlowConfig) -> nn.Module:
+    def _prompts(self, config: FlowConfig, env_spec: EnvSpec) -> nn.Module:
         """From observations to tokens; ConfigError where an instruction has too many of them."""
 
     @abstractmethod
@@ -95,16 +95,25 @@ class FlowPolicy(VLAPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Velocity [B, H, A'] float32 at time [B], and hidden states [B, H, W] of the expert."""
 
+    def _pixels(self, view: Tensor) -> Tensor:
+        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, S, S]."""
+        return square_pixels(view, self.network.size.image)
+
     @property
     def _reads_states(self) -> bool:
         """Whether states are read as numbers, padded to the dimensions of the model."""
         return True
 
     @property
-    def _feature_width(self) -> int:
-        """Width of what values are read from."""
+    def _hidden_width(self) -> int:
+        """Width of the hidden states that :meth:`_denoise` gives."""
         width: int = self.network.size.expert.width
         return width
+
+    @property
+    def _feature_width(self) -> int:
+        """Width of what values are read from."""
+        return self._hidden_width
 
     def _tokens(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens of a prompt and their mask, [B, L], with normalised states [B, D]."""
@@ -134,6 +143,10 @@ class FlowPolicy(VLAPolicy):
         with in_section("model.conventions"):
             config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
 
+    def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
+        """Statistics in a directory or file."""
+        return config.statistics_in(source)
+
     def _read_statistics(
         self, config: FlowConfig, env_spec: EnvSpec
     ) -> tuple[ModelStatistics | None, Method]:
@@ -144,7 +157,7 @@ class FlowPolicy(VLAPolicy):
             known = bool(torch.isfinite(self.action_high - self.action_low).all())
             return (ModelStatistics(bounds) if known else None), "bounds"
         with in_section("model"):
-            found = read_statistics(source, config.statistics_key)
+            found = self._statistics_in(source, config)
         low, high = self.action_low.tolist(), self.action_high.tolist()
         if config.conventions.gripper is None and not config.conventions.delta_dimensions:
             found.check(
@@ -154,7 +167,7 @@ class FlowPolicy(VLAPolicy):
                 state_dim=self.state_dim if getattr(config, "state_in_prompt", True) else 0,
                 key="model.statistics",
             )
-        return found, config.normalisation
+        return found, config.normalised_by
 
     # -- units --------------------------------------------------------------------------------
 
@@ -204,11 +217,8 @@ class FlowPolicy(VLAPolicy):
         size, states = self.network.size, self._states(observations)
         tokens, mask = self._tokens(observations, states)
         states = nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
-        pictures = [view for view in self.pictures_of(observations) if view is not None]
-        squares = [
-            square_pixels(view, size.image, centred=self.centred_pictures) for view in pictures
-        ]
-        pixels = torch.stack(squares, dim=1)
+        views = [view for view in self.pictures_of(observations) if view is not None]
+        pixels = torch.stack([self._pixels(view) for view in views], dim=1)
         there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
         return self._prefix(pixels, there, tokens, mask, states), states
 
@@ -281,7 +291,8 @@ class FlowPolicy(VLAPolicy):
             chain.append(x)
         kept = {"chain": torch.stack(chain, dim=1)}
         if which is not None:
-            kept = {"chain": torch.stack([before, after], dim=1), "step_index": which}
+            pair = torch.stack([before, after], dim=1)
+            kept = {"chain": pair, "step_index": which, "denoised": x}
         return ActionSample(
             actions=self._to_env(x, observations),
             log_probs=self._of_env(log_probs),
@@ -361,14 +372,57 @@ class FlowPolicy(VLAPolicy):
         chain = NoiseSpec((self.horizon, self.network.size.action_dim))
         return {"noise": chain, "time": NoiseSpec((), "uniform")}
 
+    def _training_time(self, uniform: Tensor) -> Tensor:
+        """Times at which is learned, from uniform numbers in [0, 1)."""
+        return training_time(uniform)
+
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N, C, A] squared errors of the velocity (flow matching, arXiv 2410.24164, eq. 1)."""
         prefix, states = self._read(inputs)
         actions = self._to_model(inputs[RAW_ACTIONS], inputs)
-        time = training_time(inputs["time"])
+        time = self._training_time(inputs["time"])
         x, wanted = noisy_actions(actions, inputs["noise"], time)
         velocity, _ = self._denoise(prefix, states, x, time)
         return self._of_env((velocity - wanted).square())
+
+    # -- the noising of what was done ---------------------------------------------------------
+
+    def forward(self, batch: Any, *, imitate: bool = False, velocity: bool = False) -> Any:
+        """See :meth:`Policy.forward`; with ``velocity`` :meth:`velocity` at the points of a
+        batch."""
+        return self.velocity(batch.inputs) if velocity else super().forward(batch, imitate=imitate)
+
+    def velocity(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See :meth:`~rlinf.models.denoising.Denoising.velocity`."""
+        prefix, states = self._read(inputs)
+        velocity, _ = self._denoise(prefix, states, inputs[POINT], inputs[POINT_TIME])
+        return self._of_env(velocity)
+
+    def points(
+        self, inputs: Mapping[str, Tensor], *, target: TargetSpace, resampled: bool
+    ) -> FlowPoints:
+        """See :meth:`~rlinf.models.denoising.Denoising.points`."""
+        config, chain, step = self._config, inputs["chain"], inputs.get("step_index")
+        whole, steps = step is None, config.denoising_steps
+        done = chain[:, -1] if whole else inputs["denoised"]
+        if step is None or resampled:
+            step = (inputs["time"] * steps).long().clamp(max=steps - 1)
+        rows, time = torch.arange(len(chain), device=chain.device), self._time(step, chain)
+        if resampled:
+            x, wanted = noisy_actions(done, inputs["noise"], time)
+            after = x
+        else:
+            x, after = (chain[rows, step + n] if whole else chain[:, n] for n in (0, 1))
+            wanted = (x - done) / time.reshape(-1, 1, 1)
+        moved = partial(
+            transition, config.method, time=time, steps=steps, noise_level=config.noise_level
+        )
+        mean, std = moved(x=x, velocity=torch.zeros_like(x))
+        scale = time
+        if target == "xnext":  # the mean of the next step is linear in the velocity
+            slope = moved(x=torch.zeros_like(x), velocity=torch.ones_like(x))[0]
+            wanted, scale = (after - mean) / slope, slope[:, 0, 0].abs()
+        return FlowPoints(x, time, self._of_env(wanted), scale, std[:, 0, 0])
 
     # -- training -----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from rlinf.models.vla.conversion import convert
 from rlinf.models.vla.loading import Layout, load_published, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
-from rlinf.models.vla.smolvla_policy import LAYOUTS as SMOLVLA_LAYOUTS
+from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
 from tests.models.test_policies import env_spec
 
 PARITY = Path(__file__).parent / "parity"

@@ -334,7 +334,7 @@ def _refuse_not_finite(path: Path, columns: Mapping[str, Column]) -> None:
     for name, column in columns.items():
         if not isinstance(column, np.ndarray) or column.dtype.kind != "f":
             continue  # pictures, which may lie in files
-        good: np.ndarray = np.isfinite(column.reshape(len(column), -1)).all(axis=1)
+        good = np.asarray(np.isfinite(column.reshape(len(column), -1)).all(axis=1))
         if not good.all():
             raise ConfigError(
                 f"`{name}` of {path} holds a NaN or an infinity in {int((~good).sum())} of "

@@ -45,7 +45,7 @@ class SupervisedTask(Task[ConfigT]):
     weights = None
     leaves_best = True
     changeable = ("runner", "cluster", "checkpoint", "logger")
-    figures = (
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("rows", "train/rows", ",.0f"),
         ("rows/s", "train/rows_per_second", ",.0f"),
         ("loss", "train/loss", ".4f"),

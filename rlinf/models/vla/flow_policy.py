@@ -8,7 +8,7 @@ steps are summed, as the probability of a chain is a product, where the code tak
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class FlowPolicy(VLAPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
-    A subclass gives its prompts, ``_prompts``, the network and three passes of it: ``_network``,
+    A subclass gives its ``prompts``, the network and three passes of it: ``_network``,
     ``_prefix``, ``_denoise``. The network has ``vision``, ``language`` and ``expert``, each with
     ``layers``, and its ``size``.
     """
@@ -56,7 +56,8 @@ class FlowPolicy(VLAPolicy):
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
         # What is small, and may be refused, goes before the weights.
-        self.prompts = self._prompts(config, env_spec)
+        if (prompts := self._prompts(config)) is not None:
+            self.prompts = prompts
         self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
@@ -68,15 +69,15 @@ class FlowPolicy(VLAPolicy):
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
         if config.train_expert_only:
-            for part in (self.network.vision, self.network.language):
-                part.requires_grad_(False)
+            self._freeze_readers()
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
 
-    @abstractmethod
-    def _prompts(self, config: FlowConfig, env_spec: EnvSpec) -> nn.Module:
-        """From observations to tokens; ConfigError where an instruction has too many of them."""
+    def _prompts(self, config: FlowConfig) -> nn.Module | None:
+        """From observations to tokens; ConfigError where an instruction has too many of them. None
+        where they depend on the network: a subclass then makes them after this constructor."""
+        return None
 
     @abstractmethod
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> Any:
@@ -84,10 +85,9 @@ class FlowPolicy(VLAPolicy):
 
     @abstractmethod
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        """Read pictures [B, n, 3, S, S] of ``there`` [B, n], tokens of ``mask`` [B, L] and padded
-        states [B, D]."""
+        """Read pictures, each [B, 3, H, W], tokens of ``mask`` [B, L] and padded states [B, D]."""
 
     @abstractmethod
     def _denoise(
@@ -96,8 +96,13 @@ class FlowPolicy(VLAPolicy):
         """Velocity [B, H, A'] float32 at time [B], and hidden states [B, H, W] of the expert."""
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, S, S]."""
+        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, H', W']."""
         return square_pixels(view, self.network.size.image)
+
+    def _freeze_readers(self) -> None:
+        """Leave what reads as it is."""
+        for part in (self.network.vision, self.network.language):
+            part.requires_grad_(False)
 
     @property
     def _reads_states(self) -> bool:
@@ -218,9 +223,8 @@ class FlowPolicy(VLAPolicy):
         tokens, mask = self._tokens(observations, states)
         states = nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
         views = [view for view in self.pictures_of(observations) if view is not None]
-        pixels = torch.stack([self._pixels(view) for view in views], dim=1)
-        there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
-        return self._prefix(pixels, there, tokens, mask, states), states
+        pixels = [self._pixels(view) for view in views]
+        return self._prefix(pixels, tokens, mask, states), states
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
         """[B] the time 1 − k / K of denoising steps [B], or of one for all rows."""

@@ -77,15 +77,6 @@ def fresh_network(make: Callable[[], Network], *, seed: int) -> Network:
     return network
 
 
-def published(config: FlowConfig, layouts: Sequence[Layout]) -> Published:
-    """What the directory that the section names says, without reading a weight; ConfigError."""
-    assert config.path is not None
-    path = config.path.expanduser()
-    with in_section("model"):
-        found = translate(open_weights(path), layouts)
-        return Published(config, found, json.loads((path / "config.json").read_text()))
-
-
 def published_network(
     config: FlowConfig, layouts: Sequence[Layout], make: Callable[[Published], Network]
 ) -> Network:
@@ -93,11 +84,15 @@ def published_network(
 
     Files that mix number formats (norms in float32, the rest in bfloat16) are read as float32.
     """
-    held = published(config, layouts)
+    assert config.path is not None
+    path = config.path.expanduser()
     with in_section("model"):
+        found = translate(open_weights(path), layouts)
+        settings = json.loads((path / "config.json").read_text())
+        published = Published(config, found, settings)
         with torch.device("meta"):
-            network = make(held)
-        load_published(network, held.found.weights.source, layouts)
+            network = make(published)
+        load_published(network, path, layouts)
     if len({parameter.dtype for parameter in network.parameters()}) > 1:
         network.float()
     return network

@@ -48,12 +48,7 @@ class TokenPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
-        self.statistics = _statistics(config, env_spec, self.statistics_source(config))
-
-    @staticmethod
-    def statistics_source(config: TokenConfig) -> Path | None:
-        """Where the statistics are; None: the bounds of the actions stand for them."""
-        return config.statistics or config.path
+        self.statistics = _statistics(config, env_spec, config.statistics_source)
 
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,11 @@ class QwenVLConfig(TokenConfig):
     max_image_tokens: int | None = Field(default=None, ge=1)
     """Tokens that a picture may become, else it is made smaller; null: as the settings in `path`
     say."""
+
+    @property
+    def statistics_source(self) -> Path | None:
+        """What the section names: the published models know of no actions."""
+        return self.statistics
 
     @model_validator(mode="after")
     def _check_family(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -72,11 +71,6 @@ class QwenVLPolicy(OneByOne):
     def repeated_layers(self) -> list[torch.nn.Module]:
         """Layers of the language part, and those that read pictures."""
         return attended_layers(self.network.model)
-
-    @staticmethod
-    def statistics_source(config: QwenVLConfig) -> Path | None:  # type: ignore[override]
-        """The file of the section; the published models know of no actions."""
-        return config.statistics
 
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         shown = [each for each in self.pictures_of(inputs) if each is not None]

@@ -189,6 +189,8 @@ MODELS = {
     "smolvla": "rlinf.models.vla.smolvla_config:SmolVLAConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
+    "act": "rlinf.models.visuomotor.config:ACTConfig",
+    "diffusion": "rlinf.models.visuomotor.config:DiffusionConfig",
 }
 
 

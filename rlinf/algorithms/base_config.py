@@ -5,13 +5,14 @@ Algorithms train two *families* of policies: for actions (robots) and for tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
@@ -20,6 +21,7 @@ from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
+    from rlinf.models.config import ModelConfig
 
 Family = Literal["actions", "tokens"]
 RewardType = Literal["chunk_level", "action_level"]
@@ -87,9 +89,19 @@ class AlgorithmConfig(StrictModel):
         return False
 
     @property
+    def compares_log_probs(self) -> bool:
+        """Whether its loss is made of log-probs, so that a KL divergence can be told."""
+        return True
+
+    @property
     def needs_replay(self) -> bool:
         """Whether it learns from transitions of the whole run, and not from the newest rollout."""
         return False
+
+    def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
+        """What stands against training a model of this section."""
+        del model
+        yield from ()
 
     def of_family(self, family: Family) -> Self:
         """The section with the defaults of a family; an error where a key is not for it."""
@@ -319,6 +331,7 @@ ALGORITHMS = {
     "cispo": "rlinf.algorithms.config:CISPOConfig",
     "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
     "distillation": "rlinf.algorithms.config:DistillationConfig",
+    "nft": "rlinf.algorithms.flow_config:NFTConfig",
     "sac": "rlinf.algorithms.config:SACConfig",
 }
 """A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its

@@ -142,8 +142,8 @@ class DecoupledPPOConfig(CriticConfig, ClippedConfig):
         return self
 
 
-class GroupConfig(PolicyConfig):
-    """Advantages compare the answers to one prompt, or the episodes of equal reset states."""
+class RewardFilterConfig(AlgorithmConfig):
+    """Which groups of episodes are worth training on."""
 
     filter_rewards: ByFamily[bool] = by_family(actions=False)
     """Actions: leave out groups whose mean episode reward lies outside the bounds below."""
@@ -151,11 +151,6 @@ class GroupConfig(PolicyConfig):
     """Actions: smallest mean episode reward of a group that is trained on."""
     rewards_upper_bound: float | None = by_family(actions=None)
     """Actions: largest mean episode reward of a group that is trained on."""
-
-    @property
-    def needs_groups(self) -> bool:
-        """They are compared."""
-        return True
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -175,6 +170,15 @@ class GroupConfig(PolicyConfig):
                 hint=f"nearest: {low}",
             )
         return self
+
+
+class GroupConfig(RewardFilterConfig, PolicyConfig):
+    """Advantages compare the answers to one prompt, or the episodes of equal reset states."""
+
+    @property
+    def needs_groups(self) -> bool:
+        """They are compared."""
+        return True
 
 
 class GRPOConfig(GroupConfig, ClippedConfig):

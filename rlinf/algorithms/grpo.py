@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.base_config import PolicyConfig
+from rlinf.algorithms.base_config import AlgorithmConfig
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.config import GroupConfig
+from rlinf.algorithms.config import RewardFilterConfig
 from rlinf.algorithms.credit import group_advantages, idle_rows
 from rlinf.algorithms.objective import ClippedObjective
 from rlinf.algorithms.ppo import reward_kl
@@ -40,8 +40,8 @@ class GroupCredit(Credit):
     The only member of a group has nothing to be compared with and is not trained on.
     """
 
-    def __init__(self, config: PolicyConfig, group_size: int = 1) -> None:
-        if config.family == "actions" and group_size < 2:
+    def __init__(self, config: AlgorithmConfig, group_size: int = 1) -> None:
+        if config.family == "actions" and config.needs_groups and group_size < 2:
             raise ConfigError(
                 f"env.train.group_size: {group_size} is illegal for {config.type}, which compares "
                 "episodes of environments with equal reset states; nearest: 2"
@@ -98,7 +98,7 @@ class GroupCredit(Credit):
         """[M] bool: the mean score of the episode's group is one to be trained on."""
         config, complete = self._config, episodes.complete
         within = torch.ones_like(complete)
-        if not isinstance(config, GroupConfig) or not config.filter_rewards:
+        if not isinstance(config, RewardFilterConfig) or not config.filter_rewards:
             return within
         low, high = config.rewards_lower_bound, config.rewards_upper_bound
         assert low is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,6 +88,12 @@ class Algorithm(ABC):
     """Whether batches must carry log-probs that the trainer recomputed."""
     needs_entropy: bool = False
     """Whether a policy for tokens must give the entropy."""
+    reads_log_probs: bool = True
+    """Whether losses read log-probs of the policy, in which rollout and trainer must then agree."""
+    averages: bool = False
+    """Whether those who act have weights that follow the trained ones, by :meth:`share`."""
+    asked: tuple[str, ...] = ()
+    """Names in ``inputs`` of what :meth:`ask` finds out before the first update."""
     needs_present: bool = False
     """Whether a rollout of older weights comes with what the present ones make of it, by
     :meth:`prepare_stale`."""
@@ -140,6 +146,17 @@ class Algorithm(ABC):
         """
         del generator
         return batch
+
+    def ask(self, modules: Modules, batch: Batch) -> Sequence[Tensor]:
+        """What the weights that act say of a micro batch of a prepared rollout, each [n, ...] under
+        the names of :attr:`asked`; the noise of the policy's supervised loss is in its inputs."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing")
+
+    def share(self, step: int) -> float:
+        """How much of the trained weights those who act take over after phase ``step``, from 0;
+        1: they act with the trained ones."""
+        del step
+        return 1.0
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.base_config import Level, PolicyConfig
+from rlinf.algorithms.base_config import AlgorithmConfig, Level
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import episode_length_weights, idle_rows, normalize
 from rlinf.algorithms.losses import at_level
@@ -44,7 +44,9 @@ class Credit(ABC):
         group_size: Environments of a group.
     """
 
-    def __init__(self, config: PolicyConfig, group_size: int = 1) -> None:
+    _config: Any
+
+    def __init__(self, config: AlgorithmConfig, group_size: int = 1) -> None:
         del group_size
         self._config = config
 

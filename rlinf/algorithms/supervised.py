@@ -78,7 +78,8 @@ def with_noise(batch: Batch, specs: Mapping[str, NoiseSpec], words: tuple[int, .
         return batch
     seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))
     drawn = draw_noise(specs, (len(batch),), torch.Generator().manual_seed(seed))
-    return replace(batch, inputs={**batch.inputs, **drawn})
+    placed = {name: each.to(batch.mask.device) for name, each in drawn.items()}
+    return replace(batch, inputs={**batch.inputs, **placed})
 
 
 # -- beside another loss ------------------------------------------------------------------------

@@ -38,6 +38,9 @@ class ModelConfig(StrictModel):
     """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
+    denoises: ClassVar[bool] = False
+    """Whether actions are denoised along a velocity
+    (:class:`~rlinf.models.denoising.Denoising`)."""
     q_implementation: ClassVar[str | None] = None
     """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 
@@ -186,7 +189,8 @@ MODELS = {
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
-    "smolvla": "rlinf.models.vla.smolvla_config:SmolVLAConfig",
+    "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
+    "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
     "act": "rlinf.models.visuomotor.config:ACTConfig",

@@ -84,6 +84,13 @@ class EmbodiedConfig(ActingConfig):
                 f"{name} learns from a replay, which this task does not have",
                 hint="nearest: ppo, or task: off_policy",
             )
+        yield from self.algorithm.model_problems(self.model)
+        if not self.algorithm.compares_log_probs and self.actor.target_kl is not None:
+            yield illegal(
+                "actor.target_kl",
+                f"{name} computes no log-probs, of which a KL divergence could be",
+                hint="nearest: null",
+            )
         if self.samples % batch:
             yield illegal(
                 "actor.global_batch_size",

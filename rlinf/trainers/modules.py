@@ -228,10 +228,93 @@ class TrainedModules:
         return {"modules": {name: held.parts() for name, held in self.held.items()}}
 
 
-class Reference:
-    """The policy that a run began with, or that of a file: copies of its weights, of which this
-    rank has a part, and buffers on the host; none where only an adapter is trained, which can be
-    off.
+class KeptWeights:
+    """Copies of the policy's trained weights, of which this rank has a part, and perhaps of its
+    buffers, which can stand in their place for a while.
+
+    Attributes:
+        weights: They.
+        buffers: They; none: the buffers of the policy hold.
+    """
+
+    weights: Source
+    buffers: list[Tensor]
+
+    def __init__(self, modules: TrainedModules) -> None:
+        self._modules = modules
+
+    @property
+    def _held(self) -> TrainedModule:
+        return self._modules.held[POLICY]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Exchange the weights of the policy for these."""
+        self._modules.need_loaded()
+        held, kept = self._held, [*self.weights, *self.buffers]
+        used = [*held.used(), *held.buffers().values()][: len(kept)]
+        with torch.no_grad():
+            present = [tensor.clone() for tensor in used]
+            _copy(used, kept)
+            held.forget_gathered()
+            try:
+                yield
+            finally:
+                _copy(used, present)
+                held.forget_gathered()
+
+    def _named_buffers(self) -> dict[str, Tensor]:
+        return dict(zip(self._held.buffers(), self.buffers, strict=False))
+
+    def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
+        """Whole weights by name, and buffers, where ``keep``."""
+        whole = self._held.gather(self.weights, keep=keep, dtype=self._dtype)
+        return {"weights": whole, "buffers": self._named_buffers()}
+
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        """That whole weights are given in; None: their own."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, given whole on every rank."""
+        for name, value in state["weights"].items():
+            self._held.fill(name, self.weights, value)
+        _copy(self.buffers, list(state["buffers"].values()))
+
+    def parts(self) -> dict[str, Any]:
+        """The same, as this rank keeps it."""
+        held = self._held
+        weights = {name: held.part(name, self.weights) for name in held.named}
+        return {"weights": weights, "buffers": self._named_buffers()}
+
+    def load_parts(self, parts: Mapping[str, Any]) -> None:
+        """Continue from :meth:`parts`, into whose memory was read."""
+        held = self._held
+        for name in held.named:
+            # On an accelerator they may be copies of what lies on the host.
+            held.fill(name, self.weights, held.whole(parts["weights"][name]))
+
+
+class Average(KeptWeights):
+    """Weights that follow the trained ones at a distance, float32 beside them, and by which is
+    acted; statistics of observations are those of the policy itself."""
+
+    def __init__(self, modules: TrainedModules) -> None:
+        super().__init__(modules)
+        self.weights = [tensor.clone() for tensor in self._held.master()]
+        self.buffers = []
+
+    @torch.no_grad()
+    def follow(self, share: float) -> None:
+        """Average ← (1 − share) average + share trained; with 1 they are equal, bit for bit."""
+        for kept, trained in zip(self.weights, self._held.master(), strict=True):
+            kept.copy_(trained) if share == 1.0 else kept.lerp_(trained, share)
+
+
+class Reference(KeptWeights):
+    """The policy that a run began with, or that of a file, on the host; no copy is kept where only
+    an adapter is trained, which can be off.
 
     Args:
         modules: Of the run.
@@ -242,7 +325,7 @@ class Reference:
     """
 
     def __init__(self, modules: TrainedModules, path: Path | None = None) -> None:
-        self._modules = modules
+        super().__init__(modules)
         # What is trained beside an adapter is not switched off with it.
         self.keeps = path is not None or not all(map(is_adapter, self._held.named))
         self.weights: Source = []
@@ -271,58 +354,33 @@ class Reference:
             held.fill(name, self.weights, found[name])
         _copy(self.buffers, [found[name] for name in held.buffers()])
 
-    @property
-    def _held(self) -> TrainedModule:
-        return self._modules.held[POLICY]
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Exchange the weights of the policy for those of the reference."""
-        self._modules.need_loaded()
-        held = self._held
-        if not self.keeps:
-            with without_adapter(held.module):
+        """See :meth:`KeptWeights.in_place`."""
+        if self.keeps:
+            with super().in_place():
                 yield
             return
-        used = [*held.used(), *held.buffers().values()]
-        with torch.no_grad():
-            present = [tensor.clone() for tensor in used]
-            _copy(used, [*self.weights, *self.buffers])
-            held.forget_gathered()
-            try:
-                yield
-            finally:
-                _copy(used, present)
-                held.forget_gathered()
+        self._modules.need_loaded()
+        with without_adapter(self._held.module):
+            yield
+
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        return self._held.dtype
 
     def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
-        """Whole weights by name, and buffers, where ``keep``; None where none are kept."""
-        if not self.keeps:
-            return None
-        held = self._held
-        whole = held.gather(self.weights, keep=keep, dtype=held.dtype)
-        return {"weights": whole, "buffers": dict(zip(held.buffers(), self.buffers, strict=True))}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, given whole on every rank."""
-        for name, value in state["weights"].items():
-            self._held.fill(name, self.weights, value)
-        _copy(self.buffers, list(state["buffers"].values()))
+        """See :meth:`KeptWeights.state_dict`; None where no copy is kept."""
+        return super().state_dict(keep=keep) if self.keeps else None
 
     def parts(self) -> dict[str, Any]:
-        """The same, as this rank keeps it."""
-        if not self.keeps:
-            return {}
-        held = self._held
-        weights = {name: held.part(name, self.weights) for name in held.named}
-        return {"weights": weights, "buffers": dict(zip(held.buffers(), self.buffers, strict=True))}
+        """See :meth:`KeptWeights.parts`; empty where no copy is kept."""
+        return super().parts() if self.keeps else {}
 
     def load_parts(self, parts: Mapping[str, Any]) -> None:
-        """Continue from :meth:`parts`, into whose memory was read."""
-        held = self._held
-        for name in held.named if self.keeps else ():
-            # On an accelerator they are copies of what lies on the host.
-            held.fill(name, self.weights, held.whole(parts["weights"][name]))
+        """See :meth:`KeptWeights.load_parts`."""
+        if self.keeps:
+            super().load_parts(parts)
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -6,7 +6,7 @@ import base64
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -18,13 +18,21 @@ from torch import Tensor, nn
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.algorithms.samples import staleness_metrics
+from rlinf.algorithms.supervised import with_noise
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
 from rlinf.models.policy import BASE, ActionEvaluation, Policy, checkpoint_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
-from rlinf.trainers.modules import CRITIC, POLICY, Reference, TrainedModules
+from rlinf.trainers.modules import (
+    CRITIC,
+    POLICY,
+    Average,
+    KeptWeights,
+    Reference,
+    TrainedModules,
+)
 from rlinf.trainers.packing import Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import Source, TrainedModule
@@ -96,7 +104,9 @@ class Trainer:
         self.version = 0
         self._updated_in = -1  # the last phase in which an update was applied
         bounds = getattr(config, "first_update_bounds", None)
-        self._first = None if bounds is None else FirstUpdate(bounds)
+        self._first: FirstUpdate | None = None
+        if bounds is not None and algorithm.reads_log_probs:
+            self._first = FirstUpdate(bounds)
         self._skipped = {
             name: SkippedUpdates(
                 bound=config.max_skipped_updates,
@@ -109,6 +119,8 @@ class Trainer:
         self.reference = None
         if needs_reference:
             self.reference = Reference(self.modules, algorithm.reference_weights)
+        averages = algorithm.averages and POLICY in modules
+        self.average = Average(self.modules) if averages else None
 
     @property
     def ranks(self) -> Any:
@@ -190,7 +202,25 @@ class Trainer:
         else:
             batch, metrics = self._algorithm.prepare(rollout)
         metrics.update(staleness_metrics(self.version - batch.versions[:, 0]))
-        return self.with_log_probs(replace(batch, version=self.version)), metrics
+        return self.with_log_probs(self._asked(replace(batch, version=self.version))), metrics
+
+    def _acting(self) -> AbstractContextManager[None]:
+        """Compute with the weights that act."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def _asked(self, batch: Batch) -> Batch:
+        """A prepared rollout with what its algorithm asks of the weights that act, of which it
+        knows before the first update only."""
+        algorithm, modules = self._algorithm, self.modules.modules
+        if not algorithm.asked:
+            return batch
+        policy: Any = modules[POLICY]
+        # Other numbers than those that the rollout of this phase was drawn with.
+        given = with_noise(batch, policy.imitation_noise, (self._seed, self.version, 0, 1))
+        with self._acting():
+            found = self.evaluate(given, lambda part: algorithm.ask(modules, part))
+        told = dict(zip(algorithm.asked, found, strict=True))
+        return replace(batch, inputs={**batch.inputs, **told})
 
     def _present(self, trajectory: Trajectory) -> ActionEvaluation:
         """A rollout under the present weights, each [T, B, ...]."""
@@ -253,7 +283,11 @@ class Trainer:
             if self._is_far(updates):
                 break
         self.version += 1
-        return self._metrics(updates, factor)
+        metrics = self._metrics(updates, factor)
+        if self.average is not None:
+            metrics["actor/acting_share"] = self._algorithm.share(step)
+            self.average.follow(metrics["actor/acting_share"])
+        return metrics
 
     def _update(self, loss: Loss, batch: Batch, *, step: int, factor: float) -> Update:
         """One optimizer step of a loss on one global batch."""
@@ -320,9 +354,10 @@ class Trainer:
         in ``precision.param``. They may be views of what is trained: write or copy them before the
         next phase. ``adapter`` gives an adapter by the names of its file.
         """
-        with self.modules.loaded("weights") as away:
+        needed = ("weights",) if self.average is None else ()
+        with self.modules.loaded(*needed) as away, self._acting():
             for name, tensor in weights_of(self.modules.held[POLICY], content):
-                yield name, tensor.clone() if away else tensor
+                yield name, tensor.clone() if away or self.average is not None else tensor
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, whole; on ranks other than 0 an empty dict.
@@ -332,8 +367,16 @@ class Trainer:
         keep = self.ranks.rank == 0
         with self.modules.loaded() as away:
             modules = self.modules.state_dict(keep=keep, copy=away)
-            reference = None if self.reference is None else self.reference.state_dict(keep=keep)
-        return {"modules": modules, "reference": reference, **self.numbers()} if keep else {}
+            kept = {
+                name: None if each is None else each.state_dict(keep=keep)
+                for name, each in self._kept.items()
+            }
+        return {"modules": modules, **kept, **self.numbers()} if keep else {}
+
+    @property
+    def _kept(self) -> dict[str, KeptWeights | None]:
+        """Other weights of the policy, by their names in a checkpoint."""
+        return {"reference": self.reference, "average": self.average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank, from any number of ranks; a
@@ -341,8 +384,9 @@ class Trainer:
         _check_format(state)
         with self.modules.loaded():
             self.modules.load_state_dict(state["modules"])
-            if self.reference is not None and state["reference"] is not None:
-                self.reference.load_state_dict(state["reference"])
+            for name, each in self._kept.items():
+                if each is not None and state.get(name) is not None:
+                    each.load_state_dict(state[name])
         self.load_numbers(state)
 
     def numbers(self) -> dict[str, Any]:
@@ -378,8 +422,9 @@ class Trainer:
         """Continue from :meth:`save_sharded`, written by any number of ranks."""
         with self.modules.loaded():
             found = self.modules.load_sharded(directory, self._more())
-            if self.reference is not None:
-                self.reference.load_parts(found["reference"])
+            for name, each in self._kept.items():
+                if each is not None:
+                    each.load_parts(found[name])
         try:
             text = io.BytesIO(base64.b64decode(found["numbers"]))
             numbers = torch.load(text, weights_only=True)
@@ -391,8 +436,9 @@ class Trainer:
         """Written beside the modules; numbers are text, as their tensors may change shape."""
         file = io.BytesIO()
         torch.save(self.numbers(), file)
-        reference = {} if self.reference is None else self.reference.parts()
-        return {"reference": reference, "numbers": base64.b64encode(file.getvalue()).decode()}
+        kept = {name: each.parts() for name, each in self._kept.items() if each is not None}
+        numbers = base64.b64encode(file.getvalue()).decode()
+        return {"reference": {}, **kept, "numbers": numbers}
 
     @property
     def parts(self) -> tuple[TrainedModule | None, Source | None]:
@@ -447,7 +493,7 @@ class Trainer:
 
     def close(self) -> None:
         """Give the memory back."""
-        self.reference = None
+        self.reference = self.average = None
         self.modules.onload()
 
 
@@ -493,10 +539,12 @@ def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:
 
 
 def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Weights and buffers of a module in the state of a trainer that trains all of them."""
+    """Weights and buffers of a module in the state of a trainer that trains all of them; of the
+    policy those that act."""
     _check_format(state)
-    module = state["modules"][name]
-    return without_adapters({**module["master"], **module["buffers"]})
+    module, average = state["modules"][name], state.get("average") if name == POLICY else None
+    weights = module["master"] if average is None else average["weights"]
+    return without_adapters({**weights, **module["buffers"]})
 
 
 def _check_format(state: Mapping[str, Any]) -> None:

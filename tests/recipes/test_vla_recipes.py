@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.flow_config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.libero import LiberoEnv
@@ -18,12 +19,13 @@ from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
 
-# Model, method, env type; environments, steps of a rollout, actions of a chunk.
+# Model, method, env type; environments, steps of a rollout, actions of a chunk, global batch.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
-    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5),
-    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5),
-    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5),
-    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5),
+    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
+    "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),
+    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
 }
 
 
@@ -47,21 +49,40 @@ def test_published_runs_are_accepted_with_their_values(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    given = f"model.path={tmp_path}"
-    _, _, config = read_config(f"vla/{name}", [given])
+    given = [f"model.path={tmp_path}"]
+    given += [f"model.tokenizer={tmp_path}"] if "gr00t" in name else []
+    _, _, config = read_config(f"vla/{name}", given)
     assert isinstance(config, EmbodiedConfig)
     model = config.model
     assert isinstance(model, FlowConfig)
     found = (
         model.type, model.method, config.env.train.type, config.env.num_envs,
-        config.rollout.steps, model.num_action_chunks,
+        config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert (config.actor.global_batch_size, config.actor.micro_batch_size) == (2048, 128)
-    assert config.actor.optim.lr == 5e-6
+    assert (config.actor.micro_batch_size, config.actor.optim.lr) == (128, 5e-6)
     text = Path(f"recipes/vla/{name}.yaml").read_text()
-    assert "Not run at this size" in " ".join(text.replace("\n# ", " ").splitlines()[:1])
-    code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", given)
+    assert "Not run at this size" in text.partition("\ntask:")[0]
+    code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", *given)
+    assert code == 0, error
+    assert "nothing was started" in shown
+
+
+@pytest.mark.usefixtures("simulators_are_here")
+def test_the_published_run_of_nft_is_accepted_with_its_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    name, given = "vla/libero_object_nft_pi0", f"model.path={tmp_path}"
+    _, _, config = read_config(name, [given])
+    assert isinstance(config, EmbodiedConfig)
+    algorithm = config.algorithm
+    assert isinstance(algorithm, NFTConfig)
+    assert (config.actor.global_batch_size, config.actor.update_epoch) == (512, 2)
+    assert (config.samples, config.env.num_envs, config.group_size) == (64 * 48, 64, 8)
+    assert (algorithm.share(20), algorithm.share(60), algorithm.share(100)) == (1.0, 0.505, 0.01)
+    assert algorithm.weight_scale == (1.0, 0.2)
+    code, shown, error = rlinf(capsys, "train", name, "--dry-run", given)
     assert code == 0, error
     assert "nothing was started" in shown
 

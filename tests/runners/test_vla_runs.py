@@ -176,7 +176,7 @@ def test_killed_at_random_moments(tmp_path: Path, oft: bool) -> None:
         return [*given, *LORA, *(OFT if oft else ())]
 
     task = Task(
-        write_recipe=lambda directory: vla_support.write_recipe(directory, plain=oft),
+        write_recipe=lambda directory: vla_support.write_recipe(directory, *OFT[: 2 * oft]),
         overrides=overrides,
         workers=("EnvW", "RolloutW", "ActorW"),
         pause=0.5,

@@ -58,7 +58,10 @@ SPEC = {
 }
 OFT = ("model.type=openvla_oft", "algorithm.type=grpo", "env.train.group_size=2")
 """GRPO of OpenVLA-OFT in place of PPO of π₀.₅."""
-OWN_KEYS = (", denoising_steps: 2", ", gamma: 0.9")
+NFT = ("algorithm.type=nft", "env.train.group_size=2", "model.method=ode")
+"""NFT of π₀.₅ in place of PPO."""
+_OWN = {"model.type": ", denoising_steps: 2", "algorithm.type": ", gamma: 0.9"}
+"""Keys of what the recipe has, by what overrides put something else in their place."""
 
 
 def demonstrations(count: int = 5, length: int = 8) -> Demonstrations:
@@ -87,11 +90,12 @@ def demonstrations(count: int = 5, length: int = 8) -> Demonstrations:
     return Demonstrations.of(episodes, {"spec": SPEC})
 
 
-def write_recipe(directory: Path, *, plain: bool = False) -> Path:
-    """The small recipe of reinforcement learning, as a file; ``plain`` without keys of its own."""
+def write_recipe(directory: Path, *overrides: str) -> Path:
+    """The small recipe of reinforcement learning, as a file, without keys that another model or
+    algorithm of the overrides would not have."""
     path, text = directory / "vla.yaml", REINFORCED
-    for key in OWN_KEYS if plain else ():
-        text = text.replace(key, "")
+    for key in {each.partition("=")[0] for each in overrides} & _OWN.keys():
+        text = text.replace(_OWN[key], "")
     path.write_text(text)
     return path
 
@@ -109,7 +113,7 @@ def train(directory: Path, *overrides: str, resume: bool = False) -> Path:
     """Run the recipe of reinforcement learning to its end; its run directory."""
     directory.mkdir(exist_ok=True)
     supervised_support.run_recipe(
-        write_recipe(directory, plain=OFT[0] in overrides),
+        write_recipe(directory, *overrides),
         directory / "run",
         *overrides,
         resume=resume,

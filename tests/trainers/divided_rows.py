@@ -15,6 +15,7 @@ from rlinf.models.config import MLPConfig
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import Trainer
+from tests.algorithms import test_nft
 from tests.trainers import test_losses
 from tests.trainers.conftest import ACTION_DIM, ENVS, STATE_DIM, STEPS, collect
 from tests.trainers.processes import results_of
@@ -71,13 +72,20 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
         one.save_sharded(directory / "policy")
     adapted = ppo(ranks, lora={"rank": 2})
     metrics.append(adapted.learn(collect(actor), 0))
+    flow = test_nft.trainer(tau=0.5, ranks=ranks)
+    made = test_nft.flow_rollout(test_nft.build("pi05", method="ode", value_dim=0))
+    metrics.append(flow.learn(made, 0))
+    acting = {name: tensor.clone() for name, tensor in flow.weights()}
+    if isinstance(ranks, Ranks):
+        flow.save_sharded(directory / "flow")
     twins = test_losses.trainer_of(test_losses.modules(), ranks=ranks)
     metrics += [twins.train(test_losses.batches(), step) for step in range(2)]
     found = {name: dict(held.gather(held.master(), keep=True)) for name, held in
              twins.modules.held.items()}  # fmt: skip
     sent = {name: tensor.clone() for name, tensor in adapted.weights()}
     return {
-        "metrics": metrics, "weights": weights, "state": state, "twins": found, "adapted": sent
+        "metrics": metrics, "weights": weights, "state": state, "twins": found, "adapted": sent,
+        "acting": acting, "flow": flow.state_dict(),
     }  # fmt: skip
 
 

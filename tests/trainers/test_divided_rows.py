@@ -10,6 +10,7 @@ import torch
 
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import saved_weights
+from tests.algorithms import test_nft
 from tests.trainers import divided_rows
 
 NEAR = {"rtol": 1e-3, "atol": 2e-5}
@@ -36,7 +37,7 @@ def test_two_ranks_compute_what_one_process_computes(two, alone, rank):
     for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
     assert list(found["weights"]) == list(alone["weights"])
-    for kind in ("weights", "adapted"):
+    for kind in ("weights", "adapted", "acting"):
         for name, tensor in alone[kind].items():
             torch.testing.assert_close(found[kind][name], tensor, **NEAR)
     for name, column in alone["twins"].items():
@@ -58,3 +59,14 @@ def test_one_process_goes_on_from_two_ranks(two, folder):
             assert torch.equal(tensor, weights[name]), name
     assert torch.equal(whole.reference.weights[0], sharded.reference.weights[0])
     assert whole.modules.held["policy"].optimizer.steps == 4
+
+
+def test_one_process_acts_as_two_ranks_did(two, folder):
+    whole, sharded = (test_nft.trainer(tau=0.5, ranks=Ranks()) for _ in range(2))
+    whole.load_state_dict(two[0]["flow"])
+    sharded.load_sharded(folder / "flow")
+    acting = saved_weights(two[0]["flow"], "policy")
+    for one in (whole, sharded):
+        for name, tensor in one.weights():
+            assert torch.equal(tensor, two[0]["acting"][name]), name
+            assert torch.equal(tensor, acting[name]), name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,9 +15,6 @@ from rlinf.models.vla.conventions import ActionConventions
 class VisuomotorConfig(PublishedConfig):
     """From pictures and proprioception to a chunk of actions; instructions are not read."""
 
-    normalisation: ClassVar[Literal["mean_std", "min_max"]] = "mean_std"
-    """By which statistics a model of random weights has its states and actions."""
-
     cameras: tuple[str, ...] = Field(default=("main_images",), min_length=1)
     """Image observations in the order of the pictures that the model was trained on. An observation
     of several pictures stands for as many."""
@@ -28,6 +25,11 @@ class VisuomotorConfig(PublishedConfig):
     """Read `states` as well, where the environment gives them; a published model must as it did."""
     conventions: ActionConventions = ActionConventions()
     """What the actions of the model are for the environment."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "min_max"]:
+        """By which statistics a model of random weights has its states and actions."""
+        return "mean_std"
 
     @model_validator(mode="after")
     def _check_horizon(self) -> Self:
@@ -59,7 +61,6 @@ class DiffusionConfig(VisuomotorConfig):
 
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
-    normalisation = "min_max"
     type: Literal["diffusion"] = "diffusion"
     """Which policy this section configures."""
     denoising_steps: int = Field(default=10, ge=1)
@@ -78,6 +79,11 @@ class DiffusionConfig(VisuomotorConfig):
     repeat_observation: bool = False
     """Accept a published model of several successive observations, and let the present one stand
     for those before it, as lerobot does at the begin of an episode."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "min_max"]:
+        """See the base class."""
+        return "min_max"
 
     @property
     def all_random(self) -> bool:

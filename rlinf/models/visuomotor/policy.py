@@ -15,8 +15,8 @@ from rlinf.models.visuomotor.config import VisuomotorConfig
 from rlinf.models.visuomotor.published import Published, read_directory
 from rlinf.models.visuomotor.resnet import FrozenBatchNorm
 from rlinf.models.vla.chunk_policy import ChunkPolicy, Kind
-from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.networks import fresh_network
 from rlinf.models.vla.statistics import Method, Statistics, read_statistics
 
 if TYPE_CHECKING:
@@ -60,9 +60,11 @@ class VisuomotorPolicy(ChunkPolicy):
         self._published: Published | None = None
         if config.path is None:
             dim = max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1
-            with torch.device("meta"):
-                network = self._tiny_network(dim, self.state_dim if config.use_states else 0)
-            with_fresh_weights(network, seed)
+            states = self.state_dim if config.use_states else 0
+            network = fresh_network(lambda: self._tiny_network(dim, states), seed=seed)
+            for part in network.modules():
+                if isinstance(part, FrozenBatchNorm):
+                    part.reset()
             return network
         with in_section("model"):
             self._published = read_directory(config.path)
@@ -107,7 +109,7 @@ class VisuomotorPolicy(ChunkPolicy):
     def _methods(self, config: VisuomotorConfig) -> Mapping[Kind, Method | None]:
         if self._published is None:
             return super()._methods(config)
-        said, usual = self._published.methods, config.normalisation
+        said, usual = self._published.methods, config.normalised_by
         return {"states": said.get("STATE", usual), "actions": said.get("ACTION", usual)}
 
     def _normalised(self, values: Tensor, kind: Kind, *, back: bool = False) -> Tensor:
@@ -175,12 +177,3 @@ def _colours_of(statistics: Statistics, method: Method | None) -> Mapping[str, T
             key="model.path",
         )
     return {"mean": mean, "deviation": deviation + _EPSILON * (method == "mean_std")}
-
-
-def with_fresh_weights(network: nn.Module, seed: int) -> None:
-    """Give a network of the meta device weights that depend on the seed alone."""
-    network.to_empty(device="cpu")
-    for part in network.modules():
-        if isinstance(part, FrozenBatchNorm):
-            part.reset()
-    fill_fresh(network, torch.Generator().manual_seed(seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -74,6 +75,10 @@ class ChunkPolicy(VLAPolicy):
         with in_section("model.conventions"):
             config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
 
+    def _statistics_in(self, source: Path, config: Any) -> ModelStatistics:
+        """Statistics in a directory or file."""
+        return read_statistics(source, config.statistics_key)
+
     def _read_statistics(
         self, config: Any, env_spec: EnvSpec
     ) -> tuple[ModelStatistics | None, Mapping[Kind, Method | None]]:
@@ -85,7 +90,7 @@ class ChunkPolicy(VLAPolicy):
             known = bool(torch.isfinite(self.action_high - self.action_low).all())
             return (ModelStatistics(bounds) if known else None), {"actions": "bounds"}
         with in_section("model"):
-            found = read_statistics(source, config.statistics_key)
+            found = self._statistics_in(source, config)
         low, high = self.action_low.tolist(), self.action_high.tolist()
         if config.conventions.gripper is None and not config.conventions.delta_dimensions:
             found.check(
@@ -99,7 +104,7 @@ class ChunkPolicy(VLAPolicy):
 
     def _methods(self, config: Any) -> Mapping[Kind, Method | None]:
         """By which statistics states and actions are normalised; None: they are not."""
-        return {"states": config.normalisation, "actions": config.normalisation}
+        return {"states": config.normalised_by, "actions": config.normalised_by}
 
     # -- units --------------------------------------------------------------------------------
 

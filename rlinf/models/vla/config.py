@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -86,8 +86,7 @@ class VLAConfig(PublishedConfig):
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
-    normalisation: ClassVar[Literal["mean_std", "quantiles"]] = "mean_std"
-    """By which statistics published models have their states and actions."""
+    denoises = True
 
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
     """Image observations in the order in which the model was trained on views: base, left wrist,
@@ -113,6 +112,11 @@ class FlowConfig(VLAConfig):
     """What the actions of the model are for the environment."""
     max_prompt_tokens: int = Field(default=48, ge=1)
     """Tokens that an instruction may have."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+        """By which statistics the model has its states and actions."""
+        return "mean_std"
 
     @property
     def all_random(self) -> bool:

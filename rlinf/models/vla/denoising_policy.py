@@ -97,7 +97,8 @@ class DenoisingPolicy(ChunkPolicy):
             chain.append(x)
         kept = {"chain": torch.stack(chain, dim=1)}
         if which is not None:
-            kept = {"chain": torch.stack([before, after], dim=1), "step_index": which}
+            pair = torch.stack([before, after], dim=1)
+            kept = {"chain": pair, "step_index": which, "denoised": x}
         return ActionSample(
             actions=self._to_env(x, observations),
             log_probs=self._of_env(log_probs),

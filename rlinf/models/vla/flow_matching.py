@@ -132,8 +132,9 @@ def fill_fresh(module: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in module.named_parameters():
         adaptive = ".dense." in name
         if parameter.ndim > 1 and not adaptive:
-            of_table = "embed" in name and parameter.ndim == 2
-            inputs = parameter.shape[1] if of_table else parameter[0].numel()
+            of_rows = "embed" in name and parameter.ndim == 2
+            of_kinds = parameter.ndim == 3  # a matrix [inputs, outputs] for each of several kinds
+            inputs = parameter.shape[1] if of_rows or of_kinds else parameter[0].numel()
             parameter.normal_(0.0, inputs**-0.5, generator=generator)
         else:
             parameter.fill_(float(id(parameter) in norms))

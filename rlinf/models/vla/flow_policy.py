@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
 from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
@@ -39,8 +40,6 @@ class FlowPolicy(DenoisingPolicy):
     ``language`` and ``expert``, each with ``layers``, and its ``size``.
     """
 
-    centred_pictures: ClassVar[bool] = True
-    """Whether pictures that are not square are in the middle, or at the lower right."""
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
 
@@ -51,7 +50,7 @@ class FlowPolicy(DenoisingPolicy):
         size = self.network.size
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
-            self.noise_head = NoiseHead(size.expert.width, size.action_dim, seed=seed)
+            self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
         if config.train_expert_only:
             for part in (self.network.vision, self.network.language):
                 part.requires_grad_(False)
@@ -72,11 +71,20 @@ class FlowPolicy(DenoisingPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Velocity [B, H, A'] float32 at time [B], and hidden states [B, H, W] of the expert."""
 
+    def _pixels(self, view: Tensor) -> Tensor:
+        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, S, S]."""
+        return square_pixels(view, self.network.size.image)
+
+    @property
+    def _hidden_width(self) -> int:
+        """Width of the hidden states that :meth:`_denoise` gives."""
+        width: int = self.network.size.expert.width
+        return width
+
     @property
     def _feature_width(self) -> int:
         """Width of what values are read from."""
-        width: int = self.network.size.expert.width
-        return width
+        return self._hidden_width
 
     def _tokens(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens of a prompt and their mask, [B, L], with normalised states [B, D]."""
@@ -102,14 +110,11 @@ class FlowPolicy(DenoisingPolicy):
         A view that is left out takes no part, which is the same as one that is masked: positions
         count only what is there.
         """
-        size, states = self.network.size, self._states(observations)
+        states = self._states(observations)
         tokens, mask = self._tokens(observations, states)
         states = self._padded_states(states)
-        pictures = [view for view in self.pictures_of(observations) if view is not None]
-        squares = [
-            square_pixels(view, size.image, centred=self.centred_pictures) for view in pictures
-        ]
-        pixels = torch.stack(squares, dim=1)
+        views = [view for view in self.pictures_of(observations) if view is not None]
+        pixels = torch.stack([self._pixels(view) for view in views], dim=1)
         there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
         return self._prefix(pixels, there, tokens, mask, states), states
 
@@ -145,7 +150,9 @@ class FlowPolicy(DenoisingPolicy):
         config = self._config
         if config.method == "ode":
             return 0
-        return config.denoising_steps - int(config.method == "flow_cps")  # its last has no noise
+        return int(config.denoising_steps) - int(
+            config.method == "flow_cps"
+        )  # its last has no noise
 
     @torch.no_grad()
     def sample_continuing(
@@ -178,14 +185,57 @@ class FlowPolicy(DenoisingPolicy):
         chain = NoiseSpec((self.horizon, self.network.size.action_dim))
         return {"noise": chain, "time": NoiseSpec((), "uniform")}
 
+    def _training_time(self, uniform: Tensor) -> Tensor:
+        """Times at which is learned, from uniform numbers in [0, 1)."""
+        return training_time(uniform)
+
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N, C, A] squared errors of the velocity (flow matching, arXiv 2410.24164, eq. 1)."""
         prefix, states = self._read(inputs)
         actions = self._to_model(inputs[RAW_ACTIONS], inputs)
-        time = training_time(inputs["time"])
+        time = self._training_time(inputs["time"])
         x, wanted = noisy_actions(actions, inputs["noise"], time)
         velocity, _ = self._denoise(prefix, states, x, time)
         return self._of_env((velocity - wanted).square())
+
+    # -- the noising of what was done ---------------------------------------------------------
+
+    def forward(self, batch: Any, *, imitate: bool = False, velocity: bool = False) -> Any:
+        """See :meth:`Policy.forward`; with ``velocity`` :meth:`velocity` at the points of a
+        batch."""
+        return self.velocity(batch.inputs) if velocity else super().forward(batch, imitate=imitate)
+
+    def velocity(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """See :meth:`~rlinf.models.denoising.Denoising.velocity`."""
+        prefix, states = self._read(inputs)
+        velocity, _ = self._denoise(prefix, states, inputs[POINT], inputs[POINT_TIME])
+        return self._of_env(velocity)
+
+    def points(
+        self, inputs: Mapping[str, Tensor], *, target: TargetSpace, resampled: bool
+    ) -> FlowPoints:
+        """See :meth:`~rlinf.models.denoising.Denoising.points`."""
+        config, chain, step = self._config, inputs["chain"], inputs.get("step_index")
+        whole, steps = step is None, config.denoising_steps
+        done = chain[:, -1] if whole else inputs["denoised"]
+        if step is None or resampled:
+            step = (inputs["time"] * steps).long().clamp(max=steps - 1)
+        rows, time = torch.arange(len(chain), device=chain.device), self._time(step, chain)
+        if resampled:
+            x, wanted = noisy_actions(done, inputs["noise"], time)
+            after = x
+        else:
+            x, after = (chain[rows, step + n] if whole else chain[:, n] for n in (0, 1))
+            wanted = (x - done) / time.reshape(-1, 1, 1)
+        moved = partial(
+            transition, config.method, time=time, steps=steps, noise_level=config.noise_level
+        )
+        mean, std = moved(x=x, velocity=torch.zeros_like(x))
+        scale = time
+        if target == "xnext":  # the mean of the next step is linear in the velocity
+            slope = moved(x=torch.zeros_like(x), velocity=torch.ones_like(x))[0]
+            wanted, scale = (after - mean) / slope, slope[:, 0, 0].abs()
+        return FlowPoints(x, time, self._of_env(wanted), scale, std[:, 0, 0])
 
     # -- training -----------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Layout:
         rules: Pairs (theirs, ours) of beginnings of names; ``{}`` stands for one part between dots.
             The first that fits is applied; a name that none fits is unknown.
         tied: Pairs of our names of one tensor. Files may hold either, or both, which are then
-            equal; the first is the graph's.
+            equal; the first is the graph's. Where the second is unused, it is looked at only if
+            the first is missing.
         unused: Our names of tensors that files have and no computation reads, or beginnings of
             such names.
         divided: Endings (theirs, ours) of names: a tensor of theirs has the rows of several of
@@ -222,7 +223,7 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
     pairs = [(layout.ours(name), name) for name in weights.shapes]
     found = {ours: theirs for ours, theirs in pairs if ours is not None}
     for first, second in layout.tied:
-        if second not in found:
+        if second not in found or (first in found and second in layout.unused):
             continue
         other = found.pop(second)
         if first in found and not torch.equal(weights[found[first]], weights[other]):

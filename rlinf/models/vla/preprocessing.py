@@ -25,3 +25,22 @@ def square_pixels(images: Tensor, side: int, *, centred: bool = True) -> Tensor:
         above, left = above // 2, left // 2
     margins = (left, side - size[1] - left, above, side - size[0] - above)
     return functional.pad(pixels, margins, value=-1.0) if any(margins) else pixels
+
+
+def cropped_pixels(images: Tensor, side: int, *, share: float) -> Tensor:
+    """Pictures [B, H, W, 3] uint8 to [B, 3, side, side] float32 in [−1, 1].
+
+    The middle of each picture, ``share`` of its edges, is stretched, bilinear and filtered, and
+    rounded down to whole numbers, as Isaac-GR00T stores what it has scaled.
+    """
+    height, width = (int(share * edge) for edge in images.shape[1:3])
+    above, left = (
+        round((edge - kept) / 2)
+        for edge, kept in zip(images.shape[1:3], (height, width), strict=True)
+    )
+    pixels = images[:, above : above + height, left : left + width].permute(0, 3, 1, 2).float()
+    if (height, width) != (side, side):
+        pixels = functional.interpolate(
+            pixels, size=(side, side), mode="bilinear", antialias=True, align_corners=False
+        ).floor()
+    return pixels.mul_(2.0 / 255.0).sub_(1.0)

@@ -274,15 +274,24 @@ class ModelStatistics:
 # -- files --------------------------------------------------------------------------------------
 
 
-def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
+def read_statistics(
+    path: Path,
+    key: str | None = None,
+    *,
+    action_parts: Sequence[str] | None = None,
+    state_parts: Sequence[str] | None = None,
+) -> ModelStatistics:
     """Statistics of a published directory, or of one of its files.
 
     Args:
         path: Directory of a model or set, or the file itself.
         key: Which of several sets of statistics; None where there is one.
+        action_parts: Which of the named parts that GR00T has make up an action, in this order;
+            None: all, in the order of the file.
+        state_parts: The same of a state.
 
     Raises:
-        ConfigError: There are none, none of this key, or several and no key.
+        ConfigError: There are none, none of this key, or several and no key; or no such part.
     """
     path = path.expanduser()
     sets = _sets(path)
@@ -311,7 +320,7 @@ def read_statistics(path: Path, key: str | None = None) -> ModelStatistics:
             f"{path} has no statistics of `{key}`; {did_you_mean(key, sets)}", key="statistics_key"
         )
     try:
-        return _of_set(sets[key], key)
+        return _of_set(sets[key], key, action_parts, state_parts)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{path}: the statistics of `{key}` cannot be read: {error}") from error
 
@@ -388,32 +397,44 @@ def _keyed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }  # fmt: skip
 
 
-def _of_set(values: Mapping[str, Any], key: str) -> ModelStatistics:
-    def vector(*names: str) -> Statistics | None:
+def _of_set(
+    values: Mapping[str, Any],
+    key: str,
+    action_parts: Sequence[str] | None,
+    state_parts: Sequence[str] | None,
+) -> ModelStatistics:
+    def vector(parts: Sequence[str] | None, of: str, *names: str) -> Statistics | None:
         for name in names:
             if values.get(name):
-                return Statistics.of(_joined(values[name]))
+                return Statistics.of(_joined(values[name], parts, of))
         return None
 
-    actions = vector("action", "actions")
+    actions = vector(action_parts, "action", "action", "actions")
     if actions is None:
         raise ValueError("nothing is said of actions")
-    states = vector("state", "states", "observation.state", "observation_state", "proprio")
+    states = ("state", "states", "observation.state", "observation_state", "proprio")
     pictures = {
         name.replace(".", "_"): Statistics.of(each)
         for name, each in values.items()
         if name.startswith(("observation.image", "observation_image")) and "mean" in each
     }
-    return ModelStatistics(actions, states, key, pictures)
+    return ModelStatistics(actions, vector(state_parts, "state", *states), key, pictures)
 
 
-def _joined(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One vector of the named parts that GR00T has, in the order of the file."""
-    parts = [part for part in values.values() if isinstance(part, dict)]
-    if not parts:
+def _joined(values: Mapping[str, Any], wanted: Sequence[str] | None, of: str) -> Mapping[str, Any]:
+    """One vector of the named parts that GR00T has."""
+    parts = {name: part for name, part in values.items() if isinstance(part, dict)}
+    for name in wanted or ():
+        if name not in parts:
+            hint = did_you_mean(name, parts) if parts else f"nearest: leave {of}_parts out"
+            raise ConfigError(
+                f"the statistics have no part `{name}` of the {of}; {hint}", key=f"{of}_parts"
+            )
+    chosen = [parts[name] for name in wanted or parts]
+    if not chosen:
         return values
-    names = set.intersection(*(set(part) for part in parts))
-    return {name: [number for part in parts for number in part[name]] for name in names}
+    names = set.intersection(*(set(part) for part in chosen))
+    return {name: [number for part in chosen for number in part[name]] for name in names}
 
 
 def write_statistics(directory: Path, statistics: ModelStatistics, layout: Layout) -> Path:

@@ -17,8 +17,8 @@ from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
 from rlinf.models.policy import draw_noise, travelling
 from rlinf.models.vla.preprocessing import square_pixels
-from rlinf.models.vla.smolvla import SmolVLANetwork, SmolVLASize
-from rlinf.models.vla.smolvla_policy import LAYOUTS, SmolVLAPolicy
+from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
+from rlinf.models.vla.smolvla.policy import LAYOUTS, SmolVLAPolicy
 from tests.models.test_policies import env_spec
 from tests.models.vla.test_loading import PARITY
 from tests.models.vla.test_pi0_policy import CHUNK, ROWS, SPEC, STEPS, drawn, seen

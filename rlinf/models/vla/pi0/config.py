@@ -25,7 +25,6 @@ class PI05Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
-    normalisation = "quantiles"
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
     value_head: tuple[int, ...] = (1024, 512, 256)
@@ -35,3 +34,8 @@ class PI05Config(FlowConfig):
     read. Published models differ: the one of LIBERO does not read it."""
     max_prompt_tokens: int = Field(default=200, ge=1)
     """Tokens that an instruction with its state may have."""
+
+    @property
+    def normalised_by(self) -> Literal["quantiles"]:
+        """Published models have quantiles."""
+        return "quantiles"

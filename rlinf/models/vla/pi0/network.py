@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _EPSILON = 1e-6
-_ROTARY_BASE = 10_000.0
 _PERIODS = (4e-3, 4.0)
 """Shortest and longest period of the sinusoids that tell the denoising time."""
 
@@ -156,11 +155,17 @@ def _added(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of Gemma: few heads of keys and values, rotary positions, no biases."""
+    """Attention of Gemma: few heads of keys and values, rotary positions, no biases.
 
-    def __init__(self, width: int, size: PI0Size) -> None:
+    Of Qwen3, with ``normed``: queries and keys of each head are normalised.
+    """
+
+    def __init__(self, width: int, size: PI0Size, *, normed: bool = False) -> None:
         super().__init__()
         self.head_dim = size.head_dim
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(size.head_dim, eps=_EPSILON) if normed else nn.Identity() for _ in range(2)
+        )
         self.q_proj = nn.Linear(width, size.heads * size.head_dim, bias=False)
         self.k_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=False)
         self.v_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=False)
@@ -174,7 +179,7 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotated(q, rotary), rotated(k, rotary)
+        q, k = rotated(self.q_norm(q), rotary), rotated(self.k_norm(k), rotary)
         own = (k, v.clone())  # FSDP2 warns of layers that give back a view
         if past is not None:
             k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
@@ -242,10 +247,10 @@ class Gemma(nn.Module):
         return self.norm(x, condition)[0], found
 
 
-def rotary_angles(positions: Tensor, head_dim: int) -> KeyValue:
+def rotary_angles(positions: Tensor, head_dim: int, base: float = 10_000.0) -> KeyValue:
     """Cosines and sines [B, 1, L, d/2] of rotary positions."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angles = positions[:, None, :, None].float() * _ROTARY_BASE**-exponents
+    angles = positions[:, None, :, None].float() * base**-exponents
     return angles.cos(), angles.sin()
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from rlinf.errors import ConfigError, in_section
+from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
-from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
-from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.loading import Layout
+from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
-from rlinf.models.vla.smolvla import SmolVLANetwork, SmolVLASize
+from rlinf.models.vla.preprocessing import square_pixels
+from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -56,7 +54,6 @@ class SmolVLAPolicy(FlowPolicy):
     """SmolVLA (https://arxiv.org/abs/2506.01844)."""
 
     network: SmolVLANetwork
-    centred_pictures = False
 
     def __init__(
         self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
@@ -73,8 +70,13 @@ class SmolVLAPolicy(FlowPolicy):
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> SmolVLANetwork:
         if config.path is None:
-            return _tiny_network(config, env_spec, seed=seed)
-        return _published_network(config)
+            return fresh_network(lambda: SmolVLANetwork(_tiny_size(config, env_spec)), seed=seed)
+        return published_network(
+            config, LAYOUTS, lambda held: SmolVLANetwork(_published_size(held))
+        )
+
+    def _pixels(self, view: Tensor) -> Tensor:
+        return square_pixels(view, self.network.size.image, centred=False)
 
     def _prefix(
         self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
@@ -95,10 +97,10 @@ def _encoder(tokenizer: Any) -> Encode:
     return encode
 
 
-def _tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> SmolVLANetwork:
-    """Random weights of the published architecture, for pictures of about 64 × 64."""
+def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> SmolVLASize:
+    """Of a small network for pictures of about 64 × 64."""
     (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
-    size = SmolVLASize(
+    return SmolVLASize(
         vision=TransformerSize(96, 2, 192),
         language=TransformerSize(96, 2, 192),
         expert=TransformerSize(72, 2, 192),
@@ -113,48 +115,23 @@ def _tiny_network(config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> SmolVL
         action_dim=max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1,
         state_dim=max(state_dim, 1),
     )
-    with torch.device("meta"):
-        network = SmolVLANetwork(size)
-    network.to_empty(device="cpu")
-    fill_fresh(network, torch.Generator().manual_seed(seed))
-    return network
 
 
-def _published_network(config: FlowConfig) -> SmolVLANetwork:
-    """The network in the directory that the section names; ConfigError where it is none.
-
-    Published files mix number formats; all are read as float32.
-    """
-    assert config.path is not None
-    path = config.path.expanduser()
-    with in_section("model"):
-        found = translate(open_weights(path), LAYOUTS)
-        size = _size(found, json.loads((path / "config.json").read_text()), config)
-        with torch.device("meta"):
-            network = SmolVLANetwork(size)
-        load_published(network, path, LAYOUTS, dtype=torch.float32)
-    return network
-
-
-def _size(found: Translated, settings: Mapping[str, Any], config: FlowConfig) -> SmolVLASize:
+def _published_size(held: Published) -> SmolVLASize:
     """Sizes from the shapes of weights; what these do not say from config.json, or as SmolVLM2."""
-
-    def shape(name: str) -> tuple[int, ...]:
-        if name not in found.names:
-            raise ConfigError(f"{config.path} holds no smolvla: no {name}", key="path")
-        return found.shape(name)
-
-    def transformer(part: str, inner: str) -> TransformerSize:
-        layers = {name.split(".")[2] for name in found.names if name.startswith(f"{part}.layers.")}
-        mlp, width = shape(f"{part}.layers.0.{inner}.weight")
-        return TransformerSize(width, len(layers), mlp)
-
-    vision, patch = transformer("vision", "fc1"), shape("vision.patch_embedding.weight")[-1]
-    image = math.isqrt(shape("vision.position_embedding.weight")[0]) * patch
-    language, expert = transformer("language", "gate_proj"), transformer("expert", "gate_proj")
+    config, settings = held.config, held.settings
+    vision = held.transformer("vision", "fc1")
+    patch = held.shape("vision.patch_embedding.weight")[-1]
+    image = math.isqrt(held.shape("vision.position_embedding.weight")[0]) * patch
+    language, expert = (held.transformer(each, "gate_proj") for each in ("language", "expert"))
     head_dim = settings.get("head_dim", 64)  # of SmolVLM2 in all sizes
     every = settings.get("self_attn_every_n_layers", 2)
-    _check(settings, config, image)
+    scaled = settings.get("normalization_mapping", {})
+    units = {f"normalization_mapping.{kind}": kind for kind in ("STATE", "ACTION")}
+    held.refuse_others(
+        _KNOWN | {"resize_imgs_with_padding": [image, image]} | dict.fromkeys(units, "MEAN_STD"),
+        {**settings, **{name: scaled.get(kind, "MEAN_STD") for name, kind in units.items()}},
+    )
     if expert.depth != language.depth or every < 1:
         raise ConfigError(
             f"{config.path} has {expert.depth} layers of the expert, of which each {every}th "
@@ -169,32 +146,15 @@ def _size(found: Translated, settings: Mapping[str, Any], config: FlowConfig) ->
         vision_heads=settings.get(
             "vision_heads", 16 if vision.width == 1152 else vision.width // 64
         ),
-        heads=shape("expert.layers.0.self_attn.q_proj.weight")[0] // head_dim,
-        kv_heads=shape("expert.layers.0.self_attn.k_proj.weight")[0] // head_dim,
+        heads=held.shape("expert.layers.0.self_attn.q_proj.weight")[0] // head_dim,
+        kv_heads=held.shape("expert.layers.0.self_attn.k_proj.weight")[0] // head_dim,
         head_dim=head_dim,
-        vocabulary=shape(EMBEDDING)[0],
+        vocabulary=held.shape(EMBEDDING)[0],
         patch=patch,
         image=image,
-        shuffle=math.isqrt(shape("vision.projector.weight")[1] // vision.width),
+        shuffle=math.isqrt(held.shape("vision.projector.weight")[1] // vision.width),
         every=every,
         horizon=config.horizon or settings.get("chunk_size", 50),
-        action_dim=shape("action_in_proj.weight")[1],
-        state_dim=shape("state_proj.weight")[1],
+        action_dim=held.shape("action_in_proj.weight")[1],
+        state_dim=held.shape("state_proj.weight")[1],
     )
-
-
-def _check(settings: Mapping[str, Any], config: FlowConfig, image: int) -> None:
-    """Refuse a directory that wants something computed which is not, rather than compute else."""
-    wanted = _KNOWN | {"resize_imgs_with_padding": [image, image]}
-    given = {name: settings.get(name, value) for name, value in wanted.items()}
-    scaled = settings.get("normalization_mapping", {})
-    for kind in ("STATE", "ACTION"):
-        name = f"normalization_mapping.{kind}"
-        wanted[name], given[name] = "MEAN_STD", scaled.get(kind, "MEAN_STD")
-    for name, value in wanted.items():
-        if given[name] != value:
-            raise ConfigError(
-                f"{config.path} has {name}: {given[name]} in its config.json, which is not "
-                f"computed here; nearest: a model with {value}",
-                key="path",
-            )

@@ -4,7 +4,7 @@ https://arxiv.org/abs/2506.01844. The first layers of SmolVLM2 (SigLIP, and a Ll
 text and the state. Each layer of the expert stands beside one of them: every second attends to the
 keys and values of that layer and to the actions before, the others to projections of these keys and
 values alone. The names of weights in published files are in
-:mod:`rlinf.models.vla.smolvla_policy`.
+:mod:`rlinf.models.vla.smolvla.policy`.
 """
 
 from __future__ import annotations
@@ -103,14 +103,16 @@ class CrossAttention(Attention):
 
 
 class LlamaLayer(nn.Module):
-    """A layer of Llama, of the language model or of the expert."""
+    """A layer of Llama, of a language model or of an expert, around its attention."""
 
-    def __init__(self, size: TransformerSize, whole: SmolVLASize, *, crosses: bool) -> None:
+    def __init__(
+        self, size: TransformerSize, attention: Attention, *, epsilon: float = _EPSILON
+    ) -> None:
         super().__init__()
-        self.crosses = crosses
-        self.input_layernorm = nn.RMSNorm(size.width, eps=_EPSILON)
-        self.self_attn = (CrossAttention if crosses else Attention)(size.width, whole)
-        self.post_attention_layernorm = nn.RMSNorm(size.width, eps=_EPSILON)
+        self.crosses = isinstance(attention, CrossAttention)
+        self.input_layernorm = nn.RMSNorm(size.width, eps=epsilon)
+        self.self_attn = attention
+        self.post_attention_layernorm = nn.RMSNorm(size.width, eps=epsilon)
         self.gate_proj = nn.Linear(size.width, size.mlp, bias=False)
         self.up_proj = nn.Linear(size.width, size.mlp, bias=False)
         self.down_proj = nn.Linear(size.mlp, size.width, bias=False)
@@ -145,7 +147,8 @@ class Llama(nn.Module):
         if vocabulary:
             self.embed_tokens = nn.Embedding(vocabulary, size.width)
         self.layers = nn.ModuleList(
-            LlamaLayer(size, whole, crosses=bool(place % every)) for place in range(size.depth)
+            LlamaLayer(size, (CrossAttention if place % every else Attention)(size.width, whole))
+            for place in range(size.depth)
         )
         self.norm = nn.RMSNorm(size.width, eps=_EPSILON)
 

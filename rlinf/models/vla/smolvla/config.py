@@ -10,7 +10,7 @@ from rlinf.models.vla.config import FlowConfig
 class SmolVLAConfig(FlowConfig):
     """SmolVLA: a small language model reads pictures, an instruction and the state."""
 
-    implementation = "rlinf.models.vla.smolvla_policy:SmolVLAPolicy"
+    implementation = "rlinf.models.vla.smolvla.policy:SmolVLAPolicy"
     published_as = ("smolvla",)
     type: Literal["smolvla"] = "smolvla"
     """Which policy this section configures."""

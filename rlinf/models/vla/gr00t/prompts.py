@@ -1,0 +1,118 @@
+"""What GR00T is told, as tokens: a chat in which pictures stand before the instruction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlinf.errors import ConfigError
+from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
+from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
+
+PICTURE = "<IMG_CONTEXT>"
+TINY_PICTURE = TINY_VOCABULARY  # of presets, one more than words have
+_FILES = ("vocab.json", "merges.txt", "added_tokens.json")
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What the tokenizer of Qwen splits a text into, before it joins bytes."""
+
+
+def prompt(text: str, pictures: int) -> str:
+    """The chat, as Eagle's template has it, with one picture token for each picture."""
+    shown = "".join(f"<image {place}><img>{PICTURE}</img>" for place in range(1, pictures + 1))
+    return (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{shown}{text}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+class EaglePrompts(InstructionTable):
+    """The prompts of all tasks, with a picture token for each patch.
+
+    Args:
+        texts: Instructions.
+        encode: Tokenises a prompt.
+        pictures: How many.
+        patches: Tokens of a picture.
+        picture: Their token.
+        limit: Tokens that a prompt may have beside.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        encode: Encode,
+        *,
+        pictures: int,
+        patches: int,
+        picture: int,
+        limit: int,
+    ) -> None:
+        prompts = [prompt(text, pictures) for text in texts]
+        super().__init__(prompts, encode, limit=limit, padding=0, side="right")
+        # Pictures stand before the texts, and so in the same columns.
+        of_pictures = self.ids[0] == picture
+        if int(of_pictures.sum()) != pictures:
+            raise ConfigError(
+                f"the tokenizer does not know the token {PICTURE} with the number {picture}",
+                key="model.tokenizer",
+            )
+        counts = torch.where(of_pictures, patches, 1)
+        self.ids = self.ids.repeat_interleave(counts, dim=1)
+        self.mask = self.mask.repeat_interleave(counts, dim=1)
+
+
+def tiny_encode(text: str) -> list[int]:
+    """Of presets."""
+    encode, _ = tiny_encoder()
+    first, *others = (encode(part) for part in text.split(PICTURE))
+    return sum(([TINY_PICTURE, *part] for part in others), first)
+
+
+def eagle_encode(path: Path) -> Encode:
+    """Of Eagle's tokenizer, in a directory, as ``tokenizer.json`` or in the files of Qwen's."""
+    tokenizer = eagle_tokenizer(path.expanduser())
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def eagle_tokenizer(path: Path) -> Any:
+    """A ``tokenizers.Tokenizer``; ConfigError where there is none."""
+    there = path.is_dir() and all((path / name).is_file() for name in _FILES)
+    if not there or (path / "tokenizer.json").is_file():
+        return read_tokenizer(path)
+    from tokenizers import AddedToken, Regex, Tokenizer, normalizers
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    vocabulary, merges, added = (path / name for name in _FILES)
+    try:
+        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
+        more: dict[str, int] = json.loads(added.read_text())
+    except Exception as error:  # tokenizers raises nothing narrower
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{path} holds no tokenizer: {why}", key="model.tokenizer") from error
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = Sequence(
+        [Split(Regex(_PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    in_order = sorted(more, key=lambda name: more[name])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in in_order])
+    wrong = [name for name in in_order if tokenizer.token_to_id(name) != more[name]]
+    if wrong:
+        raise ConfigError(
+            f"the files {', '.join(_FILES)} in {path} do not belong together: {wrong[0]} would be "
+            f"token {tokenizer.token_to_id(wrong[0])}, not {more[wrong[0]]}",
+            key="model.tokenizer",
+        )
+    return tokenizer

@@ -1,0 +1,98 @@
+"""Networks of policies that denoise: of random weights, or from a published directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rlinf.errors import ConfigError, in_section
+from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.flow_matching import fill_fresh
+from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.pi0.network import TransformerSize
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published directory says of the sizes of a model.
+
+    Args:
+        config: The section that names it.
+        found: Its weights under our names.
+        settings: Its config.json.
+    """
+
+    config: FlowConfig
+    found: Translated
+    settings: Mapping[str, Any]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one of our tensors; ConfigError where there is none, as of another model."""
+        if name not in self.found.names:
+            raise ConfigError(
+                f"{self.config.path} holds no {self.config.type}: no {name}", key="path"
+            )
+        return self.found.shape(name)
+
+    def layers(self, part: str) -> int:
+        """How many layers a part has."""
+        start = f"{part}.layers."
+        names = (name.removeprefix(start) for name in self.found.names if name.startswith(start))
+        return len({name.partition(".")[0] for name in names})
+
+    def transformer(self, part: str, inner: str) -> TransformerSize:
+        """Size of a part, whose layers have the perceptron ``inner``."""
+        mlp, width = self.shape(f"{part}.layers.0.{inner}.weight")
+        return TransformerSize(width, self.layers(part), mlp)
+
+    def refuse_others(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Refuse a directory that wants something computed which is not, rather than compute else.
+
+        Args:
+            known: What is computed, by name.
+            given: What config.json says of these; what it leaves out is as it is computed.
+        """
+        for name, value in known.items():
+            if given.get(name, value) != value:
+                raise ConfigError(
+                    f"{self.config.path} has {name}: {given[name]} in its config.json, which is "
+                    f"not computed here; nearest: a model with {value}",
+                    key="path",
+                )
+
+
+def fresh_network(make: Callable[[], Network], *, seed: int) -> Network:
+    """A network of random weights that depend on the seed alone."""
+    with torch.device("meta"):
+        network = make()
+    network.to_empty(device="cpu")
+    fill_fresh(network, torch.Generator().manual_seed(seed))
+    return network
+
+
+def published_network(
+    config: FlowConfig, layouts: Sequence[Layout], make: Callable[[Published], Network]
+) -> Network:
+    """The network in the directory that the section names; ConfigError where it is none.
+
+    Files that mix number formats (norms in float32, the rest in bfloat16) are read as float32.
+    """
+    assert config.path is not None
+    path = config.path.expanduser()
+    with in_section("model"):
+        found = translate(open_weights(path), layouts)
+        settings = json.loads((path / "config.json").read_text())
+        published = Published(config, found, settings)
+        with torch.device("meta"):
+            network = make(published)
+        load_published(network, path, layouts)
+    if len({parameter.dtype for parameter in network.parameters()}) > 1:
+        network.float()
+    return network

@@ -137,7 +137,8 @@ class ACTNetwork(nn.Module):
         if self.size.state_dim:
             tokens.append(self.encoder_robot_state_input_proj(states.to(dtype)).unsqueeze(1))
         for found in self._features(pictures):
-            places.append(plane_positions(*found.shape[-2:], self.size.width, like=found))
+            height, columns = found.shape[-2:]
+            places.append(plane_positions(height, columns, self.size.width, like=found))
             projected = self.encoder_img_feat_input_proj(found)
             tokens.append(projected.flatten(2).transpose(1, 2))
         positions = torch.cat(places)

@@ -23,7 +23,7 @@ from rlinf.models.policy import (
     NoiseSpec,
 )
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
-from rlinf.models.visuomotor.config import ACTConfig
+from rlinf.models.visuomotor.config import ACTConfig, VisuomotorConfig
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
 from rlinf.models.visuomotor.published import NORMALISERS, Published, layers_of, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
@@ -42,6 +42,7 @@ SAMPLED = "sampled"
 class ACTPolicy(VisuomotorPolicy):
     """See the module."""
 
+    _config: ACTConfig
     network: ACTNetwork
     layouts = (
         Layout(
@@ -96,7 +97,7 @@ class ACTPolicy(VisuomotorPolicy):
             )
         )  # fmt: skip
 
-    def _network(self, config: ACTConfig, env_spec: EnvSpec, *, seed: int) -> Any:
+    def _network(self, config: VisuomotorConfig, env_spec: EnvSpec, *, seed: int) -> Any:
         network = super()._network(config, env_spec, seed=seed)
         if config.path is None:
             network.begin_without_divergence()

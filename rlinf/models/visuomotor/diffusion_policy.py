@@ -56,6 +56,7 @@ def _encoder_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
 class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
     """See the module."""
 
+    _config: DiffusionConfig
     network: DiffusionNetwork
     without_random_steps = ("ddim", "ddpm")
     kept: Tensor
@@ -203,7 +204,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         config = self._config
         if config.method == "ddim":
             return 0
-        return int(config.denoising_steps) - int(config.min_std == 0)  # its last is the end itself
+        return config.denoising_steps - int(config.min_std == 0)  # its last is the end itself
 
     # -- supervised learning ------------------------------------------------------------------
 

@@ -35,7 +35,6 @@ class VisuomotorPolicy(ChunkPolicy):
     """
 
     layouts: ClassVar[tuple[Layout, ...]]
-    views: list[tuple[str, int | None]]  # type: ignore[assignment] - none may be left out
     picture_mean: Tensor
     picture_deviation: Tensor
 
@@ -84,13 +83,14 @@ class VisuomotorPolicy(ChunkPolicy):
                 f"{self._config.use_states} and the environment's have {self.state_dim} dimensions",
                 key="use_states",
             )
-        if len(published.pictures) != len(self.views):
+        views = [view for view in self.views if view is not None]
+        if len(published.pictures) != len(views):
             raise ConfigError(
                 f"{published.path} sees {len(published.pictures)} pictures "
-                f"({', '.join(published.pictures)}), the recipe gives {len(self.views)}",
+                f"({', '.join(published.pictures)}), the recipe gives {len(views)}",
                 key="cameras",
             )
-        for (key, _), (feature, size) in zip(self.views, published.pictures.items(), strict=True):
+        for (key, _), (feature, size) in zip(views, published.pictures.items(), strict=True):
             shown = tuple(env_spec.observation_shapes[key][-3:-1])
             if shown != tuple(size):
                 raise ConfigError(
@@ -102,7 +102,7 @@ class VisuomotorPolicy(ChunkPolicy):
 
     @property
     def _reads_states(self) -> bool:
-        return self.network.size.state_dim > 0
+        return bool(self.network.size.state_dim)
 
     # -- units --------------------------------------------------------------------------------
 
@@ -160,20 +160,16 @@ class VisuomotorPolicy(ChunkPolicy):
 def _colours_of(statistics: Statistics, method: Method | None) -> Mapping[str, Tensor]:
     if method is None:
         return {"mean": torch.zeros(3), "deviation": torch.ones(3)}
-    if method == "mean_std":
-        mean, deviation = statistics.mean, statistics.std
-    else:
-        low, high = (
-            (statistics.min, statistics.max)
-            if method == "min_max"
-            else (statistics.q01, statistics.q99)
-        )
-        known = low is not None and high is not None
-        mean, deviation = ((low + high) / 2, (high - low) / 2) if known else (None, None)
-    if mean is None or deviation is None:
+    ends = (statistics.q01, statistics.q99) if method == "quantiles" else (
+        statistics.min, statistics.max
+    )  # fmt: skip
+    first, second = (statistics.mean, statistics.std) if method == "mean_std" else ends
+    if first is None or second is None:
         raise ConfigError(
             f"the statistics of pictures lack what {method} needs; nearest: those that lerobot "
             "saves with a model",
             key="model.path",
         )
-    return {"mean": mean, "deviation": deviation + _EPSILON * (method == "mean_std")}
+    if method == "mean_std":
+        return {"mean": first, "deviation": second + _EPSILON}
+    return {"mean": (first + second) / 2, "deviation": (second - first) / 2}

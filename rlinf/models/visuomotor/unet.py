@@ -141,7 +141,7 @@ class _Encoder(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         features: Tensor = self.pool["nets"](self.backbone(pictures))
-        share = features.float().flatten(2).softmax(dim=-1).unflatten(-1, features.shape[-2:])
+        share = features.float().flatten(2).softmax(dim=-1).view(features.shape)
         down, right = (
             (share.sum(dim=other) * _line(share.shape[axis], share)).sum(dim=-1)
             for axis, other in ((2, 3), (3, 2))
@@ -190,7 +190,7 @@ class _UNet(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         wider, step = self.diffusion_step_encoder.values()
-        dtype = wider.weight.dtype
+        dtype = next(self.parameters()).dtype
         noisy = step(functional.mish(wider(_waves(time, self.step_width).to(dtype))))
         told = torch.cat([noisy, condition.to(dtype)], dim=-1)
         told = functional.mish(told)

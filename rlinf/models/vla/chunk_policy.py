@@ -29,6 +29,7 @@ class ChunkPolicy(VLAPolicy):
     Its section has ``horizon`` and ``conventions``.
     """
 
+    _config: Any
     begin: int = 0
     """Which of the H actions is the first that is executed."""
 

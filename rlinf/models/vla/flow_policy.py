@@ -40,6 +40,7 @@ class FlowPolicy(DenoisingPolicy):
     ``language`` and ``expert``, each with ``layers``, and its ``size``.
     """
 
+    _config: FlowConfig
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
 
@@ -150,9 +151,7 @@ class FlowPolicy(DenoisingPolicy):
         config = self._config
         if config.method == "ode":
             return 0
-        return int(config.denoising_steps) - int(
-            config.method == "flow_cps"
-        )  # its last has no noise
+        return config.denoising_steps - int(config.method == "flow_cps")  # its last has no noise
 
     @torch.no_grad()
     def sample_continuing(

@@ -58,7 +58,8 @@ PICTURES = env_spec(
     [
         name if name in {"openvla_oft", "pi05"} else pytest.param(name, marks=pytest.mark.slow)
         for name in (
-            "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "act", "diffusion"
+            "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss", "act",
+            "diffusion",
         )
     ],
 )  # fmt: skip

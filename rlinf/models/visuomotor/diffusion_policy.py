@@ -75,7 +75,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
                 ),
                 ("diffusion.unet", "unet"),
             ),
-            unused=(*BUFFERS, _COUNTS, "pos_grid"),
+            unused=(*BUFFERS, f"{_COUNTS}.", "pos_grid"),
         ),
     )
 

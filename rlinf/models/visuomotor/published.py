@@ -12,7 +12,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import Translated
 from rlinf.models.vla.statistics import BUFFERS, Method
 
-NORMALISERS = tuple((name, name) for name in BUFFERS)
+NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
 """Rules of a layout for the statistics that lerobot before 0.4 had among the weights."""
 
 _METHODS: Mapping[str, Method | None] = {

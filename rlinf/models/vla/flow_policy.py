@@ -6,7 +6,7 @@ Random steps are those of πRL (https://arxiv.org/abs/2510.25889).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,18 +53,16 @@ class FlowPolicy(DenoisingPolicy):
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
         if config.train_expert_only:
-            for part in (self.network.vision, self.network.language):
-                part.requires_grad_(False)
+            self._freeze_readers()
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
 
     @abstractmethod
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        """Read pictures [B, n, 3, S, S] of ``there`` [B, n], tokens of ``mask`` [B, L] and padded
-        states [B, D]."""
+        """Read pictures, each [B, 3, H, W], tokens of ``mask`` [B, L] and padded states [B, D]."""
 
     @abstractmethod
     def _denoise(
@@ -73,8 +71,13 @@ class FlowPolicy(DenoisingPolicy):
         """Velocity [B, H, A'] float32 at time [B], and hidden states [B, H, W] of the expert."""
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, S, S]."""
+        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, H', W']."""
         return square_pixels(view, self.network.size.image)
+
+    def _freeze_readers(self) -> None:
+        """Leave what reads as it is."""
+        for part in (self.network.vision, self.network.language):
+            part.requires_grad_(False)
 
     @property
     def _hidden_width(self) -> int:
@@ -115,9 +118,8 @@ class FlowPolicy(DenoisingPolicy):
         tokens, mask = self._tokens(observations, states)
         states = self._padded_states(states)
         views = [view for view in self.pictures_of(observations) if view is not None]
-        pixels = torch.stack([self._pixels(view) for view in views], dim=1)
-        there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
-        return self._prefix(pixels, there, tokens, mask, states), states
+        pixels = [self._pixels(view) for view in views]
+        return self._prefix(pixels, tokens, mask, states), states
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
         """[B] the time 1 − k / K of denoising steps [B], or of one for all rows."""

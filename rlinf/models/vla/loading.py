@@ -37,8 +37,8 @@ class Layout:
         tied: Pairs of our names of one tensor. Files may hold either, or both, which are then
             equal; the first is the graph's. Where the second is unused, it is looked at only if
             the first is missing.
-        unused: Our names of tensors that files have and no computation reads, or beginnings of
-            such names.
+        unused: Our names of tensors that files have and no computation reads; one that ends with a
+            point stands for all that begin so.
         divided: Endings (theirs, ours) of names: a tensor of theirs has the rows of several of
             ours, one below another and as many of each.
     """
@@ -56,6 +56,12 @@ class Layout:
             [(_pattern(ours), theirs) for theirs, ours in self.rules],
         )
 
+    def reads(self, name: str) -> bool:
+        """Whether a computation reads a tensor of this name of ours."""
+        return not any(
+            name.startswith(each) if each.endswith(".") else name == each for each in self.unused
+        )
+
     def ours(self, name: str) -> str | None:
         """The graph's name of a tensor in a file; None where no rule fits."""
         return _renamed(name, self._patterns[0])
@@ -63,10 +69,6 @@ class Layout:
     def theirs(self, name: str) -> str | None:
         """The file's name of a tensor of the graph; None where no rule fits."""
         return _renamed(name, self._patterns[1])
-
-    def reads(self, ours: str) -> bool:
-        """Whether a computation reads the tensor of this name of ours."""
-        return not any(ours == each or ours.startswith(f"{each}.") for each in self.unused)
 
     def parts(self, ours: str) -> tuple[str, ...]:
         """Names of the tensors of the graph that one in a file consists of."""
@@ -223,7 +225,7 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
     pairs = [(layout.ours(name), name) for name in weights.shapes]
     found = {ours: theirs for ours, theirs in pairs if ours is not None}
     for first, second in layout.tied:
-        if second not in found or (first in found and second in layout.unused):
+        if second not in found or (first in found and not layout.reads(second)):
             continue
         other = found.pop(second)
         if first in found and not torch.equal(weights[found[first]], weights[other]):

@@ -42,7 +42,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
     "bounds": ("min", "max"),
     "min_max": ("min", "max"),
 }
-BUFFERS = ("normalize_inputs", "normalize_targets", "unnormalize_outputs")
+BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
 _FILES: Mapping[Layout, str] = {
     "openpi": "norm_stats.json",

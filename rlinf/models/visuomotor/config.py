@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from rlinf.config.component import illegal
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
-from rlinf.models.vla.conventions import ActionConventions
 
 
 class VisuomotorConfig(PublishedConfig):
@@ -23,8 +22,6 @@ class VisuomotorConfig(PublishedConfig):
     what `path` says, otherwise the least that it can give."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them; a published model must as it did."""
-    conventions: ActionConventions = ActionConventions()
-    """What the actions of the model are for the environment."""
 
     @property
     def normalised_by(self) -> Literal["mean_std", "min_max"]:

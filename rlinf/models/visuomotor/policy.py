@@ -55,9 +55,16 @@ class VisuomotorPolicy(ChunkPolicy):
     def _tiny_network(self, action_dim: int, state_dim: int) -> nn.Module:
         """A small one of the published architecture, for pictures of about 64 × 64."""
 
-    def _network(self, config: VisuomotorConfig, env_spec: EnvSpec, *, seed: int) -> Any:
+    def _begin(self, config: VisuomotorConfig, env_spec: EnvSpec) -> None:
         self._published: Published | None = None
-        if config.path is None:
+        if config.path is not None:
+            with in_section("model"):
+                self._published = read_directory(config.path)
+                self._check_sight(self._published, env_spec)
+
+    def _network(self, config: VisuomotorConfig, env_spec: EnvSpec, *, seed: int) -> Any:
+        published = self._published
+        if published is None:
             dim = max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1
             states = self.state_dim if config.use_states else 0
             network = fresh_network(lambda: self._tiny_network(dim, states), seed=seed)
@@ -66,12 +73,10 @@ class VisuomotorPolicy(ChunkPolicy):
                     part.reset()
             return network
         with in_section("model"):
-            self._published = read_directory(config.path)
-            self._check_sight(self._published, env_spec)
-            found = translate(open_weights(config.path), self.layouts)
+            found = translate(open_weights(published.path), self.layouts)
             with torch.device("meta"):
-                network = self._published_network(found, self._published)
-            load_published(network, config.path, self.layouts, dtype=torch.float32)
+                network = self._published_network(found, published)
+            load_published(network, published.path, self.layouts, dtype=torch.float32)
         return network
 
     def _check_sight(self, published: Published, env_spec: EnvSpec) -> None:
@@ -102,7 +107,7 @@ class VisuomotorPolicy(ChunkPolicy):
 
     @property
     def _reads_states(self) -> bool:
-        return bool(self.network.size.state_dim)
+        return bool(self._config.use_states and self.state_dim)
 
     # -- units --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics, read_statistics
+from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -38,13 +38,17 @@ class ChunkPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
+        self._begin(config, env_spec)
+        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
         self.horizon: int = size.horizon
         self._check(config, size)
         self._conventions = config.conventions
         self._places = list(config.conventions.dimensions or range(self.action_dim))
-        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
+
+    def _begin(self, config: Any, env_spec: EnvSpec) -> None:
+        """Make what is small, and may be refused, before the weights are read."""
 
     @abstractmethod
     def _network(self, config: Any, env_spec: EnvSpec, *, seed: int) -> Any:
@@ -78,7 +82,8 @@ class ChunkPolicy(VLAPolicy):
 
     def _statistics_in(self, source: Path, config: Any) -> ModelStatistics:
         """Statistics in a directory or file."""
-        return read_statistics(source, config.statistics_key)
+        found: ModelStatistics = config.statistics_in(source)
+        return found
 
     def _read_statistics(
         self, config: Any, env_spec: EnvSpec

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class FlowPolicy(DenoisingPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
-    A subclass gives the network and three passes of it: ``_network``, ``_prefix``, ``_denoise``;
-    and, once it has called this constructor, its ``prompts``. The network has ``vision``,
-    ``language`` and ``expert``, each with ``layers``, and its ``size``.
+    A subclass gives its ``prompts``, the network and three passes of it: ``_network``,
+    ``_prefix``, ``_denoise``. The network has ``vision``, ``language`` and ``expert``, each with
+    ``layers``, and its ``size``.
     """
 
     _config: FlowConfig
@@ -57,6 +57,15 @@ class FlowPolicy(DenoisingPolicy):
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
+
+    def _begin(self, config: FlowConfig, env_spec: EnvSpec) -> None:
+        if (prompts := self._prompts(config)) is not None:
+            self.prompts = prompts
+
+    def _prompts(self, config: FlowConfig) -> nn.Module | None:
+        """From observations to tokens; ConfigError where an instruction has too many of them. None
+        where they depend on the network: a subclass then makes them after this constructor."""
+        return None
 
     @abstractmethod
     def _prefix(

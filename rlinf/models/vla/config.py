@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +12,11 @@ from rlinf.config.component import illegal
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
 from rlinf.models.vla.conventions import ActionConventions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlinf.models.vla.statistics import ModelStatistics
 
 
 class VLAConfig(ModelConfig):
@@ -23,6 +29,8 @@ class VLAConfig(ModelConfig):
     preset: Literal["tiny"] | None = None
     """Make a model of random weights, which depend on the seed alone: `tiny` has the published
     architecture with at most 3 million parameters; null: `path` names one."""
+    conventions: ActionConventions = ActionConventions()
+    """What the actions of the model are for the environment."""
     weights: Path | None = None
     """Weights to go on with, a file `policy.safetensors` as runs leave it behind, which holds what
     was trained of this model; null: those of `path` or `preset`."""
@@ -56,6 +64,29 @@ class VLAConfig(ModelConfig):
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.weights
+
+    @property
+    @abstractmethod
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+        """Which statistics scale states and actions."""
+
+    def statistics_in(self, source: Path) -> ModelStatistics:
+        """Statistics in a directory or file; ConfigError where it has none of the key."""
+        from rlinf.models.vla.statistics import read_statistics
+
+        return read_statistics(source, self.statistics_key)
+
+    def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
+        """Refuse actions that the statistics of the model were not taken of."""
+        source = self.statistics or self.path
+        if source is None:
+            return  # the units are those of the environment
+        found = self.statistics_in(source)
+        places = self.conventions.dimensions or tuple(range(actions.shape[1]))
+        if max(places) >= found.actions.dim:
+            return  # they are of another robot, which the policy refuses by its environment
+        given = self.conventions.of_recorded(actions, found.actions.dim, states)
+        found.actions.check_recorded(given, places, self.normalised_by, key=key)
 
     def check(self) -> None:
         """Look for what is named, before anything is read."""
@@ -99,8 +130,6 @@ class FlowConfig(VLAConfig):
     row anew, or all; null: all with `flow_noise`, otherwise one."""
     train_expert_only: bool = False
     """Leave vision and language model as they are."""
-    conventions: ActionConventions = ActionConventions()
-    """What the actions of the model are for the environment."""
     max_prompt_tokens: int = Field(default=48, ge=1)
     """Tokens that an instruction may have."""
 

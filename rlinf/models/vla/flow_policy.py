@@ -33,7 +33,7 @@ from rlinf.models.vla.flow_matching import (
 from rlinf.models.vla.pi0.network import PI0Size, Prefix
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.preprocessing import square_pixels
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics, read_statistics
+from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 class FlowPolicy(VLAPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
-    A subclass gives the network and three passes of it: ``_network``, ``_prefix``, ``_denoise``;
-    and, once it has called this constructor, its ``prompts``. The network has ``vision``,
-    ``language`` and ``expert``, each with ``layers``, and its ``size``.
+    A subclass gives its ``prompts``, the network and three passes of it: ``_network``,
+    ``_prefix``, ``_denoise``. The network has ``vision``, ``language`` and ``expert``, each with
+    ``layers``, and its ``size``.
     """
 
     prompts: nn.Module
@@ -55,13 +55,16 @@ class FlowPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
+        # What is small, and may be refused, goes before the weights.
+        if (prompts := self._prompts(config)) is not None:
+            self.prompts = prompts
+        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
         self.horizon: int = size.horizon
         self._check(config, size)
         self._conventions = config.conventions
         self._places = list(config.conventions.dimensions or range(self.action_dim))
-        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
@@ -70,6 +73,11 @@ class FlowPolicy(VLAPolicy):
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
+
+    def _prompts(self, config: FlowConfig) -> nn.Module | None:
+        """From observations to tokens; ConfigError where an instruction has too many of them. None
+        where they depend on the network: a subclass then makes them after this constructor."""
+        return None
 
     @abstractmethod
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> Any:
@@ -142,7 +150,7 @@ class FlowPolicy(VLAPolicy):
 
     def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
         """Statistics in a directory or file."""
-        return read_statistics(source, config.statistics_key)
+        return config.statistics_in(source)
 
     def _read_statistics(
         self, config: FlowConfig, env_spec: EnvSpec

@@ -7,9 +7,8 @@ Only safetensors are read: no code of a checkpoint is executed.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
@@ -276,34 +274,3 @@ def load_published(
         assign=True,
     )
     return found
-
-
-def converted(
-    found: Translated, target: Layout, fill: Callable[[str], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a published file under the names of another layout, bit for bit.
-
-    Those that only the target stores, of its unused ones, are what ``fill`` gives for our name.
-    """
-    stored = {first: second for first, second in target.tied if target.theirs(second) is not None}
-    kept = {ours: theirs for ours, theirs in found.unused.items() if ours in target.unused}
-    for ours, theirs in {**found.names, **kept}.items():
-        name = target.theirs(stored.get(ours, ours))
-        if name is not None:
-            yield name, found.weights[theirs]
-    for ours in target.unused:
-        name = target.theirs(ours)
-        if ours not in found.unused and name is not None:
-            yield name, fill(ours)
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file; a crash leaves the former one, or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary,
-                  metadata={"format": "pt"})  # fmt: skip
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -166,6 +166,42 @@ class Statistics:
         found: Tensor = getattr(self, f"from_{method}")(x)
         return found
 
+    def check_recorded(
+        self, actions: Tensor, places: Sequence[int], method: Method, *, key: str
+    ) -> None:
+        """Refuse recorded actions of another robot, or in other units, than the statistics are of.
+
+        What is compared is the middle 98 % of each dimension with the range that these statistics
+        know: the quantiles, the extremes, or three deviations around the mean. As sets of one robot
+        differ, the whole width of this range may lie beyond it on either side. Actions that are
+        small in it are not refused: a dimension need not be moved.
+
+        Args:
+            actions: [N, D] in the units that are normalised.
+            places: Dimensions that are looked at.
+            method: How they will be normalised.
+            key: Of the recipe, for the error.
+
+        Raises:
+            ConfigError: Names the dimensions; and two that fit when they are swapped.
+        """
+        used = list(places)
+        first, second = (self._of(name, method)[used] for name in _NEEDS[method])
+        low, high = (first - 3 * second, first + 3 * second) if method == "mean_std" else (
+            first, second
+        )  # fmt: skip
+        ends = torch.tensor([0.01, 0.99])
+        small, large = torch.quantile(actions[:, used].float(), ends, dim=0)
+        if self.mask is not None:  # what is not normalised has the range that it has
+            same = ~self.mask[used]
+            low, high = torch.where(same, small, low), torch.where(same, large, high)
+        refuse_foreign_actions(
+            small.tolist(), large.tolist(), low.tolist(), high.tolist(),
+            what="the recorded actions", key=key,
+            known="the statistics of the model", beyond=1.0,
+            hint="statistics of this set, as model.statistics, with: rlinf data stats",
+        )  # fmt: skip
+
     def _masked(self, x: Tensor, formula: Any, method: Method) -> Tensor:
         count = min(self.dim, x.shape[-1])
         first, second = (self._of(name, method)[:count].to(x) for name in _NEEDS[method])

@@ -199,6 +199,8 @@ MODELS = {
     "wall_oss": "rlinf.models.vla.wall_oss.config:WallOSSConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
+    "act": "rlinf.models.visuomotor.config:ACTConfig",
+    "diffusion": "rlinf.models.visuomotor.config:DiffusionConfig",
 }
 
 

@@ -115,7 +115,8 @@ class GR00TPolicy(FlowPolicy):
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         states = super()._states(observations)
-        return states.clamp(-1.0, 1.0) if self._normalisation == "quantiles" else states
+        clipped = self._normalisation.get("states") == "quantiles"
+        return states.clamp(-1.0, 1.0) if clipped else states
 
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor

@@ -10,6 +10,29 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """What several rows have in common, held once: row i has ``items[index[i]]``.
+
+    A selection of rows keeps all items.
+    """
+
+    index: Tensor  # [N] int64
+    items: tuple[Any, ...]
+
+    def __getitem__(self, rows: Tensor | slice) -> Shared:
+        return Shared(self.index[rows], self.items)
+
+    def to(self, device: torch.device | str) -> Shared:
+        """It stays on the host."""
+        del device
+        return self
+
+    def of_rows(self) -> list[Any]:
+        """N items, by reference."""
+        return [self.items[number] for number in self.index.tolist()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """N rows of K terms.
@@ -40,6 +63,7 @@ class Batch:
         returns: [N, V] value targets; None before preparation, and without a critic.
         advantages: [N, K]; None before preparation.
         version: Of the weights that the phase begins with; None: those that acted.
+        pictures: :data:`~rlinf.data.pictures.Pictures` of the prompts; None: there are none.
     """
 
     inputs: Mapping[str, Tensor]
@@ -57,6 +81,7 @@ class Batch:
     returns: Tensor | None = None
     advantages: Tensor | None = None
     version: int | None = None
+    pictures: Shared | None = None
 
     @classmethod
     def of(cls, *, inputs: Mapping[str, Tensor], mask: Tensor, **columns: Any) -> Batch:
@@ -92,13 +117,14 @@ class Batch:
             return self
         return self._map(lambda column: column.to(device))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _map(self, change: Callable[[Any], Any]) -> Batch:
         changed: dict[str, Any] = {
             "inputs": {name: change(column) for name, column in self.inputs.items()}
         }
         for field in fields(self)[1:]:
             column = getattr(self, field.name)
-            changed[field.name] = change(column) if isinstance(column, Tensor) else column
+            moves = isinstance(column, Tensor | Shared)
+            changed[field.name] = change(column) if moves else column
         return Batch(**changed)
 
     def fold(self, per_dimension: Tensor) -> Tensor:
@@ -123,7 +149,7 @@ class Batch:
         return None if self.version is None else self.version - self.versions
 
     def tensors(self) -> dict[str, Tensor]:
-        """A flat dictionary of all columns; entries of ``inputs`` get that prefix."""
+        """A flat dictionary of all columns but pictures; entries of ``inputs`` get that prefix."""
         found = {f"inputs.{name}": column for name, column in self.inputs.items()}
         for field in fields(self)[1:]:
             column = getattr(self, field.name)

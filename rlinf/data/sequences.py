@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlinf.data.pictures import Pictures
+
 StopReason = Literal["stop", "length", "abort"]
 """``stop``: an end token or stop string; ``length``: the token limit; ``abort``: interrupted."""
 
@@ -119,6 +121,7 @@ class PromptGroup:
         answer: Reference of the reward, as the data set gives it.
         completions: G completions in the order of their seeds.
         scores: G scores, or None before the reward stage.
+        pictures: Those among the tokens of the prompt.
     """
 
     prompt_id: int
@@ -127,6 +130,7 @@ class PromptGroup:
     answer: Any
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...] | None = None
+    pictures: Pictures = ()
 
     def scored(self, scores: tuple[Score, ...]) -> PromptGroup:
         """The same group with its rewards, one for each completion."""

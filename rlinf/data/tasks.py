@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
@@ -37,23 +38,32 @@ class PromptItem:
         answer: Reference answer.
         target: A completion that is right, to imitate; it ends in ``<answer>…</answer>``.
         level: Level of difficulty.
+        pictures: Files of the pictures that come before the text.
     """
 
     prompt: str
     answer: str
     target: str
     level: int
+    pictures: tuple[bytes, ...] = ()
+
+    @property
+    def content(self) -> bytes:
+        """Hash of text and pictures."""
+        return hashlib.sha256(b"".join([self.prompt.encode(), *self.pictures])).digest()
 
 
-def make_item(prompt: str, answer: str, level: int, *, steps: str = "") -> PromptItem:
+def make_item(
+    prompt: str, answer: str, level: int, *, steps: str = "", pictures: tuple[bytes, ...] = ()
+) -> PromptItem:
     """An item whose target is the steps and the tagged answer."""
     target = f"{steps}{ANSWER_TAGS[0]}{answer}{ANSWER_TAGS[1]}"
-    return PromptItem(prompt=prompt, answer=answer, target=target, level=level)
+    return PromptItem(prompt=prompt, answer=answer, target=target, level=level, pictures=pictures)
 
 
-def split_of(prompt: str) -> Split:
-    """The split that a prompt belongs to: a function of its text alone."""
-    digest = hashlib.sha256(prompt.encode()).digest()
+def split_of(item: PromptItem) -> Split:
+    """The split that a prompt belongs to: a function of its text and pictures alone."""
+    digest = item.content
     return "held_out" if digest[0] % HELD_OUT_ONE_IN == 0 else "train"
 
 
@@ -76,6 +86,8 @@ class PromptTask(StrictModel):
 
     known_levels: ClassVar[range]
     """Levels of difficulty that exist."""
+    has_pictures: ClassVar[bool] = False
+    """Whether prompts have pictures."""
 
     type: str
     """Which task this section configures."""
@@ -128,20 +140,21 @@ class PromptTask(StrictModel):
         """All different prompts of a split, levels mixed; ConfigError if too few exist."""
         count = self.size if split == "train" else self.held_out
         shares = self.shares or (1.0,) * len(self.levels)
-        found: dict[str, PromptItem] = {}
+        found: dict[bytes, PromptItem] = {}
         for level, wanted in zip(self.levels, apportion(count, shares), strict=True):
             self._fill(found, split, level, wanted)
         mixed = list(found.values())
         random.Random(f"order/{self.seed}").shuffle(mixed)
         return tuple(mixed)
 
-    def _fill(self, found: dict[str, PromptItem], split: Split, level: int, wanted: int) -> None:
+    def _fill(self, found: dict[bytes, PromptItem], split: Split, level: int, wanted: int) -> None:
         random_numbers = random.Random(f"{self.type}/{split}/{level}/{self.seed}")
         before, misses = len(found), 0
         while len(found) - before < wanted:
             item = self.draw(level, random_numbers)
-            if item.prompt not in found and split_of(item.prompt) == split:
-                found[item.prompt], misses = item, 0
+            content = item.content
+            if content not in found and split_of(item) == split:
+                found[content], misses = item, 0
                 continue
             misses += 1
             if misses == _PATIENCE:
@@ -289,10 +302,63 @@ def _remainder(random_numbers: random.Random) -> tuple[str, list[int], int]:
     return f"({first}+{second})%{divisor}=", [first + second], (first + second) % divisor
 
 
+_CELL = 16
+"""Pixels of the side of a cell of the grid of squares."""
+_SQUARE = 10
+_COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220)}
+
+
+class SquaresTask(PromptTask):
+    """Count the squares of a colour in a picture: ``red:`` is answered by ``3``.
+
+    The picture is a grid of cells, of each of which a quarter is empty on average; elsewhere
+    stands a red, green or blue square of 10 pixels, anywhere in its cell of 16.
+    """
+
+    known_levels = range(2, 7)
+    has_pictures = True
+    type: Literal["squares"] = "squares"
+    """Which task this section configures."""
+    levels: tuple[int, ...] = Field(default=(3,), min_length=1)
+    """Cells of a side of the grid."""
+    worked: bool = True
+    """Let targets write out what is in each cell, row by row, before the answer: the first letter
+    of a colour, or a point."""
+
+    def draw(self, level: int, random_numbers: random.Random) -> PromptItem:
+        """A random item of a level."""
+        names = [*_COLOURS, None]
+        cells = [[random_numbers.choice(names) for _ in range(level)] for _ in range(level)]
+        asked = random_numbers.choice(list(_COLOURS))
+        read = " ".join("".join("." if name is None else name[0] for name in row) for row in cells)
+        return make_item(
+            f"{asked}:",
+            str(sum(row.count(asked) for row in cells)),
+            level,
+            steps=f"{read} " if self.worked else "",
+            pictures=(_painted(cells, random_numbers),),
+        )
+
+
+def _painted(cells: list[list[str | None]], random_numbers: random.Random) -> bytes:
+    """A file of the portable pixmap format, which is the same bytes everywhere."""
+    side = _CELL * len(cells)
+    image = np.full((side, side, 3), 240, np.uint8)
+    for row, names in enumerate(cells):
+        for column, name in enumerate(names):
+            if name is None:
+                continue
+            top, left = (random_numbers.randrange(_CELL - _SQUARE + 1) for _ in range(2))
+            y, x = row * _CELL + top, column * _CELL + left
+            image[y : y + _SQUARE, x : x + _SQUARE] = _COLOURS[name]
+    return f"P6 {side} {side} 255\n".encode() + image.tobytes()
+
+
 TASKS = {
     "arithmetic": "rlinf.data.tasks:ArithmeticTask",
     "sorting": "rlinf.data.tasks:SortingTask",
     "reversal": "rlinf.data.tasks:ReversalTask",
+    "squares": "rlinf.data.tasks:SquaresTask",
 }
 
 REGISTRY = Registry("task", "rlinf.data_tasks", TASKS, PromptTask)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
@@ -15,7 +14,8 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.data.prompts.config import Part, RecordFilesConfig, raw_items
+from rlinf.data.pictures import PictureReader, Pictures
+from rlinf.data.prompts.config import Part, RecordFilesConfig, has_pictures, raw_items
 from rlinf.data.prompts.dataset import (
     BATCH,
     PromptTokenizer,
@@ -23,7 +23,8 @@ from rlinf.data.prompts.dataset import (
     require_template,
     unknown_token,
 )
-from rlinf.data.prompts.records import Notes, RawPrompt, UnusableRecordError, raw_prompt
+from rlinf.data.prompts.pictures import PicturedPrompt
+from rlinf.data.prompts.records import Message, Notes, RawPrompt, UnusableRecordError
 from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
 
@@ -96,18 +97,33 @@ class TextExamplesConfig(StrictModel):
         for item in self.task.items("train"):
             yield from (item.prompt, item.target)
 
-    def build(self, tokenizer: PromptTokenizer) -> TextExampleSets:
-        """Read or generate the examples, and tokenise them; ConfigError where nothing is left."""
+    @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return has_pictures(self.files, self.task)
+
+    def build(
+        self, tokenizer: PromptTokenizer, reader: PictureReader | None = None
+    ) -> TextExampleSets:
+        """Read or generate the examples, and tokenise them; ConfigError where nothing is left.
+
+        Args:
+            tokenizer: Of the model.
+            reader: Of its pictures, where prompts have some.
+        """
         if self.task is not None:
             train, held_out = (
-                self._encode(raw_items(items, targets=True), tokenizer, Notes(), "task")
+                self._encode(
+                    raw_items(items, targets=True), tokenizer, Notes(), "task", reader=reader
+                )
                 for items in (self.task.items("train"), self.task.items("held_out"))
             )
             return TextExampleSets(train, held_out)
         assert self.files is not None, "a section names files or a task"
-        train = self._from_files(self.files, "train", tokenizer)
+        train = self._from_files(self.files, "train", tokenizer, reader)
         if self.files.validation:
-            return TextExampleSets(train, self._from_files(self.files, "validation", tokenizer))
+            validation = self._from_files(self.files, "validation", tokenizer, reader)
+            return TextExampleSets(train, validation)
         if not self.held_out:
             return TextExampleSets(train, None)
         if self.held_out >= len(train):
@@ -123,16 +139,19 @@ class TextExamplesConfig(StrictModel):
         )
 
     def _from_files(
-        self, files: ExampleFilesConfig, name: Part, tokenizer: PromptTokenizer
+        self,
+        files: ExampleFilesConfig,
+        name: Part,
+        tokenizer: PromptTokenizer,
+        reader: PictureReader | None,
     ) -> TextExamples:
         notes = Notes()
         answer = files.answer_key or files.prompt_key  # of a conversation the last is taken below
         with in_section("files"):
-            raw = files.read(
-                name, partial(raw_prompt, prompt=files.prompt_key, answer=answer), notes
-            )
+            raw = files.read(name, notes, answer=answer)
         _, limit = files.part(name)
-        encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit)
+        reader = reader and reader.limited(files.max_image_tokens)
+        encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit, reader=reader)
         with in_section("files"):
             files.refuse_broken(name, notes)
         return encoded
@@ -146,6 +165,8 @@ class TextExamplesConfig(StrictModel):
         notes: Notes,
         source: str,
         limit: int | None = None,
+        *,
+        reader: PictureReader | None,
     ) -> TextExamples:
         if self.apply_chat_template:
             require_template(tokenizer)
@@ -154,7 +175,7 @@ class TextExamplesConfig(StrictModel):
         for start in range(0, len(raw), BATCH):
             if limit is not None and len(examples) >= limit:
                 break
-            examples += self._tokenised(raw[start : start + BATCH], tokenizer, notes)
+            examples += self._tokenised(raw[start : start + BATCH], tokenizer, reader, notes)
         long = notes.counts["long"]
         if self.long_examples == "refuse" and long:
             why = (
@@ -167,24 +188,30 @@ class TextExamplesConfig(StrictModel):
         return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
 
     def _tokenised(
-        self, raw: Sequence[RawPrompt], tokenizer: PromptTokenizer, notes: Notes
+        self,
+        raw: Sequence[RawPrompt],
+        tokenizer: PromptTokenizer,
+        reader: PictureReader | None,
+        notes: Notes,
     ) -> Iterator[TextExample]:
-        texts: list[tuple[str, str, str]] = []
+        texts: list[tuple[str, PicturedPrompt, str, str]] = []
         for item in raw:
             try:
-                texts.append((item.where, *self._texts(item, tokenizer)))
+                seen = PicturedPrompt(item, reader)
+                texts.append((item.where, seen, *self._texts(seen.content, item, tokenizer)))
             except UnusableRecordError as error:
                 notes.add("broken", item.where, error)
         if not texts:
             return
-        wheres, prompts, answers = zip(*texts, strict=True)
+        wheres, pictured, prompts, answers = zip(*texts, strict=True)
         # A template writes its special tokens itself; a plain text begins with those of the model.
         special = not self.apply_chat_template
         prompt_ids = tokenizer(list(prompts), add_special_tokens=special)["input_ids"]
         answer_ids = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
         unknown = unknown_token(tokenizer)
         end = [] if self.apply_chat_template else [tokenizer.eos_token_id]
-        for where, prompt, target in zip(wheres, prompt_ids, answer_ids, strict=True):
+        rows = zip(wheres, pictured, prompt_ids, answer_ids, strict=True)
+        for where, seen, prompt, target in rows:
             length = len(prompt) + len(target) + len(end)
             if not prompt or not target:
                 notes.add("broken", where, "the prompt or the answer has no token")
@@ -193,11 +220,19 @@ class TextExamplesConfig(StrictModel):
             elif length > self.max_length:
                 notes.add("long", where, f"{length} tokens, {self.max_length} are allowed")
             else:
-                yield TextExample(np.array(prompt, np.int64), np.array([*target, *end], np.int64))
+                try:
+                    pictures = seen.placed(prompt)
+                except UnusableRecordError as error:
+                    notes.add("broken", where, error)
+                    continue
+                tokens = np.array(prompt, np.int64), np.array([*target, *end], np.int64)
+                yield TextExample(*tokens, pictures)
 
-    def _texts(self, item: RawPrompt, tokenizer: PromptTokenizer) -> tuple[str, str]:
+    def _texts(
+        self, content: str | Sequence[Message], item: RawPrompt, tokenizer: PromptTokenizer
+    ) -> tuple[str, str]:
         """Text of the prompt, and what follows it."""
-        content, answer = item.content, item.answer
+        answer = item.answer
         if self.files is not None and self.files.answer_key is None:
             if isinstance(content, str) or content[-1]["role"] != "assistant" or len(content) < 2:
                 raise UnusableRecordError(
@@ -222,10 +257,12 @@ class TextExamplesConfig(StrictModel):
 
 
 class TextExample(NamedTuple):
-    """[P] int64 tokens of a prompt, at least one, and [L] of its answer, the end included."""
+    """[P] int64 tokens of a prompt, at least one, [L] of its answer, the end included, and the
+    pictures of the prompt."""
 
     prompt: np.ndarray
     target: np.ndarray
+    pictures: Pictures = ()
 
 
 @dataclass(frozen=True, eq=False)

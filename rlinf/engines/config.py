@@ -92,6 +92,8 @@ class EngineConfig(StrictModel):
     """Extra of this project that installs the package."""
     takes_module: ClassVar[bool] = False
     """Whether the engine can compute with a module that it is given, and not from files alone."""
+    reads_pictures: ClassVar[bool] = False
+    """Whether prompts may have pictures."""
     tells_progress: ClassVar[bool] = True
     """Whether the engine can say how long unfinished answers are."""
 
@@ -166,6 +168,7 @@ class HFEngineConfig(EngineConfig):
     package = "transformers"
     extra = "language"
     takes_module = True
+    reads_pictures = True
     type: Literal["hf"] = "hf"
     """Which engine this section configures."""
     max_prefill_tokens: int = Field(default=8192, ge=1)

@@ -179,8 +179,9 @@ class Decoder:
         self, numbers: np.ndarray, targets: Tensor, plan: ragged_attention.DecodePlan
     ) -> Tensor:
         """[n, V] logits of sequences; the first of them are written to slots ``targets``."""
-        positions = self.cache.tensor(numbers["cached"])
-        self.cache.aim(targets, positions[: len(targets)])
+        columns = self.cache.tensor(numbers["cached"])
+        positions = columns + self.cache.tensor(numbers["shift"])
+        self.cache.aim(targets, columns[: len(targets)])
         logits: Tensor = self._model(
             self.cache.tensor(numbers["last"])[:, None],
             position_ids=positions[:, None],

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlinf.data.pictures import PictureReader
 from rlinf.data.sequences import StopReason
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
@@ -36,7 +37,8 @@ from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
 from rlinf.engines.weights import adopt_weights, assign_weights
 from rlinf.errors import ConfigError
-from rlinf.models.language import saved_buffers
+from rlinf.models.language import architecture_class, saved_buffers
+from rlinf.models.vision_language import set_text_attention, vision_of
 from rlinf.scheduler.process import own_device
 
 _READ = {"cpu": 1024}
@@ -73,6 +75,7 @@ class HFEngine(Engine):
         self._waiting: deque[GenerationRequest] = deque()
         self._running = Running(config.max_running_requests, vocabulary, self._model.device)
         self._prompts = Prompts(self._model, config)
+        self._reads_pictures = vision_of(self._model) is not None
         self._decoder = Decoder(self._model, config)
         self._cache = self._decoder.cache
         self.version = 0
@@ -84,9 +87,11 @@ class HFEngine(Engine):
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
-        self._unfinished.check(request)
-        if request.sampling.stop and self._tokenizer is None:
+        self._unfinished.check(request, pictures=self._reads_pictures)
+        if (request.sampling.stop or request.pictures) and self._tokenizer is None:
             self._tokenizer = tokenizer_of(self._path)
+        if request.pictures and self._prompts.reader is None:
+            self._prompts.reader = self._picture_reader()
         self._unfinished[request.request_id] = None
         self._prompts.expect(request)
         self._waiting.append(request)
@@ -145,7 +150,7 @@ class HFEngine(Engine):
         self.version = version
         self._prompts.drop()
         if self._config.on_update == "recompute" and len(self._running):
-            texts = [self._running.cached_tokens(slot) for slot in range(len(self._running))]
+            texts = [self._running.cached_text(slot) for slot in range(len(self._running))]
             with torch.inference_mode():
                 self._cache.replace(self._prompts.read(texts, [False] * len(texts)))
 
@@ -162,6 +167,11 @@ class HFEngine(Engine):
         """Bring the engine's own weights back; caches are allocated when needed."""
         if not self._shared:
             self._model.to(self._device)
+
+    def _picture_reader(self) -> PictureReader:
+        if self._path is None:
+            raise ConfigError("pictures are read by the files of the model, and it has none")
+        return PictureReader(self._path, self._tokenizer)
 
     def close(self) -> None:
         """Give the caches back."""
@@ -304,7 +314,7 @@ def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, boo
             key="type",
         )
     ragged_attention.register()
-    model.set_attn_implementation(ragged_attention.NAME)
+    set_text_attention(model, ragged_attention.NAME)
     return model.eval(), shared
 
 
@@ -330,13 +340,12 @@ def _converted(module: nn.Module, dtype: torch.dtype) -> Any:
 
 
 def _load(config: HFEngineConfig, source: ModelSource) -> Any:
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     assert source.path is not None
     path = local_directory(source.path)
-    return AutoModelForCausalLM.from_pretrained(
+    return architecture_class(path).from_pretrained(
         path, dtype=config.dtype, local_files_only=True, use_safetensors=True
     )
 

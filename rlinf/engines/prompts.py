@@ -11,14 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.data.pictures import PictureReader, Pictures, places_of, positions_of
 from rlinf.engines.config import HFEngineConfig
 from rlinf.engines.protocol import GenerationRequest, KeptCache
+from rlinf.models.vision_language import Seen, hidden_states
 
 Begun = tuple[GenerationRequest, int]
 """A request, and how many tokens of its partial completion are read like a prompt, or carried."""
 
 _PASS = {"cpu": 64}
 """Tokens of padding that take as long as one more forward pass, by device, where measured."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """[P] int64 tokens, and the pictures among them."""
+
+    tokens: np.ndarray
+    pictures: Pictures = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def key(self) -> bytes:
+        """Equal for equal texts alone."""
+        return b"".join([self.tokens.tobytes(), *(each.digest for each in self.pictures)])
 
 
 class PromptCapture:
@@ -52,20 +70,21 @@ class Prefilled:
 
 
 class Prompts:
-    """Computed prompts of the requests that wait."""
+    """Computed prompts of the requests that wait; ``reader`` makes pixel values of pictures."""
 
     def __init__(self, model: Any, config: HFEngineConfig) -> None:
         self._model, self._config = model, config
+        self.reader: PictureReader | None = None
         self._known: dict[bytes, Prefilled] = {}
         self._wanted: Counter[bytes] = Counter()
 
     def expect(self, request: GenerationRequest) -> None:
         """A request waits: its prompt is kept once it was computed."""
-        self._wanted[request.prompt_tokens.tobytes()] += 1
+        self._wanted[_prompt_of(request).key] += 1
 
     def forget(self, request: GenerationRequest) -> None:
         """A request waits no longer; its prompt is kept only while another one waits for it."""
-        key = request.prompt_tokens.tobytes()
+        key = _prompt_of(request).key
         self._wanted[key] -= 1
         if not self._wanted[key]:
             del self._wanted[key]
@@ -80,17 +99,19 @@ class Prompts:
 
         Those that have a cache are not computed.
         """
-        texts: dict[bytes, np.ndarray] = {}
+        texts: dict[bytes, Text] = {}
         keys: list[tuple[bytes, bool]] = []
         for request, drawn in begun:
             if request.cache is not None:
                 continue
-            text = request.prompt_tokens
+            text = _prompt_of(request)
             if drawn:
                 assert request.partial is not None
-                text = np.concatenate([text, request.partial.tokens[: drawn - 1]])
-            keys.append((text.tobytes(), not drawn))
-            texts[text.tobytes()] = text
+                parts = [text.tokens, request.partial.tokens[: drawn - 1]]
+                text = replace(text, tokens=np.concatenate(parts))
+            key = text.key
+            keys.append((key, not drawn))
+            texts[key] = text
         wants_logits = {key for key, wanted in keys if wanted}
         known = {key: self._known[key] for key in texts if key in self._known}
         new = [key for key in texts if key not in known]
@@ -109,15 +130,24 @@ class Prompts:
         parts = [part[None].to(self._model.device) for part in cache.parts()]
         return Prefilled(PromptCapture(zip(parts[::2], parts[1::2], strict=True)), 0, None)
 
-    def read(self, texts: Sequence[np.ndarray], wants_logits: Sequence[bool]) -> list[Prefilled]:
+    def read(self, texts: Sequence[Text], wants_logits: Sequence[bool]) -> list[Prefilled]:
         """Run texts through the model; see :func:`prefill`."""
         # One text per forward pass: its result then depends on nothing else.
         most = 1 if self._config.deterministic else self._config.max_prefill_tokens
-        return prefill(self._model, texts, wants_logits, max_tokens=most)
+        return prefill(self._model, texts, wants_logits, max_tokens=most, reader=self.reader)
+
+
+def _prompt_of(request: GenerationRequest) -> Text:
+    return Text(request.prompt_tokens, request.pictures)
 
 
 def prefill(
-    model: Any, texts: Sequence[np.ndarray], wants_logits: Sequence[bool], *, max_tokens: int
+    model: Any,
+    texts: Sequence[Text],
+    wants_logits: Sequence[bool],
+    *,
+    max_tokens: int,
+    reader: PictureReader | None = None,
 ) -> list[Prefilled]:
     """Run texts through the model, several per forward pass, padded on the right.
 
@@ -125,10 +155,11 @@ def prefill(
 
     Args:
         model: A causal language model of transformers.
-        texts: Tokens [P] of each.
+        texts: Each of P tokens.
         wants_logits: Whose logits are needed.
         max_tokens: Bound of the tokens of a forward pass, padding included; a longer text has its
             own.
+        reader: Makes pixel values, where a text has pictures.
     """
     results: dict[int, Prefilled] = {}
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
@@ -138,9 +169,13 @@ def prefill(
         lengths = np.array([len(texts[number]) for number in chunk])
         padded = np.zeros((len(chunk), lengths[-1]), np.int64)
         for row, number in enumerate(chunk):
-            padded[row, : lengths[row]] = texts[number]
+            padded[row, : lengths[row]] = texts[number].tokens
         ends = np.unique(lengths[[wants_logits[number] for number in chunk]])
-        logits = _forward(model, padded, ends, capture)
+        pictures = [texts[number].pictures for number in chunk]
+        if reader is not None and any(pictures):
+            logits = _forward_with(pictures, model, padded, ends, capture, reader=reader)
+        else:
+            logits = _forward(model, padded, ends, capture)
         for row, number in enumerate(chunk):
             end = int(np.searchsorted(ends, lengths[row]))
             wanted = logits[row, end] if wants_logits[number] else None
@@ -162,8 +197,36 @@ def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCa
     return logits
 
 
+def _forward_with(
+    pictures: Sequence[Pictures],
+    model: Any,
+    tokens: np.ndarray,
+    ends: np.ndarray,
+    capture: PromptCapture,
+    *,
+    reader: PictureReader,
+) -> Tensor:
+    """The same of tokens with ``pictures`` of each row among them."""
+    device, width = model.device, tokens.shape[1]
+    positions = np.stack([positions_of(width, found) for found in pictures], axis=1)
+    places = (row * width + places_of(found) for row, found in enumerate(pictures))
+    seen = Seen.of(reader, list(zip(pictures, places, strict=True)), blank=False)
+    assert seen is not None, "only called with pictures"
+    hidden = hidden_states(
+        model.base_model,
+        torch.from_numpy(tokens).to(device),
+        seen.to(device),
+        position_ids=torch.from_numpy(positions).to(device),
+        past_key_values=capture,
+        use_cache=True,
+    )
+    last = torch.from_numpy(ends - 1).to(device) if len(ends) else slice(-1, None)
+    logits: Tensor = model.get_output_embeddings()(hidden[:, last])
+    return logits
+
+
 def _chunks(
-    order: list[int], texts: Sequence[np.ndarray], max_tokens: int, most_padding: int
+    order: list[int], texts: Sequence[Text], max_tokens: int, most_padding: int
 ) -> Iterator[list[int]]:
     """Texts by increasing length, as many as fit into ``max_tokens``, at least one.
 

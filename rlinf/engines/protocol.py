@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.data.pictures import Pictures
 from rlinf.data.sequences import Completion
 from rlinf.engines.config import SamplingConfig
 
@@ -80,6 +81,7 @@ class GenerationRequest:
     seed: int  # not negative; requests of a group share all but this
     sampling: SamplingConfig
     partial: Completion | None = None
+    pictures: Pictures = ()  # of the prompt
     cache: KeptCache | None = None
     turn_ends: tuple[int, ...] = ()  # tokens that end it besides those of `sampling`
     keep_cache: bool = False  # whether its caches are wanted where a stop token or text ended it

@@ -25,11 +25,11 @@ class Unfinished(dict[int, StateT]):
         super().__init__()
         self._context, self._vocabulary = context, vocabulary
 
-    def check(self, request: GenerationRequest) -> None:
-        """Refuse a request that cannot be served.
+    def check(self, request: GenerationRequest, *, pictures: bool = False) -> None:
+        """Refuse a request that cannot be served; ``pictures``: whether these can be read.
 
         Raises:
-            ConfigError: It would be longer than the context of the model.
+            ConfigError: It would be longer than the context of the model, or has pictures.
             ValueError: Its number is in use, the prompt is empty or holds a token that is not one,
                 the seed is negative, or the partial completion has nothing to be continued.
         """
@@ -40,6 +40,8 @@ class Unfinished(dict[int, StateT]):
             raise ValueError(f"prompt_tokens of shape {prompt.shape}, expected [P] with P >= 1")
         if prompt.min() < 0 or prompt.max() >= self._vocabulary:
             raise ValueError(f"a prompt token is not within the {self._vocabulary} of the model")
+        if request.pictures and not pictures:
+            raise ConfigError("the prompt has pictures, which this engine and model do not read")
         if request.seed < 0:
             raise ValueError(f"seed {request.seed} is negative")
         if self._context is not None and len(prompt) + most > self._context:

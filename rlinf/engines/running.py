@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from rlinf.data.pictures import shift_of
 from rlinf.data.sequences import Completion, StopReason
+from rlinf.engines.prompts import Text
 from rlinf.engines.protocol import GenerationRequest
 from rlinf.engines.requests import extended_mask
 from rlinf.engines.sampling import Draw, Filters, uniforms
@@ -15,6 +17,7 @@ from rlinf.engines.sampling import Draw, Filters, uniforms
 _NUMBERS = np.dtype(
     [
         ("cached", np.int64),  # tokens in the cache, prompt included
+        ("shift", np.int64),  # what a position has more than the tokens before it
         ("last", np.int64),  # input of the next forward pass
         ("count", np.int64),  # tokens of the completion so far
         ("known", np.int64),  # of these, how many were given and are not drawn
@@ -73,18 +76,20 @@ class Running:
             self._text["version"][slot, :known] = request.partial.versions
         last = self._text["token"][slot, drawn - 1] if drawn else 0
         self.numbers[slot] = (
-            cached, last, drawn, known, sampling.max_new_tokens, sampling.min_new_tokens,
-            request.seed % 2**64, sampling.temperature, sampling.repetition_penalty,
+            cached, shift_of(request.pictures), last, drawn, known,
+            sampling.max_new_tokens, sampling.min_new_tokens, request.seed % 2**64,
+            sampling.temperature, sampling.repetition_penalty,
             sampling.top_k or self._vocabulary, sampling.top_p, sampling.greedy, sampling.filtered,
         )  # fmt: skip
         self._stops[slot] = -1
         self._stops[slot, : len(stops)] = stops
         self.requests.append(request)
 
-    def cached_tokens(self, slot: int) -> np.ndarray:
-        """[cached] tokens of prompt and completion that are in the cache."""
-        prompt, cached = self.requests[slot].prompt_tokens, self.numbers["cached"][slot]
-        return np.concatenate([prompt, self._text["token"][slot, : cached - len(prompt)]])
+    def cached_text(self, slot: int) -> Text:
+        """What of prompt and completion is in the cache."""
+        request, cached = self.requests[slot], self.numbers["cached"][slot]
+        said = self._text["token"][slot, : cached - len(request.prompt_tokens)]
+        return Text(np.concatenate([request.prompt_tokens, said]), request.pictures)
 
     def lengths(self) -> np.ndarray:
         """[n] tokens of each completion; given ones that were not yet computed again count."""

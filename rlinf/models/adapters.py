@@ -13,6 +13,7 @@ from torch.nn import functional
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import AdapterConfig, LoraConfig
 from rlinf.models.policy import Policy, merged
+from rlinf.models.vision_language import vision_of
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -75,7 +76,12 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     """
     import peft
 
-    layers = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    seeing = set() if config.vision else set(map(id, _vision_parts(model)))
+    layers = {
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and id(part) not in seeing
+    }
     beside = _beside_experts(model)
     names = {_last(name) for name in layers} - beside
     for name in config.target_modules or ():
@@ -97,9 +103,15 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
         lora_alpha=config.alpha or config.rank,
         lora_dropout=0.0,
         target_modules=chosen,
+        exclude_modules=r"(.*\.)?visual\..*" if seeing else None,
         init_lora_weights="gaussian",
         task_type="CAUSAL_LM",
     )
+
+
+def _vision_parts(model: nn.Module) -> Iterator[nn.Module]:
+    vision = vision_of(model)
+    yield from () if vision is None else vision.modules()
 
 
 def _last(name: str) -> str:

@@ -204,6 +204,7 @@ MODELS = {
     "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
     "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
     "steered": "rlinf.models.steering_config:SteeredConfig",
+    "wall_oss": "rlinf.models.vla.wall_oss.config:WallOSSConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
 }
@@ -217,6 +218,7 @@ def type_of_directory(directory: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory} has no config.json that can be read: {error}") from error
     said = {str(content.get(key)) for key in ("type", "model_type", "policy_type")}
+    said.update(map(str, content.get("architectures") or ()))
     known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
     if found := said & known.keys():
         return known[min(found)]

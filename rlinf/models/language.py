@@ -1,6 +1,6 @@
-"""Causal language models of transformers: created, loaded with every weight accounted for, written.
+"""Language models of transformers: created, loaded with every weight accounted for, written.
 
-With LoRA they are those of peft around them.
+With LoRA they are those of peft around them. Some read pictures, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.data import tokenizer as tokenizers
+from rlinf.data.pictures import PictureReader, reads_pictures
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import (
     load_adapter,
@@ -22,6 +23,7 @@ from rlinf.models.adapters import (
 )
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
 from rlinf.models.policy import merged
+from rlinf.models.vision_language import created, vision_of
 
 _SHOWN = 6  # names listed per kind of difference
 
@@ -47,6 +49,12 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
         raise ConfigError(error.reason, key="path") from error
 
 
+def picture_reader(config: LanguageModelConfig, tokenizer: Any) -> PictureReader:
+    """What makes pixel values of pictures, by the files of the model; ConfigError where it reads
+    none, or they do not say how."""
+    return PictureReader(_directory(config), tokenizer)
+
+
 def build_network(config: LanguageModelConfig, *, tokenizer: Any = None, seed: int = 0) -> Any:
     """The model of a config section, on the CPU, in training mode.
 
@@ -66,16 +74,36 @@ def build_network(config: LanguageModelConfig, *, tokenizer: Any = None, seed: i
         else:
             model = _created(config.architecture, tokenizer, seed).to(getattr(torch, config.dtype))
         check_tokenizer(model, tokenizer)
+        if config.freeze_vision:
+            _freeze_vision(model)
         return _with_adapters(model, config.lora, seed).train()
+
+
+def _freeze_vision(model: Any) -> None:
+    vision = vision_of(model)
+    if vision is None:
+        raise ConfigError("the model reads text only; nearest: false", key="freeze_vision")
+    vision.requires_grad_(False)
+
+
+def architecture_class(path: Path) -> Any:
+    """The class of transformers that loads the model in a directory: one that reads pictures is
+    not among those of causal language models."""
+    return _kind(reads_pictures(path))
+
+
+def _kind(pictures: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if pictures else AutoModelForCausalLM
 
 
 def _loaded(config: LanguageModelConfig) -> Any:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     _without_bars()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = architecture_class(_directory(config)).from_pretrained(
             _directory(config),
             dtype=getattr(torch, config.dtype),
             local_files_only=True,
@@ -95,7 +123,7 @@ def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:
     """A model in float32 whose vocabulary and end token are those of the tokenizer."""
     if tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no end token: completions would not end", key="path")
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+    from transformers import Qwen2Config, Qwen3Config
 
     values = {
         "vocab_size": len(tokenizer),
@@ -110,13 +138,16 @@ def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if config.type == "qwen2":
+    architecture: Any
+    if config.vision is not None:
+        architecture = created(config, values, tokenizer)
+    elif config.type == "qwen2":
         architecture = Qwen2Config(**values)
     else:
         architecture = Qwen3Config(**values, head_dim=config.hidden_size // config.heads)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+        return _kind(config.vision is not None).from_config(architecture, dtype=torch.float32)
 
 
 def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
@@ -181,11 +212,11 @@ def file_weights(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 def without_weights(path: Path) -> Any:
     """The model in a directory, its weights without memory."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return architecture_class(path).from_config(config, trust_remote_code=False)
 
 
 def saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -41,6 +41,8 @@ class LoraConfig(AdapterConfig):
     )
     """Last parts of the names of the layers to be adapted; null: every linear layer but the output
     layer, in a mixture of experts those of attention."""
+    vision: bool = False
+    """Adapt the layers that read pictures, too, in a model that has some."""
     path: Path | None = None
     """Directory of an adapter to continue from, as peft saves it; null: a fresh one."""
 
@@ -75,11 +77,40 @@ class LoraConfig(AdapterConfig):
             )
 
 
+class VisionConfig(StrictModel):
+    """The part of a created model that reads pictures: a token is a square of 2 × 2 patches."""
+
+    hidden_size: int = Field(default=64, ge=8)
+    """Width of its residual stream."""
+    layers: int = Field(default=2, ge=1)
+    """Number of its blocks."""
+    heads: int = Field(default=2, ge=1)
+    """Attention heads of each."""
+    intermediate_size: int = Field(default=128, ge=1)
+    """Width of its feed-forward layer."""
+    patch_size: int = Field(default=14, ge=1)
+    """Pixels of the side of a patch."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.hidden_size % (4 * self.heads):
+            step = 4 * self.heads
+            nearest = max(step, round(self.hidden_size / step) * step)
+            raise illegal(
+                "hidden_size",
+                f"{self.hidden_size} is no multiple of 4 for each of the {self.heads} heads",
+                hint=f"nearest: {nearest}",
+            )
+        return self
+
+
 class ArchitectureConfig(StrictModel):
     """A transformer to be created with random weights. Its vocabulary is that of the tokenizer."""
 
-    type: Literal["qwen2", "qwen3"] = "qwen2"
-    """Family of the architecture."""
+    type: Literal["qwen2", "qwen3", "qwen2_5_vl", "qwen3_vl"] = "qwen2"
+    """Family of the architecture; the last two also read pictures."""
+    vision: VisionConfig | None = None
+    """The part that reads pictures, of a family that has one."""
     hidden_size: int = Field(default=192, ge=1)
     """Width of the residual stream."""
     layers: int = Field(default=4, ge=1)
@@ -94,6 +125,18 @@ class ArchitectureConfig(StrictModel):
     """Let the output layer be the embedding."""
     max_position_embeddings: int = Field(default=1024, ge=1)
     """Longest prompt plus completion."""
+
+    @model_validator(mode="after")
+    def _check_vision(self) -> Self:
+        if self.type.endswith("_vl") and self.vision is None:
+            raise illegal("vision", f"a model of the family {self.type} has one", hint="write {}")
+        if self.vision is not None and not self.type.endswith("_vl"):
+            why = f"a model of the family {self.type} reads text only"
+            raise illegal("vision", why, hint="nearest: type: qwen2_5_vl")
+        if self.vision is not None and self.hidden_size // self.heads < 8:
+            why = "positions of pictures have three parts, for which each head needs 8 numbers"
+            raise illegal("hidden_size", why, hint=f"nearest: {8 * self.heads}")
+        return self
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -130,6 +173,8 @@ class LanguageModelConfig(StrictModel):
     """Number format of the weights."""
     lora: LoraConfig | None = None
     """Train adapters only; null: all weights."""
+    freeze_vision: bool = False
+    """Leave the part that reads pictures as it is, in a model that has one."""
     architecture: ArchitectureConfig | None = None
     """Create the model with random weights; null: load it."""
 

@@ -158,7 +158,9 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         try:
             videos = play_episodes(groups, spec.episodes, frames=count).frames
         except RunFailure as failure:
-            log.warning("no video: %s Run `rlinf doctor` for what rendering needs.", failure)
+            reason = str(failure).rstrip().splitlines()[-1]  # its process adds a stack
+            log.warning("no video: %s. `rlinf doctor` says what rendering needs.", reason)
+            log.debug("why there is no video: %s", failure)
             return None
         return write_video(path, tile(framed(videos)), FRAMES_PER_SECOND)
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rlinf.data.pictures import VISION_TOKENS, write_settings
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
@@ -42,6 +43,8 @@ def write_initial_model(
     created = config.model_copy(update={"path": directory, "architecture": None})
     if directory.is_dir():
         return created
+    vision = None if config.architecture is None else config.architecture.vision
+    seen = () if vision is None else VISION_TOKENS
     unfinished = SharedDirectory(directory.with_name(f".{directory.name}.{os.getpid()}"))
     complete = unfinished / "complete"
     try:
@@ -49,13 +52,17 @@ def write_initial_model(
             if texts is None:
                 words = load_tokenizer(config)
             else:
-                words = train_tokenizer(texts(), unfinished, whole=whole)
+                words = train_tokenizer(texts(), unfinished, whole=(*whole, *seen))
         if teach is None:
             with in_section("model"):
                 network = build_network(config, tokenizer=words, seed=seed)
             save_language_model(network, complete, tokenizer=words)
+            if vision is not None:
+                write_settings(complete, patch_size=vision.patch_size)
         else:
             words.save_pretrained(unfinished)
+            if vision is not None:
+                write_settings(unfinished, patch_size=vision.patch_size)
             own = {} if config.path else {"path": unfinished}
             teach(config.model_copy(update=own), complete)
         os.replace(complete, directory)

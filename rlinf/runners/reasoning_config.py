@@ -25,6 +25,7 @@ from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
 from rlinf.workers.config.answering import AnsweringConfig
+from rlinf.workers.config.pictures import check_model, model_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
 
@@ -61,6 +62,17 @@ class ReasoningConfig(AnsweringConfig):
     warm_start: SupervisedConfig | None = None
     """Supervised training on the targets of a generated task before the first step; null: none."""
     validation: ReasoningValidationConfig = ReasoningValidationConfig()
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self.data.has_pictures
+
+    def check(self) -> None:
+        """Look at the files, also at what says how pictures are read."""
+        super().check()
+        if self.has_pictures:
+            check_model(self.model)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -138,7 +150,8 @@ class ReasoningConfig(AnsweringConfig):
         self.check_cluster()
         problems = (
             *self._batch_problems(), *self._staleness_problems(), *self._algorithm_problems(),
-            *self._data_rules(), *order_problems(self), *rescaling_problems(self),
+            *self._data_rules(), *self._picture_problems(), *order_problems(self),
+            *rescaling_problems(self),
         )  # fmt: skip
         for problem in problems:
             raise problem
@@ -231,6 +244,18 @@ class ReasoningConfig(AnsweringConfig):
         if self.critic is not None and self.critic.model and self.critic.model.lora is not None:
             hint = "leave it out: a critic trains all its weights"
             yield illegal("critic.model.lora", "has no effect on a critic", hint=hint)
+
+    def _picture_problems(self) -> Iterator[PydanticCustomError]:
+        if not self.has_pictures:
+            return
+        yield from model_problems(self.model, {"actor": self.actor, "critic": self.critic})
+        yield from rollout_problems(self.rollout)
+        if self.data.long_prompts == "truncate":
+            why = "a prompt that is cut could lose a part of a picture"
+            yield illegal("data.long_prompts", why, hint="nearest: skip")
+        if self.cluster.auto_scheduler:
+            why = "devices that change hands inside a step were not tried with pictures"
+            yield illegal("cluster.auto_scheduler", why, hint="nearest: false")
 
     def _data_rules(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None

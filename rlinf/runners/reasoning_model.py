@@ -15,7 +15,7 @@ from rlinf.engines.weights import sizes_of
 from rlinf.errors import ConfigError, in_section
 from rlinf.flow.executor import Arguments
 from rlinf.flow.graph import Flow, Stage
-from rlinf.models.language import load_tokenizer
+from rlinf.models.language import load_tokenizer, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.groups import Groups
 from rlinf.runners.initial_model import write_initial_model
@@ -34,8 +34,9 @@ def prepare(config: ReasoningConfig, run: Path) -> tuple[LanguageModelConfig, An
     model = _initial_model(config, run)
     with in_section("model"):
         tokenizer = load_tokenizer(model)
+        reader = picture_reader(model, tokenizer) if config.has_pictures else None
     with in_section("data"):
-        sets = config.data.build(tokenizer)
+        sets = config.data.build(tokenizer, reader)
     print(f"training: {sets.train.report}")
     sampling, own = config.rollout.sampling, config.validation.sampling
     engine = config.rollout.engine

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.batch import Batch, Shared
+from rlinf.data.pictures import PictureReader, Pictures, places_of, positions_of
+from rlinf.errors import ConfigError
+from rlinf.models.vision_language import Seen
 
 _BLOCK_RATIO = 2
 """Sequences whose lengths differ by more than this factor are not attended together."""
@@ -55,7 +59,8 @@ class Layout:
 
     Args:
         input_ids: [1, T] without padding, or [n, W].
-        position_ids: Like it; 0 at the first token of each sequence.
+        position_ids: Like it, 0 at the first token of each sequence; with pictures in the batch
+            [3, ...] of that, in time, height and width.
         attention_mask: [n, W] bool; None without padding.
         arrangement: How attention goes about it without padding.
         scored: [M] the row of the hidden states, as [·, H], that scores each token: that of the
@@ -64,6 +69,7 @@ class Layout:
         places: [M] where each stands in [n, L], flattened.
         shape: n, L.
         tokens: Of the sequences, as far as they are read; shared ones as often as they occur.
+        pictures: Where pictures stand among the rows; None: there are none in the batch.
     """
 
     input_ids: Tensor
@@ -75,6 +81,7 @@ class Layout:
     places: Tensor
     shape: tuple[int, int]
     tokens: int
+    pictures: Seen | None = None
 
     def scatter(self, values: Tensor) -> Tensor:
         """[M] to [n, L], 0 elsewhere."""
@@ -100,7 +107,7 @@ def prompts_of(batch: Batch) -> list[int]:
     """[N] for each sequence the first one that has its prompt."""
     width = ids_of(batch).shape[1] - batch.mask.shape[1]
     attended = batch.inputs["attention_mask"][:, :width].bool()
-    return _first_with_prompt(ids_of(batch)[:, :width], attended)
+    return _first_with_prompt(ids_of(batch)[:, :width], attended, batch.pictures)
 
 
 def window_of(batch: Batch) -> int:
@@ -109,9 +116,11 @@ def window_of(batch: Batch) -> int:
     return int(used[-1]) + 1 - int(used[0])
 
 
-def layout_of(batch: Batch, *, packing: bool, device: torch.device) -> Layout:
+def layout_of(
+    batch: Batch, *, packing: bool, device: torch.device, reader: PictureReader | None = None
+) -> Layout:
     """The forward pass that scores every token where ``mask`` is not 0; tokens after the last one
-    that is looked at are left out.
+    that is looked at are left out. ``reader`` makes pixel values, where the batch has pictures.
 
     Raises:
         ValueError: The first token of a sequence is to be scored: nothing stands before it.
@@ -119,9 +128,9 @@ def layout_of(batch: Batch, *, packing: bool, device: torch.device) -> Layout:
     needed, counted = _needed(batch)
     if packing:
         order = torch.argsort(needed.sum(dim=1), stable=True)
-        layout = _packed(batch, needed, counted, order)
+        layout = _packed(batch, needed, counted, order, reader)
     else:
-        layout = _padded(batch, needed, counted)
+        layout = _padded(batch, needed, counted, reader)
     return _on_device(layout, device)
 
 
@@ -136,6 +145,8 @@ def _on_device(part: PartT, device: torch.device) -> PartT:
             moved[field.name] = value.to(device)
         elif isinstance(value, Arrangement):
             moved[field.name] = _on_device(value, device)
+        elif isinstance(value, Seen):
+            moved[field.name] = value.to(device)
     return replace(part, **moved)
 
 
@@ -152,23 +163,28 @@ def _needed(batch: Batch) -> tuple[Tensor, Tensor]:
     return attended & (columns <= torch.maximum(last, first)), counted
 
 
-def _packed(batch: Batch, needed: Tensor, counted: Tensor, order: Tensor) -> Layout:
+def _packed(
+    batch: Batch, needed: Tensor, counted: Tensor, order: Tensor, reader: PictureReader | None
+) -> Layout:
     """Shortest sequence first, so that those of similar length are attended together."""
     needed, counted = needed[order], counted[order]
     input_ids = ids_of(batch)[order]
     n, length = batch.mask.shape
     offset = input_ids.shape[1] - length
-    owner = torch.tensor(_first_with_prompt(input_ids[:, :offset], needed[:, :offset]))
+    pictures = None if batch.pictures is None else batch.pictures[order]
+    owner = torch.tensor(_first_with_prompt(input_ids[:, :offset], needed[:, :offset], pictures))
     kept = needed.clone()
     kept[owner != torch.arange(n), :offset] = False
     # The row of each token; one that stands elsewhere has that of its prompt's first sequence.
     row = kept.flatten().cumsum(0).view_as(kept) - 1
     row[:, :offset] = row[owner, :offset]
-    position = needed.cumsum(1) - 1
+    position, seen = needed.cumsum(1) - 1, None
+    if pictures is not None:
+        position, seen = _seen(pictures, needed, kept, reader)
     rows, columns = counted.nonzero(as_tuple=True)
     return Layout(
         input_ids=input_ids[kept].unsqueeze(0),
-        position_ids=position[kept].unsqueeze(0),
+        position_ids=position[..., kept].unsqueeze(-2),
         attention_mask=None,
         arrangement=_arrangement(needed.sum(dim=1), row[needed], int(kept.sum())),
         scored=row[rows, columns - 1],
@@ -176,26 +192,56 @@ def _packed(batch: Batch, needed: Tensor, counted: Tensor, order: Tensor) -> Lay
         places=order[rows] * length + (columns - offset),
         shape=(n, length),
         tokens=int(needed.sum()),
+        pictures=seen,
     )
 
 
-def _first_with_prompt(input_ids: Tensor, read: Tensor) -> list[int]:
-    """[n] the first of the sequences that has the same tokens [n, P] in the same columns."""
+def _seen(
+    pictures: Shared, needed: Tensor, kept: Tensor, reader: PictureReader | None
+) -> tuple[Tensor, Seen | None]:
+    """Positions [3, n, W], in columns that are ``needed`` [n, W], and the pictures of those rows
+    of the forward pass that are ``kept``.
+
+    Where the batch has pictures and this part of it none, a black one is looked at: with FSDP the
+    ranks gather each layer together.
+    """
+    if reader is None:
+        raise ConfigError("the batch has pictures, and nothing says how they are read")
+    position = torch.zeros(3, *needed.shape, dtype=torch.int64)
+    row = torch.where(kept, kept.flatten().cumsum(0).view_as(kept) - 1, -1)
+    found: list[tuple[Pictures, np.ndarray]] = []
+    for number, own in enumerate(pictures.of_rows()):
+        columns = needed[number].nonzero().flatten()
+        position[:, number, columns] = torch.from_numpy(positions_of(len(columns), own))
+        places = row[number, columns].numpy()[places_of(own)]
+        if own and places[0] >= 0:
+            found.append((own, places))
+    return position, Seen.of(reader, found, blank=True)
+
+
+def _first_with_prompt(input_ids: Tensor, read: Tensor, pictures: Shared | None) -> list[int]:
+    """[n] the first of the sequences that has the same tokens [n, P] in the same columns, and the
+    same pictures."""
     prompts = torch.where(read, input_ids, -1).numpy()
-    first: dict[bytes, int] = {}
-    return [first.setdefault(prompt.tobytes(), number) for number, prompt in enumerate(prompts)]
+    seen = [0] * len(prompts) if pictures is None else pictures.index.tolist()
+    first: dict[tuple[bytes, int], int] = {}
+    keys = ((prompt.tobytes(), each) for prompt, each in zip(prompts, seen, strict=True))
+    return [first.setdefault(key, number) for number, key in enumerate(keys)]
 
 
-def _padded(batch: Batch, needed: Tensor, counted: Tensor) -> Layout:
+def _padded(batch: Batch, needed: Tensor, counted: Tensor, reader: PictureReader | None) -> Layout:
     used = needed.any(dim=0).nonzero().flatten()
     first, last = int(used[0]), int(used[-1]) + 1
     rows, columns = counted.nonzero(as_tuple=True)
     n, length = batch.mask.shape
     offset = ids_of(batch).shape[1] - length
     kept = needed[:, first:last]
+    position, seen = (kept.cumsum(1) - 1).clamp(min=0), None
+    if batch.pictures is not None:
+        position, seen = _seen(batch.pictures, kept, torch.ones_like(kept), reader)
     return Layout(
         input_ids=ids_of(batch)[:, first:last],
-        position_ids=(kept.cumsum(1) - 1).clamp(min=0),
+        position_ids=position,
         attention_mask=kept,
         arrangement=None,
         scored=rows * (last - first) + (columns - 1 - first),
@@ -203,6 +249,7 @@ def _padded(batch: Batch, needed: Tensor, counted: Tensor) -> Layout:
         places=rows * length + (columns - offset),
         shape=(n, length),
         tokens=kept.numel(),
+        pictures=seen,
     )
 
 

@@ -16,6 +16,7 @@ from rlinf.models.adapters import is_adapter, without_adapter
 from rlinf.models.policy import Policy, read_weights, repeated_layers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
+from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import PlainModule, Source, TrainedModule
 
 POLICY = "policy"
@@ -76,7 +77,7 @@ class TrainedModules:
         from rlinf.trainers.sharded import ShardedModule
 
         layers = repeated_layers(module)
-        if isinstance(module, Policy):
+        if isinstance(module, Policy | ScoringModel):
             layers = module.repeated_layers()
         return ShardedModule(module, layers, self.config, optim, ranks)
 

@@ -16,7 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import Scores
+from rlinf.data.pictures import PictureReader
 from rlinf.errors import ConfigError
+from rlinf.models import vision_language
+from rlinf.models.vision_language import attended_layers, set_text_attention, vision_of
 from rlinf.trainers.layout import Arrangement, Layout, layout_of
 
 _ATTENTION = "rlinf_packed"
@@ -32,12 +35,18 @@ class ScoringModel(nn.Module):
     Args:
         model: The model; with ``packing`` its attention is replaced.
         packing: Forward passes come without padding.
+        reader: Makes pixel values, where prompts have pictures.
+
+    Raises:
+        ConfigError: They have, and the model reads text only.
     """
 
-    def __init__(self, model: Any, *, packing: bool) -> None:
+    def __init__(self, model: Any, *, packing: bool, reader: PictureReader | None = None) -> None:
         super().__init__()
+        if reader is not None and vision_of(model) is None:
+            raise ConfigError(f"{type(model).__name__} reads text only, and prompts have pictures")
         self.model = model
-        self._packing = packing
+        self._packing, self._reader = packing, reader
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -47,12 +56,16 @@ class ScoringModel(nn.Module):
             from transformers import AttentionInterface
 
             AttentionInterface.register(_ATTENTION, packed_attention)
-            model.set_attn_implementation(_ATTENTION)
+            set_text_attention(model, _ATTENTION)
 
     def layout(self, batch: Batch) -> Layout:
         """The forward pass on a batch whose ``inputs`` lie on the host."""
         device = next(self.parameters()).device
-        return layout_of(batch, packing=self._packing, device=device)
+        return layout_of(batch, packing=self._packing, device=device, reader=self._reader)
+
+    def repeated_layers(self) -> list[nn.Module]:
+        """The layers that ranks gather one after another where they divide the model."""
+        return attended_layers(self)
 
 
 class TokenScorer(ScoringModel):
@@ -61,6 +74,7 @@ class TokenScorer(ScoringModel):
     Args:
         model: See :class:`ScoringModel`.
         packing: Likewise.
+        reader: Likewise.
         logits_per_chunk: See :class:`~rlinf.trainers.config.SequenceConfig`.
         temperature: Divisor of the logits.
         entropy: Whether the entropy is wanted.
@@ -76,6 +90,7 @@ class TokenScorer(ScoringModel):
         *,
         packing: bool,
         logits_per_chunk: int,
+        reader: PictureReader | None = None,
         temperature: float = 1.0,
         entropy: bool = False,
         adapter: Any = None,
@@ -83,7 +98,7 @@ class TokenScorer(ScoringModel):
         for name in _LOGIT_CHANGES:
             if getattr(model.config.get_text_config(), name, None) not in (None, 1, 1.0):
                 raise ConfigError(f"{type(model).__name__} changes its logits by {name}")
-        super().__init__(model, packing=packing)
+        super().__init__(model, packing=packing, reader=reader)
         self._logits_per_chunk = logits_per_chunk
         self._temperature, self._entropy = temperature, entropy
         self.adapter = adapter
@@ -109,8 +124,10 @@ class TokenScorer(ScoringModel):
 class ValueScorer(ScoringModel):
     """The layers of a language model without its vocabulary layer, and one linear output."""
 
-    def __init__(self, backbone: Any, *, packing: bool) -> None:
-        super().__init__(backbone, packing=packing)
+    def __init__(
+        self, backbone: Any, *, packing: bool, reader: PictureReader | None = None
+    ) -> None:
+        super().__init__(backbone, packing=packing, reader=reader)
         text = backbone.config.get_text_config()
         weight = next(backbone.parameters())
         self.head = nn.Linear(text.hidden_size, 1, device=weight.device, dtype=weight.dtype)
@@ -128,13 +145,18 @@ class ValueScorer(ScoringModel):
 def hidden_states(backbone: Any, layout: Layout) -> Tensor:
     """[M, H], what the layers say before each scored token."""
     packed = {} if layout.arrangement is None else {"arrangement": layout.arrangement}
-    hidden = backbone(
-        input_ids=layout.input_ids,
-        attention_mask=layout.attention_mask,
-        position_ids=layout.position_ids,
-        use_cache=False,
+    options = {
+        "attention_mask": layout.attention_mask,
+        "position_ids": layout.position_ids,
+        "use_cache": False,
         **packed,
-    ).last_hidden_state
+    }
+    if layout.pictures is None:
+        hidden = backbone(input_ids=layout.input_ids, **options).last_hidden_state
+    else:
+        hidden = vision_language.hidden_states(
+            backbone, layout.input_ids, layout.pictures, **options
+        )
     picked: Tensor = hidden.flatten(0, 1).index_select(0, layout.scored)
     return picked
 

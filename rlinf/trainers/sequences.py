@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.batch import Batch, Shared
 from rlinf.algorithms.protocol import Algorithm
+from rlinf.data.pictures import PictureReader, Pictures
 from rlinf.models.adapters import inject_adapters
 from rlinf.trainers.config import (
     CriticTrainerConfig,
@@ -39,11 +40,13 @@ def policy_trainer(
     total_steps: int,
     seed: int,
     temperature: float = 1.0,
+    reader: PictureReader | None = None,
     section: str = "actor",
     failure_directory: Path | None = None,
 ) -> Trainer:
     """The trainer of a causal language model of transformers, which is trained in place; further
-    arguments are those of :class:`Trainer`, and the temperature at which sequences are sampled.
+    arguments are those of :class:`Trainer`, the temperature at which sequences are sampled, and
+    what reads the pictures of prompts.
     ``seed`` is also that of a fresh adapter."""
     adapter = None
     if config.lora is not None:
@@ -52,6 +55,7 @@ def policy_trainer(
         model,
         packing=config.packing,
         logits_per_chunk=config.logits_per_chunk,
+        reader=reader,
         temperature=temperature,
         entropy=algorithm.needs_entropy,
         adapter=adapter,
@@ -77,13 +81,15 @@ def critic_trainer(
     ranks: Ranks,
     total_steps: int,
     seed: int,
+    reader: PictureReader | None = None,
     failure_directory: Path | None = None,
 ) -> Trainer:
     """The trainer of a value network on the layers of a causal language model, which are copied."""
     # Where there are several ranks, they read the weights and leave them as they are.
     kept = model.parameters() if ranks.world_size > 1 else ()
     shared: dict[int, Any] = {id(parameter): parameter for parameter in kept}
-    scorer = ValueScorer(copy.deepcopy(model.base_model, shared), packing=config.packing)
+    backbone = copy.deepcopy(model.base_model, shared)
+    scorer = ValueScorer(backbone, packing=config.packing, reader=reader)
     return Trainer(
         {CRITIC: _ready(scorer, config)},
         algorithm,
@@ -105,10 +111,12 @@ def _ready(scorer: ScoringModel, config: SequenceConfig) -> ScoringModel:
 
 
 def text_batch(
-    examples: Sequence[Example], learnt: Sequence[Sequence[bool]] | None = None
+    examples: Sequence[Example],
+    learnt: Sequence[Sequence[bool]] | None = None,
+    pictures: Sequence[Pictures] | None = None,
 ) -> Batch:
     """Pad prompts (at least one token each) on the left and targets on the right, by 0; ``learnt``
-    says which tokens of each target count, None: all."""
+    says which tokens of each target count, None: all. ``pictures`` are those of each prompt."""
     prompts, targets = zip(*examples, strict=True)
     window, length = max(map(len, prompts)), max(map(len, targets))
     ids = np.zeros((len(prompts), window + length), np.int64)
@@ -121,7 +129,16 @@ def text_batch(
     for row, wanted in enumerate(learnt or ()):
         mask[row, : len(wanted)] *= torch.tensor(wanted)
     inputs = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(attended)}
-    return Batch.of(inputs=inputs, mask=mask)
+    return Batch.of(inputs=inputs, mask=mask, pictures=shared_pictures(pictures or ()))
+
+
+def shared_pictures(of_prompts: Sequence[Pictures], times: Sequence[int] = ()) -> Shared | None:
+    """Pictures of rows from those of prompts, of which each has so many rows, or one; None: there
+    are none."""
+    if not any(of_prompts):
+        return None
+    index = np.repeat(np.arange(len(of_prompts)), times if len(times) else 1)
+    return Shared(torch.from_numpy(index), tuple(of_prompts))
 
 
 def save_pretrained(trainer: Trainer, directory: Path) -> None:

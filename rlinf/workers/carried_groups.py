@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf.checkpoint.records import from_tree, to_tree
+from rlinf.data.pictures import Picture
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest
@@ -77,6 +78,7 @@ class CarryBook(GroupBook):
                 prompt_tokens=scored.prompt_tokens,
                 answer=scored.answer,
                 completions=scored.completions,
+                pictures=scored.pictures,
             )
         for group in list(self._open.values()):
             if _oldest_version(group.completions) < oldest:
@@ -159,7 +161,7 @@ class CarryBook(GroupBook):
 
     def load_state(self, states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> None:
         """Take this worker's share of what the workers of a run had, who may have been others."""
-        records = (OpenGroup, PromptGroup, Completion, Score)
+        records = (OpenGroup, PromptGroup, Completion, Score, Picture)
         if len(states) == ranks:
             states, rank, ranks = [states[rank]], 0, 1
         opened = [group for state in states for group in from_tree(state["open"], records)]

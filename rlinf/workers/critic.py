@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.models.language import build_network, check_tokenizer, load_tokenizer, padding_token
+from rlinf.models.language import (
+    build_network,
+    check_tokenizer,
+    load_tokenizer,
+    padding_token,
+    picture_reader,
+)
 from rlinf.trainers.sequences import critic_trainer
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
@@ -33,10 +39,10 @@ class CriticWorker(TrainingWorker):
             raise ValueError("the config has no section critic")
         with in_section("model"):
             self._tokenizer = load_tokenizer(source)
+        own = critic.model or source
         with in_section("model" if critic.model is None else "critic.model"):
-            model = build_network(
-                critic.model or source, tokenizer=self._tokenizer, seed=config.seed
-            )
+            reader = picture_reader(own, self._tokenizer) if config.has_pictures else None
+            model = build_network(own, tokenizer=self._tokenizer, seed=config.seed)
             check_tokenizer(model, self._tokenizer)
         self._trainer = critic_trainer(
             model,
@@ -45,6 +51,7 @@ class CriticWorker(TrainingWorker):
             ranks=self._meet(rendezvous),
             total_steps=config.training_steps,
             seed=config.seed,
+            reader=reader,
             failure_directory=self._context.failures,
         )
         return {"parameters": sum(parameter.numel() for parameter in model.parameters())}

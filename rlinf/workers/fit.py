@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised, check_objective, with_noise
+from rlinf.data.pictures import copy_settings
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
@@ -131,6 +132,7 @@ class FineTuningWorker(FitStage, LanguageWorker):
             ranks=self._meet(rendezvous),
             total_steps=config.training_steps,
             seed=config.seed,
+            reader=self._picture_reader(),
             section=self.section,
             failure_directory=self._context.failures,
         )
@@ -149,3 +151,4 @@ class WarmStartWorker(FineTuningWorker):
         held.release_parameters()
         assert isinstance(held.module, TokenScorer)
         save_language_model(held.module.model, directory, tokenizer=self._tokenizer)
+        copy_settings(self._source.path, directory)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool_use import ToolUse
+from rlinf.data.pictures import Picture
 from rlinf.data.sequences import Completion, PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
@@ -39,7 +40,7 @@ class GenerationWorker(StageWorker):
     stays in order and with one worker.
     """
 
-    records = (PromptGroup, Completion, Score, GenerationReport)
+    records = (PromptGroup, Completion, Score, Picture, GenerationReport)
     divides_state = True
 
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.data.pictures import Pictures
 from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import Completion, PromptGroup
 from rlinf.engines.config import SamplingConfig
@@ -67,6 +68,7 @@ class OpenGroup:
         draw: Also its number in a book.
         prompt_tokens: [P] int64.
         answer: Reference of the reward.
+        pictures: Those among the tokens of the prompt.
         completions: G of them: ended, interrupted (``abort``), or None where not begun.
     """
 
@@ -75,6 +77,7 @@ class OpenGroup:
     prompt_tokens: np.ndarray
     answer: Any
     completions: tuple[Completion | None, ...]
+    pictures: Pictures = ()
 
     @property
     def tokens(self) -> int:
@@ -94,6 +97,7 @@ class OpenGroup:
             prompt_tokens=self.prompt_tokens,
             answer=self.answer,
             completions=tuple(found for found in self.completions if found is not None),
+            pictures=self.pictures,
         )
 
 
@@ -198,6 +202,7 @@ class GroupBook(ABC):
                 prompt_tokens=prompt.tokens,
                 answer=prompt.answer,
                 completions=(None,) * self._size,
+                pictures=prompt.pictures,
             )
             for draw, prompt in prompts
         ]
@@ -222,6 +227,7 @@ class GroupBook(ABC):
                         prompt_tokens=group.prompt_tokens,
                         seed=seeds[place],
                         sampling=self._sampling,
+                        pictures=group.pictures,
                         partial=begun,
                         cache=None if caches is None else caches[number],
                     )

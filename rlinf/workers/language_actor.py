@@ -49,6 +49,7 @@ class LanguageActorWorker(LanguageWorker):
             total_steps=config.training_steps,
             seed=config.seed,
             temperature=config.rollout.sampling.temperature,
+            reader=self._picture_reader(),
             failure_directory=None if hook and self._rank else failures,
         )
         if self._hook is not None:

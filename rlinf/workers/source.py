@@ -13,13 +13,15 @@ from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
 from rlinf.data.augmentation import AugmentationConfig
 from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
+from rlinf.data.prompts.config import raw_items
 from rlinf.data.prompts.loader import Draws
+from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit
-from rlinf.models.language import load_tokenizer
+from rlinf.models.language import load_tokenizer, picture_reader
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.trainers.sequences import text_batch
 from rlinf.trainers.trainer import row_order
@@ -45,8 +47,9 @@ class Texts:
 
     def batch(self, rows: Rows) -> Batch:
         """Some rows; terms are the tokens of the answers."""
-        chosen = (self._examples.examples[row] for row in rows)
-        return text_batch([(prompt.tolist(), target.tolist()) for prompt, target in chosen])
+        chosen = [self._examples.examples[row] for row in rows]
+        texts = [(each.prompt.tolist(), each.target.tolist()) for each in chosen]
+        return text_batch(texts, pictures=[each.pictures for each in chosen])
 
 
 class Chunks:
@@ -122,7 +125,11 @@ class SourceWorker(StageWorker):
                 self._held_out = Chunks(kept_back, size) if kept_back else None
                 self._draws: Draws | WeightedDraws = self._train.draws(config.order_seed)
             elif isinstance(config, FineTuningConfig):
-                sets = config.data.build(load_tokenizer(self._context.model or config.model))
+                model = self._context.model or config.model
+                tokenizer, reader = load_tokenizer(model), None
+                if config.has_pictures:
+                    reader = picture_reader(model, tokenizer)
+                sets = config.data.build(tokenizer, reader)
                 self._train = Texts(sets.train)
                 self._held_out = None if sets.validation is None else Texts(sets.validation)
                 self._draws = Draws(len(self._train), seed=config.order_seed)
@@ -190,9 +197,13 @@ class WarmStartSource(StageWorker):
     def start(self) -> None:
         """Generate the task, and let its tools reply to what the targets call."""
         config = self._config
-        tokenizer = load_tokenizer(self._context.model or config.model)
+        model = self._context.model or config.model
+        tokenizer = load_tokenizer(model)
+        reader = picture_reader(model, tokenizer) if config.has_pictures else None
         items = config.examples.items("train")
-        prompts = tokenizer([item.prompt for item in items], add_special_tokens=False)["input_ids"]
+        seen = [PicturedPrompt(item, reader) for item in raw_items(items)]
+        said_before = [each.content for each in seen]
+        prompts = tokenizer(said_before, add_special_tokens=False)["input_ids"]
         said, learnt = [item.target for item in items], None
         if config.agent is None:
             targets = tokenizer(said, add_special_tokens=False)["input_ids"]
@@ -201,7 +212,8 @@ class WarmStartSource(StageWorker):
             targets, masks = zip(*map(use.demonstration, said), strict=True)
             learnt = [[*mask, True] for mask in masks]
         ended = [[*target, tokenizer.eos_token_id] for target in targets]
-        self._texts = text_batch(list(zip(prompts, ended, strict=True)), learnt)
+        pictures = [each.placed(tokens) for each, tokens in zip(seen, prompts, strict=True)]
+        self._texts = text_batch(list(zip(prompts, ended, strict=True)), learnt, pictures)
 
     def draw(self, *, step: int) -> Generator[Emit, None, None]:
         """Stage: the global batch of a step, from 0."""

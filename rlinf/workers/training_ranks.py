@@ -12,16 +12,18 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
+from rlinf.data.pictures import PictureReader, copy_settings
 from rlinf.data.sequences import PromptGroup, assemble_sequences
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import InputStream
-from rlinf.models.language import build_language_model
+from rlinf.models.language import build_language_model, picture_reader
+from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.services.files import WrittenFiles, place_for
 from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained
+from rlinf.trainers.sequences import save_pretrained, shared_pictures
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.context import WorkerContext
 
@@ -126,11 +128,22 @@ class LanguageWorker(TrainingWorker):
 
     def _build_model(self) -> Any:
         """The model that the run begins with; its tokenizer is kept."""
-        config = self._config
+        config, source = self._config, self._source
         with in_section("model"):
-            source = self._context.model or config.model
             model, self._tokenizer = build_language_model(source, seed=config.seed)
         return model
+
+    @property
+    def _source(self) -> LanguageModelConfig:
+        found: LanguageModelConfig = self._context.model or self._config.model
+        return found
+
+    def _picture_reader(self) -> PictureReader | None:
+        """What reads the pictures of prompts; None where these have none."""
+        if not self._config.has_pictures:
+            return None
+        with in_section("model"):
+            return picture_reader(self._source, self._tokenizer)
 
     def save_model(self, directory: Path) -> WrittenFiles | None:
         """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
@@ -144,6 +157,7 @@ class LanguageWorker(TrainingWorker):
         save_pretrained(self._trainer, directory)
         if self._rank == 0:
             self._tokenizer.save_pretrained(directory)
+            copy_settings(self._source.path, directory)
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
@@ -163,7 +177,10 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Bat
     columns = assemble_sequences(groups, pad_id=pad_id)
     tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     inputs = {name: tensors.pop(name) for name in ("input_ids", "attention_mask")}
-    return Batch(inputs=inputs, **tensors, version=version)
+    pictures = shared_pictures(
+        [group.pictures for group in groups], [len(group.completions) for group in groups]
+    )
+    return Batch(inputs=inputs, **tensors, version=version, pictures=pictures)
 
 
 def without_old_tokens(batch: Batch, bound: int) -> tuple[Batch, int]:

@@ -127,7 +127,7 @@ def test_levels_have_their_shares_and_are_mixed(config):
 
 
 def test_one_prompt_of_eight_is_held_out():
-    held_out = sum(split_of(f"{number}=") == "held_out" for number in range(8000))
+    held_out = sum(split_of(make_item(f"{number}=", "", 1)) == "held_out" for number in range(8000))
     assert abs(held_out - 1000) < 4 * (8000 * 7 / 64) ** 0.5
 
 

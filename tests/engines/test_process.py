@@ -115,6 +115,7 @@ def kill_the_first() -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_kill_changes_no_bit(
     supervised: Supervised, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,7 @@ def kinds(decisions: list[Decision]) -> list[str]:
     return [decision.what for decision in decisions]
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit_under_every_placement_it_tries(
     tmp_path: Path, plain: Path
 ) -> None:

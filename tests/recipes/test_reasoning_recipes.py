@@ -209,3 +209,31 @@ def test_a_recipe_runs_with_a_tiny_model(
     assert code == 0, error
     assert "training: 20 prompts of 20 records" in shown
     assert "model:" in shown
+
+
+def test_the_recipe_with_pictures_is_accepted_with_the_values_of_the_publication(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    from tests.vision import write_model
+
+    name = "reasoning/geo3k_qwen3_vl_2b_grpo"
+    model = write_model("qwen3_vl", tmp_path).path
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a?", "answer": "1", "images": "a.png"}\n')
+    own = (f"model.path={model}", f"data.files.train=[{tmp_path}/prompts.jsonl]")
+    code, shown, error = rlinf(capsys, "train", name, "--dry-run", *own)
+    assert code == 0, error
+    assert "nothing was started" in shown
+    recipe = load_recipe(name)
+    config = validate(ReasoningConfig, recipe.data, recipe)
+    rollout, actor, algorithm = config.rollout, config.actor, config.algorithm
+    assert (config.cluster.num_nodes, config.world_size("actor")) == (1, 8)
+    assert config.data.max_prompt_length + rollout.sampling.max_new_tokens == 8192
+    assert (rollout.group_size, rollout.prompts, actor.n_minibatches) == (8, 64, 1)
+    assert (actor.optim.lr, algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (
+        1e-6,
+        0.2,
+        0.28,
+    )
+    assert algorithm.importance_sampling_clip == 2.0
+    assert "Not run" in Path("recipes", f"{name}.yaml").read_text()

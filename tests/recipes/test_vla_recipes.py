@@ -12,6 +12,7 @@ import pytest
 from rlinf.algorithms.flow_config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
+from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
@@ -26,6 +27,7 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
     "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),
     "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
+    "robocasa_close_drawer_grpo_pi0": ("pi0", "flow_sde", "robocasa", 64, 2400, 10, 1920),
 }
 
 
@@ -33,7 +35,7 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
 def simulators_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks that start nothing: these look for what is installed, and into it."""
     real, modules = importlib.util.find_spec, set()
-    for simulator in (LiberoEnv, CalvinEnv):
+    for simulator in (LiberoEnv, CalvinEnv, RobocasaEnv):
         modules.add(simulator.requirements.module)
         monkeypatch.setattr(simulator, "check", classmethod(lambda *_: None))
 
@@ -60,7 +62,7 @@ def test_published_runs_are_accepted_with_their_values(
         config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert (config.actor.micro_batch_size, config.actor.optim.lr) == (128, 5e-6)
+    assert config.actor.optim.lr == 5e-6
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     assert "Not run at this size" in text.partition("\ntask:")[0]
     code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", *given)
@@ -87,8 +89,13 @@ def test_the_published_run_of_nft_is_accepted_with_its_values(
     assert "nothing was started" in shown
 
 
+@pytest.mark.parametrize(
+    ("model", "chunk", "last"), [("smolvla", 50, 2.5e-6), ("wall_oss", 32, 1e-6)]
+)
 @pytest.mark.usefixtures("simulators_are_here")
-def test_a_published_set_is_imitated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_published_set_is_imitated(
+    model: str, chunk: int, last: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pyarrow")
     from rlinf.data.lerobot.writer import write_lerobot
     from tests.data.lerobot.sets import recorded
@@ -97,13 +104,13 @@ def test_a_published_set_is_imitated(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "config.json").write_text("{}")
     given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
              f"model.path={tmp_path}", f"model.tokenizer={tmp_path}"]  # fmt: skip
-    name = "vla/libero_spatial_smolvla_sft"
+    name = f"vla/libero_spatial_{model}_sft"
     _, _, config = read_config(name, given)
     assert isinstance(config, BehaviourCloningConfig)
     optimizer, rate = config.actor.optim, config.actor.lr_sched
-    assert (config.model.type, config.model.num_action_chunks) == ("smolvla", 50)
+    assert (config.model.type, config.model.num_action_chunks) == (model, chunk)
     assert optimizer.lr * rate.factor(config.runner.total_steps, config.runner.total_steps) == (
-        pytest.approx(2.5e-6)
+        pytest.approx(last)
     )
     code, shown, error = rlinf(capsys, "train", name, "--dry-run", *given)
     assert code == 0, error

@@ -39,7 +39,9 @@ def test_the_same_model_without_the_tool(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-@pytest.mark.parametrize("placement", ["disaggregated", "two engines"])
+@pytest.mark.parametrize(
+    "placement", ["disaggregated", pytest.param("two engines", marks=pytest.mark.slow)]
+)
 def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:
     run = train(
         tmp_path,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .killing import train_without_a_simulator
+import gymnasium
+
+from .killing import finish, train_without_a_simulator
+from .pictures import Dot
 from .support import metrics, write_recipe
 from .test_resume import overrides
 
@@ -15,3 +18,35 @@ def test_a_killed_simulator_is_rebuilt_and_counted(tmp_path):
     assert sum(line.get("env/faults/crash", 0) for line in lines) >= 1
     updates = {line["actor/optimizer_steps"] for line in lines}
     assert updates == {4.0}, "every training phase had all of its samples"
+
+
+class Unseen(Dot):
+    """Its position alone; no picture of it can be drawn."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.observation_space = self.observation_space["position"]
+
+    def render(self):
+        raise RuntimeError("no graphics card was found")
+
+    def _seen(self):
+        return self._position.copy()
+
+
+gymnasium.register("Unseen-v0", entry_point=Unseen)
+
+
+def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplog):
+    recipe = write_recipe(tmp_path)
+    words = [
+        "env.train.options={id: 'tests.runners.test_faults:Unseen-v0'}",
+        "runner.total_env_steps=128",
+        "evaluation.video_episodes=1",
+    ]
+    finish("train", str(recipe), f"runner.output_dir={tmp_path}", *words)
+    said = [record.message for record in caplog.records if "no video" in record.message]
+    assert len(said) == 1
+    assert "RuntimeError: no graphics card was found" in said[0]
+    assert "\n" not in said[0]
+    assert not list(tmp_path.rglob("*.mp4"))

@@ -101,6 +101,7 @@ def test_placements_change_nothing(reference: Path, tmp_path: Path, overrides: l
     assert_equal_runs(reference, run)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     two = replace(EMBODIED, write_recipe=write_recipe)
     kill_and_resume(two, tmp_path, "local", kills=1, steps=5, victim="driver")
@@ -135,6 +136,7 @@ def test_groups_of_both_are_compared(tmp_path: Path) -> None:
     assert [line["rollout/trained_episodes"] for line in lines] == [20, 20]
 
 
+@pytest.mark.slow
 def test_off_policy_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_policy_support, "SMALL", SAC)
     whole = train(tmp_path / "whole")

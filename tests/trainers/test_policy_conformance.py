@@ -57,7 +57,7 @@ PICTURES = env_spec(
     "name",
     [
         name if name in {"openvla_oft", "pi05"} else pytest.param(name, marks=pytest.mark.slow)
-        for name in ("openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t")
+        for name in ("openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss")
     ],
 )
 def test_vision_language_action_models_pass(name):

@@ -130,7 +130,8 @@ class BenchmarkConfig(EncodingConfig):
             )
             raise ConfigError(notes.listed(why), key="path")
 
-    def _question(self, where: str, record: Mapping[str, Any]) -> RawPrompt:
+    def _question(self, where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
+        del folder
         layout = BENCHMARKS[self.format]
         question, answer = _first(record, layout.questions), _first(record, layout.answers)
         level = layout.level if layout.level in record else None

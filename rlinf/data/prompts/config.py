@@ -6,8 +6,8 @@ Imports no torch, so that a recipe is checked in an instant.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,12 +16,14 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import did_you_mean
+from rlinf.data.pictures import PictureReader
 from rlinf.data.prompts.dataset import (
     PromptDataset,
     PromptSets,
     PromptTokenizer,
     encode_prompts,
 )
+from rlinf.data.prompts.pictures import sources_of
 from rlinf.data.prompts.records import Notes, RawPrompt, raw_prompt, read_prompts
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section
@@ -56,6 +58,13 @@ class RecordFilesConfig(StrictModel):
     """Files with what is only evaluated."""
     prompt_key: str = "prompt"
     """Key of the prompt: a text, or a list of messages with `role` and `content`."""
+    image_key: str | None = None
+    """Key of the pictures of a prompt: one or a list, each the path of a file (from the folder of
+    the file with the record), its bytes, a mapping with `bytes` or `path`, or a `data:` URL. They
+    go where the prompt has `<image>`, or before it; null: prompts have none."""
+    max_image_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that a picture may become, else it is made smaller; null: as the model's settings of
+    pictures say."""
     broken_records: Literal["skip", "refuse"] = "skip"
     """Leave out records that cannot be read or lack a key, up to a bound; or refuse the first."""
     max_broken: int | None = Field(default=None, ge=0)
@@ -73,6 +82,8 @@ class RecordFilesConfig(StrictModel):
             )
         if self.validation_limit is not None and not self.validation:
             raise illegal("validation_limit", "there are no validation files", hint="write null")
+        if self.max_image_tokens is not None and self.image_key is None:
+            raise illegal("max_image_tokens", "there are no pictures", hint="write image_key")
         both = set(self.train) & set(self.validation)
         if both:
             raise illegal(
@@ -87,9 +98,20 @@ class RecordFilesConfig(StrictModel):
         return self.validation, self.validation_limit
 
     def read(
-        self, name: Part, take: Callable[[str, Mapping[str, Any]], RawPrompt], notes: Notes
+        self, name: Part, notes: Notes, *, answer: str, level: str | None = None
     ) -> list[RawPrompt]:
-        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones."""
+        """The prompts of a part, see :func:`read_prompts`, with what is under the other keys;
+        refuses too many broken ones."""
+
+        def take(where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
+            key = self.image_key
+            found = raw_prompt(
+                where, record, self.prompt_key, answer, level, pictured=key is not None
+            )
+            if key is None:
+                return found
+            return replace(found, pictures=sources_of(record.get(key), key, folder))
+
         raw = read_prompts(self.part(name)[0], take, notes)
         self.refuse_broken(name, notes)
         return raw
@@ -163,36 +185,61 @@ class PromptDataConfig(EncodingConfig):
         """Whether there are prompts of which an evaluation can be made."""
         return self.files is None or bool(self.files.validation)
 
-    def build(self, tokenizer: PromptTokenizer) -> PromptSets:
-        """Read or generate the prompts, and tokenise them; ConfigError where nothing is left."""
+    @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return has_pictures(self.files, self.task)
+
+    def build(self, tokenizer: PromptTokenizer, reader: PictureReader | None = None) -> PromptSets:
+        """Read or generate the prompts, and tokenise them; ConfigError where nothing is left.
+
+        Args:
+            tokenizer: Of the model.
+            reader: Of its pictures, where prompts have some.
+        """
         if self.task is not None:
             with in_section("task"):
                 train, held_out = self.task.items("train"), self.task.items("held_out")
-            return PromptSets(self._of_items(train, tokenizer), self._of_items(held_out, tokenizer))
+            return PromptSets(
+                *(self._of_items(items, tokenizer, reader) for items in (train, held_out))
+            )
         assert self.files is not None, "a section names files or a task"
         validates = bool(self.files.validation)
         return PromptSets(
-            self._of_files(self.files, "train", tokenizer),
-            self._of_files(self.files, "validation", tokenizer) if validates else None,
+            self._of_files(self.files, "train", tokenizer, reader),
+            self._of_files(self.files, "validation", tokenizer, reader) if validates else None,
         )
 
-    def _of_items(self, items: Iterable[PromptItem], tokenizer: PromptTokenizer) -> PromptDataset:
+    def _of_items(
+        self,
+        items: Iterable[PromptItem],
+        tokenizer: PromptTokenizer,
+        reader: PictureReader | None,
+    ) -> PromptDataset:
         raw = raw_items(items)
         notes = Notes(Counter(records=len(raw)))
-        dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes)
+        dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes, reader=reader)
         return _not_empty(dataset, "the task", "task")
 
     def _of_files(
-        self, files: FilesConfig, name: Part, tokenizer: PromptTokenizer
+        self,
+        files: FilesConfig,
+        name: Part,
+        tokenizer: PromptTokenizer,
+        reader: PictureReader | None,
     ) -> PromptDataset:
         paths, limit = files.part(name)
         notes = Notes()
-        take = partial(
-            raw_prompt, prompt=files.prompt_key, answer=files.answer_key, level=files.level_key
-        )
         with in_section("files"):
-            raw = files.read(name, take, notes)
-        dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes, limit=limit)
+            raw = files.read(name, notes, answer=files.answer_key, level=files.level_key)
+        dataset = encode_prompts(
+            raw,
+            tokenizer=tokenizer,
+            config=self,
+            notes=notes,
+            limit=limit,
+            reader=reader and reader.limited(files.max_image_tokens),
+        )
         with in_section("files"):
             files.refuse_broken(name, notes)
         return _not_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
@@ -213,9 +260,19 @@ def raw_items(items: Iterable[PromptItem], *, targets: bool = False) -> list[Raw
             content=item.prompt,
             answer=[item.target if targets else item.answer],
             level=item.level,
+            pictures=item.pictures or None,
         )
         for number, item in enumerate(items)
     ]
+
+
+def has_pictures(files: RecordFilesConfig | None, task: PromptTask | None) -> bool:
+    """Whether what files or a task hold has pictures."""
+    return task.has_pictures if files is None and task is not None else _keyed(files)
+
+
+def _keyed(files: RecordFilesConfig | None) -> bool:
+    return files is not None and files.image_key is not None
 
 
 def _not_empty(dataset: PromptDataset, source: str, key: str) -> PromptDataset:

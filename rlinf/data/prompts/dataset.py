@@ -5,14 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rlinf.data.prompts.records import LoadingReport, Notes, RawPrompt, UnusableRecordError
+from rlinf.data.pictures import PictureReader, Pictures, places_of
+from rlinf.data.prompts.pictures import PicturedPrompt
+from rlinf.data.prompts.records import (
+    LoadingReport,
+    Message,
+    Notes,
+    RawPrompt,
+    UnusableRecordError,
+)
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ class Prompt:
         tokens: [P] int64, unpadded, read-only.
         answer: What the reward is given.
         level: Level of difficulty, or None.
+        pictures: Those among the tokens.
     """
 
     prompt_id: int
@@ -39,9 +48,23 @@ class Prompt:
     tokens: np.ndarray
     answer: Any
     level: int | None = None
+    pictures: Pictures = ()
 
     def __post_init__(self) -> None:
         self.tokens.flags.writeable = False
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Equal for equal prompts alone: the text, and a hash of each picture."""
+        return (self.text, *(picture.digest.hex() for picture in self.pictures))
+
+    def rolled(self, number: int) -> Prompt:
+        """A prompt of the same size: its tokens of text, moved round."""
+        moved = np.ones(len(self.tokens), np.bool_)
+        moved[places_of(self.pictures)] = False
+        tokens = self.tokens.copy()
+        tokens[moved] = np.roll(self.tokens[moved], number)
+        return replace(self, tokens=tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +94,12 @@ class PromptDataset:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256, in hex, of texts, tokens, answers and levels: equal contents, equal hash."""
+        """SHA-256, in hex, of texts, pictures, tokens, answers and levels: equal contents, equal
+        hash."""
         digest = hashlib.sha256(b"rlinf-prompts/1\n")
         for prompt in self.prompts:
-            content = [prompt.text, prompt.tokens.tolist(), prompt.answer, prompt.level]
+            text, *seen = prompt.content
+            content = [text, prompt.tokens.tolist(), prompt.answer, prompt.level, *seen]
             line = json.dumps(content, sort_keys=True, separators=(",", ":"), default=repr)
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
@@ -89,9 +114,9 @@ class PromptSets:
 
     @property
     def shared(self) -> int:
-        """Validation prompts whose text is also trained on: their scores show no generality."""
-        texts = {prompt.text for prompt in self.train}
-        return sum(prompt.text in texts for prompt in self.validation or ())
+        """Validation prompts that are also trained on: their scores show no generality."""
+        known = {prompt.content for prompt in self.train}
+        return sum(prompt.content in known for prompt in self.validation or ())
 
 
 # -- from texts and messages to tokens ----------------------------------------------------------
@@ -164,14 +189,15 @@ def encode_prompts(
     config: EncodingConfig,
     notes: Notes,
     limit: int | None = None,
+    reader: PictureReader | None = None,
 ) -> PromptDataset:
-    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out."""
+    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out, and
+    ``reader`` looks at the pictures."""
     if config.apply_chat_template:
         require_template(tokenizer)
-    fitted = list(islice(_fitted(raw, tokenizer, config, notes), limit))
+    fitted = list(islice(_fitted(raw, tokenizer, config, notes, reader), limit))
     if len(fitted) == limit:
-        last, *_ = fitted[-1]
-        notes.counts["beyond_limit"] += len(raw) - last - 1
+        notes.counts["beyond_limit"] += len(raw) - fitted[-1].number - 1
     if config.long_prompts == "refuse" and notes.counts["long"]:
         why = (
             f"{notes.counts['long']} prompts are longer than {config.max_prompt_length} tokens, "
@@ -179,22 +205,42 @@ def encode_prompts(
         )
         raise ConfigError(notes.listed(why), key="max_prompt_length")
     prompts = tuple(
-        Prompt(prompt_id=i, text=text, tokens=tokens, answer=raw[n].answer, level=raw[n].level)
-        for i, (n, text, tokens) in enumerate(fitted)
+        Prompt(
+            prompt_id=i,
+            text=each.text,
+            tokens=each.tokens,
+            answer=raw[each.number].answer,
+            level=raw[each.number].level,
+            pictures=each.pictures,
+        )
+        for i, each in enumerate(fitted)
     )
     return PromptDataset(prompts, notes.report(len(prompts)))
 
 
+class _Fitted(NamedTuple):
+    number: int
+    text: str
+    tokens: np.ndarray
+    pictures: Pictures
+
+
 def _fitted(
-    raw: Sequence[RawPrompt], tokenizer: PromptTokenizer, config: EncodingConfig, notes: Notes
-) -> Iterator[tuple[int, str, np.ndarray]]:
-    """Number, text and tokens of every prompt that can be kept."""
+    raw: Sequence[RawPrompt],
+    tokenizer: PromptTokenizer,
+    config: EncodingConfig,
+    notes: Notes,
+    reader: PictureReader | None,
+) -> Iterator[_Fitted]:
+    """Every prompt that can be kept."""
     unknown, most = unknown_token(tokenizer), config.max_prompt_length
     for start in range(0, len(raw), BATCH):
         texts: dict[int, str] = {}
+        pictured: dict[int, PicturedPrompt] = {}
         for number, item in enumerate(raw[start : start + BATCH], start):
             try:
-                texts[number] = _text(item, tokenizer, config)
+                pictured[number] = PicturedPrompt(item, reader)
+                texts[number] = _text(pictured[number].content, tokenizer, config)
             except UnusableRecordError as error:
                 notes.add("broken", item.where, error)
         if not texts:
@@ -215,12 +261,19 @@ def _fitted(
                 if config.long_prompts != "truncate":
                     continue
                 notes.counts["truncated"] += 1
-            yield number, text, np.array(tokens[:most], np.int64)
+            try:
+                pictures = pictured[number].placed(tokens)
+            except UnusableRecordError as error:
+                notes.add("broken", where, error)
+                continue
+            yield _Fitted(number, text, np.array(tokens[:most], np.int64), pictures)
 
 
-def _text(item: RawPrompt, tokenizer: PromptTokenizer, config: EncodingConfig) -> str:
+def _text(
+    content: str | Sequence[Message], tokenizer: PromptTokenizer, config: EncodingConfig
+) -> str:
     if config.apply_chat_template:
-        return conversation(tokenizer, item.content)
-    if not isinstance(item.content, str):
+        return conversation(tokenizer, content)
+    if not isinstance(content, str):
         raise UnusableRecordError("messages need apply_chat_template: true")
-    return item.content
+    return content

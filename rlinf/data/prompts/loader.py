@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,10 +79,7 @@ class PromptLoader:
     def longest(self, drawn: Iterable[tuple[int, Prompt]]) -> list[tuple[int, Prompt]]:
         """The same draws, each with the longest prompt, rolled: equal ones are computed once."""
         found = max(self._dataset, key=lambda prompt: len(prompt.tokens))
-        return [
-            (draw, replace(found, tokens=np.roll(found.tokens, number)))
-            for number, (draw, _) in enumerate(drawn)
-        ]
+        return [(draw, found.rolled(number)) for number, (draw, _) in enumerate(drawn)]
 
     def use(self, draws: Iterable[int]) -> None:
         """Note that some of the :meth:`coming` draws are drawn; those passed over come again.

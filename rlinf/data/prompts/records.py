@@ -18,9 +18,15 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError, MissingPackageError
 
 _BOM = b"\xef\xbb\xbf"
+PICTURE_MARK = "<image>"
+"""In a text the place of a picture."""
 _SHOWN = 5  # records that are named; the rest is counted
 
 Message = Mapping[str, str]
+
+
+Taker = Callable[[str, Mapping[str, Any], Path], "RawPrompt"]
+"""From where a record stands, the record and the folder of its file to a prompt."""
 
 
 class UnusableRecordError(ValueError):
@@ -36,12 +42,14 @@ class RawPrompt:
         content: A text, or messages.
         answer: What the reward is given.
         level: Level of difficulty, or None.
+        pictures: What its pictures are read from; None: prompts have none.
     """
 
     where: str
     content: str | tuple[Message, ...]
     answer: Any
     level: int | None = None
+    pictures: tuple[bytes | Path, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +113,15 @@ class Notes:
         return LoadingReport(prompts=prompts, examples=tuple(self.examples), **counts)
 
 
-def read_prompts(
-    paths: Iterable[Path], take: Callable[[str, Mapping[str, Any]], RawPrompt], notes: Notes
-) -> list[RawPrompt]:
+def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPrompt]:
     """The prompts of files, in order; ``notes`` is told which records are broken.
 
     Lines of JSON may have the suffix of JSON: what the file begins with decides.
 
     Args:
         paths: The files.
-        take: Gives the prompt of a record, of which it is told where it stands, or raises
-            UnusableRecordError.
+        take: Gives the prompt of a record, of which it is told where it stands and the folder of
+            its file, or raises UnusableRecordError.
         notes: Counts.
 
     Raises:
@@ -128,7 +134,7 @@ def read_prompts(
             for where, record in _READERS.get(path.suffix.lower(), _lines)(path):
                 notes.counts["records"] += 1
                 try:
-                    found.append(take(where, _mapping(record)))
+                    found.append(take(where, _mapping(record), path.parent))
                 except UnusableRecordError as error:
                     notes.add("broken", where, error)
         except OSError as error:
@@ -231,12 +237,18 @@ def _mapping(record: Any) -> Mapping[str, Any]:
 
 
 def raw_prompt(
-    where: str, record: Mapping[str, Any], prompt: str, answer: str, level: str | None = None
+    where: str,
+    record: Mapping[str, Any],
+    prompt: str,
+    answer: str,
+    level: str | None = None,
+    *,
+    pictured: bool = False,
 ) -> RawPrompt:
     """The prompt of a record by keys; UnusableRecordError where what they hold is of no use."""
     return RawPrompt(
         where=where,
-        content=_content(_value(record, prompt), prompt),
+        content=_content(_value(record, prompt), prompt, pictured),
         answer=_answer(_value(record, answer), answer),
         level=None if level is None else _level(_value(record, level), level),
     )
@@ -250,7 +262,7 @@ def _value(record: Mapping[str, Any], key: str) -> Any:
     return record[key]
 
 
-def _content(value: Any, key: str) -> str | tuple[Message, ...]:
+def _content(value: Any, key: str, pictured: bool) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         return _text(value, key)
     if not isinstance(value, list):
@@ -258,15 +270,33 @@ def _content(value: Any, key: str) -> str | tuple[Message, ...]:
         raise UnusableRecordError(f"`{key}` is a text or a list of messages, not {kind}")
     if not value:
         raise UnusableRecordError(f"`{key}` is empty")
-    return tuple(_message(message, f"{key}[{i}]") for i, message in enumerate(value))
+    return tuple(_message(message, f"{key}[{i}]", pictured) for i, message in enumerate(value))
 
 
-def _message(value: Any, key: str) -> Message:
+def _message(value: Any, key: str, pictured: bool) -> Message:
     if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
         raise UnusableRecordError(f"`{key}` is no message with `role` and `content`")
+    if isinstance(value["content"], list):
+        value = {**value, "content": _joined(value["content"], key, pictured)}
     if not isinstance(value["role"], str) or not isinstance(value["content"], str):
         raise UnusableRecordError(f"`{key}`: role and content are texts")
     return {name: _text(value[name], f"{key}.{name}") for name in ("role", "content")}
+
+
+def _joined(parts: list[Any], key: str, pictured: bool) -> str:
+    """Parts of a message as one text, with a mark where a picture goes."""
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "image" and pictured:
+            texts.append(PICTURE_MARK)
+        elif kind == "image":
+            raise UnusableRecordError(f"`{key}` has a picture, and no image_key says where it is")
+        else:
+            raise UnusableRecordError(f"`{key}`: parts of content are texts or of type image")
+    return "".join(texts)
 
 
 def _text(value: str, key: str) -> str:

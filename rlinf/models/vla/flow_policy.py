@@ -8,7 +8,7 @@ steps are summed, as the probability of a chain is a product, where the code tak
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,8 +66,7 @@ class FlowPolicy(VLAPolicy):
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
         if config.train_expert_only:
-            for part in (self.network.vision, self.network.language):
-                part.requires_grad_(False)
+            self._freeze_readers()
         self.add_values(config, self._feature_width, seed=seed)
 
     # -- what a model is ----------------------------------------------------------------------
@@ -78,10 +77,9 @@ class FlowPolicy(VLAPolicy):
 
     @abstractmethod
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        """Read pictures [B, n, 3, S, S] of ``there`` [B, n], tokens of ``mask`` [B, L] and padded
-        states [B, D]."""
+        """Read pictures, each [B, 3, H, W], tokens of ``mask`` [B, L] and padded states [B, D]."""
 
     @abstractmethod
     def _denoise(
@@ -90,8 +88,13 @@ class FlowPolicy(VLAPolicy):
         """Velocity [B, H, A'] float32 at time [B], and hidden states [B, H, W] of the expert."""
 
     def _pixels(self, view: Tensor) -> Tensor:
-        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, S, S]."""
+        """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, H', W']."""
         return square_pixels(view, self.network.size.image)
+
+    def _freeze_readers(self) -> None:
+        """Leave what reads as it is."""
+        for part in (self.network.vision, self.network.language):
+            part.requires_grad_(False)
 
     @property
     def _reads_states(self) -> bool:
@@ -212,9 +215,8 @@ class FlowPolicy(VLAPolicy):
         tokens, mask = self._tokens(observations, states)
         states = nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
         views = [view for view in self.pictures_of(observations) if view is not None]
-        pixels = torch.stack([self._pixels(view) for view in views], dim=1)
-        there = torch.ones(pixels.shape[:2], dtype=torch.bool, device=pixels.device)
-        return self._prefix(pixels, there, tokens, mask, states), states
+        pixels = [self._pixels(view) for view in views]
+        return self._prefix(pixels, tokens, mask, states), states
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
         """[B] the time 1 − k / K of denoising steps [B], or of one for all rows."""

@@ -88,6 +88,43 @@ class InstructionTable(torch.nn.Module):
         return self.ids[:1].expand(rows, -1), self.mask[:1].expand(rows, -1)
 
 
+class PicturePrompts(InstructionTable):
+    """Prompts in which pictures stand before the instruction, with a token for each patch.
+
+    Args:
+        prompts: Of each task, with one picture token for each picture.
+        encode: Tokenises one prompt.
+        patches: Tokens of each picture.
+        picture: Their token.
+        limit: Tokens that a prompt may have beside those of pictures.
+
+    Raises:
+        ConfigError: As of other prompts, or the tokenizer does not know the picture token.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        encode: Encode,
+        *,
+        patches: Sequence[int],
+        picture: int,
+        limit: int,
+    ) -> None:
+        super().__init__(prompts, encode, limit=limit, padding=0, side="right")
+        # Pictures stand before the instructions, and so in the same columns.
+        of_pictures = self.ids[0] == picture
+        if int(of_pictures.sum()) != len(patches):
+            raise ConfigError(
+                f"the tokenizer does not know the token of pictures, {picture}",
+                key="model.tokenizer",
+            )
+        counts = torch.ones_like(self.ids[0])
+        counts[of_pictures] = torch.tensor(patches)
+        self.ids = self.ids.repeat_interleave(counts, dim=1)
+        self.mask = self.mask.repeat_interleave(counts, dim=1)
+
+
 def read_tokenizer(path: Path) -> Any:
     """A ``tokenizers.Tokenizer`` from ``tokenizer.json``, the file or in the directory.
 

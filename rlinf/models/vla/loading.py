@@ -37,7 +37,8 @@ class Layout:
         tied: Pairs of our names of one tensor. Files may hold either, or both, which are then
             equal; the first is the graph's. Where the second is unused, it is looked at only if
             the first is missing.
-        unused: Our names of tensors that files have and no computation reads.
+        unused: Our names of tensors that files have and no computation reads; one that ends with a
+            point stands for all that begin so.
     """
 
     name: str
@@ -50,6 +51,12 @@ class Layout:
         return (
             [(_pattern(theirs), ours) for theirs, ours in self.rules],
             [(_pattern(ours), theirs) for theirs, ours in self.rules],
+        )
+
+    def reads(self, name: str) -> bool:
+        """Whether a computation reads a tensor of this name of ours."""
+        return not any(
+            name.startswith(each) if each.endswith(".") else name == each for each in self.unused
         )
 
     def ours(self, name: str) -> str | None:
@@ -200,7 +207,7 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
     pairs = [(layout.ours(name), name) for name in weights.shapes]
     found = {ours: theirs for ours, theirs in pairs if ours is not None}
     for first, second in layout.tied:
-        if second not in found or (first in found and second in layout.unused):
+        if second not in found or (first in found and not layout.reads(second)):
             continue
         other = found.pop(second)
         if first in found and not torch.equal(weights[found[first]], weights[other]):
@@ -213,8 +220,8 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
     return Translated(
         weights,
         layout,
-        {ours: theirs for ours, theirs in found.items() if ours not in layout.unused},
-        {ours: theirs for ours, theirs in found.items() if ours in layout.unused},
+        {ours: theirs for ours, theirs in found.items() if layout.reads(ours)},
+        {ours: theirs for ours, theirs in found.items() if not layout.reads(ours)},
         tuple(theirs for ours, theirs in pairs if ours is None),
     )
 

@@ -44,3 +44,23 @@ def cropped_pixels(images: Tensor, side: int, *, share: float) -> Tensor:
             pixels, size=(side, side), mode="bilinear", antialias=True, align_corners=False
         ).floor()
     return pixels.mul_(2.0 / 255.0).sub_(1.0)
+
+
+def resized_pixels(images: Tensor, side: int, *, multiple: int) -> Tensor:
+    """Pictures [B, H, W, 3] uint8 to [B, 3, H', W'] float32 in [0, 1].
+
+    The longer edge becomes ``side``; then each the nearest multiple. Both steps are bicubic and
+    rounded to whole numbers, as wall-x does them.
+    """
+    height, width = images.shape[1:3]
+    longer = max(height, width)
+    first = (int(side * height / longer), int(side * width / longer))
+    last = tuple(max(multiple, round(edge / multiple) * multiple) for edge in first)
+    pixels = images.permute(0, 3, 1, 2).float()
+    for size in (first, last):
+        if tuple(pixels.shape[-2:]) != size:
+            pixels = functional.interpolate(
+                pixels, size=size, mode="bicubic", antialias=True, align_corners=False
+            )
+            pixels = pixels.round().clamp(0, 255)
+    return pixels / 255.0

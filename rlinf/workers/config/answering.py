@@ -96,6 +96,11 @@ class AnsweringConfig(PlacedConfig):
     weight_sync: WeightSyncSection = AutoConfig()
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return False
+
+    @property
     @abstractmethod
     def training_steps(self) -> int:
         """Training phases of the run."""
@@ -112,6 +117,11 @@ class WarmStartConfig(PlacedConfig):
     model: LanguageModelConfig
     learning: SupervisedConfig
     actor: LanguageTrainerConfig
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self.examples.has_pictures
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
+from rlinf.workers.config.pictures import check_model, model_problems
 
 
 class SupervisedRunnerConfig(RunnerConfig):
@@ -185,6 +186,17 @@ class FineTuningConfig(SupervisedRunConfig):
     actor: FineTuningActorConfig = FineTuningActorConfig()
 
     @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        return self.data.has_pictures
+
+    def check(self) -> None:
+        """Look at the files, also at what says how pictures are read."""
+        super().check()
+        if self.has_pictures:
+            check_model(self.model)
+
+    @property
     def offloading(self) -> tuple[str, ...]:
         """What holds a model."""
         return ("actor",)
@@ -198,6 +210,8 @@ class FineTuningConfig(SupervisedRunConfig):
         return tuple(size * n for n in range(1, batch + 1) if batch % n == 0)
 
     def _own_problems(self) -> Iterator[PydanticCustomError]:
+        if self.has_pictures:
+            yield from model_problems(self.model, {"actor": self.actor})
         ranks = self.world_size("actor")
         if self.cluster.runtime == "local" and ranks > 1:
             yield illegal(

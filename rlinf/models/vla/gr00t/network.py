@@ -22,6 +22,7 @@ from rlinf.models.vla.pi0.network import (
     Prefix,
     TransformerSize,
     Vision,
+    causal_mask,
     rotary_angles,
 )
 from rlinf.models.vla.smolvla.network import LlamaLayer
@@ -89,11 +90,7 @@ class Qwen(nn.Module):
 
     def forward(self, x: Tensor, there: Tensor) -> Tensor:
         """[B, L, W] of ``there`` [B, L] to [B, L, W]; a token sees those before it."""
-        length = x.shape[1]
-        before = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        # A token that is not there sees itself, so that nothing becomes NaN.
-        alone = torch.eye(length, dtype=torch.bool, device=x.device)
-        mask = (before & there[:, None] | alone)[:, None]
+        mask = causal_mask(there)
         rotary = rotary_angles(there.long().cumsum(1) - 1, self.head_dim, _ROTARY_BASE)
         for layer in self.layers:
             x, _ = layer(x, rotary, mask, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.gr00t.config import GR00TConfig
 from rlinf.models.vla.gr00t.layouts import LAYOUTS
 from rlinf.models.vla.gr00t.network import GR00TNetwork, GR00TSize
-from rlinf.models.vla.gr00t.prompts import TINY_PICTURE, EaglePrompts, eagle_encode, tiny_encode
+from rlinf.models.vla.gr00t.prompts import TINY_PICTURE, eagle_encode, prompt, tiny_encode
+from rlinf.models.vla.instructions import PicturePrompts
 from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
@@ -63,11 +64,11 @@ class GR00TPolicy(FlowPolicy):
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._crop = config.crop
         size, path = self.network.size, config.tokenizer or config.path
-        self.prompts: nn.Module = EaglePrompts(
-            self.texts,
+        count = sum(view is not None for view in self.views)
+        self.prompts: nn.Module = PicturePrompts(
+            [prompt(text, count) for text in self.texts],
             tiny_encode if path is None else eagle_encode(path),
-            pictures=sum(view is not None for view in self.views),
-            patches=size.patches,
+            patches=[size.patches] * count,
             picture=size.picture_token,
             limit=config.max_prompt_tokens,
         )
@@ -124,9 +125,9 @@ class GR00TPolicy(FlowPolicy):
         return states.clamp(-1.0, 1.0) if self._normalisation == "quantiles" else states
 
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        return self.network.prefix(pixels, tokens, mask)
+        return self.network.prefix(torch.stack([*pixels], dim=1), tokens, mask)
 
     def _denoise(
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor

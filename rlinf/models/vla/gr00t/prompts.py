@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlinf.errors import ConfigError
-from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
+from rlinf.models.vla.instructions import Encode, read_tokenizer
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 
 PICTURE = "<IMG_CONTEXT>"
@@ -30,42 +27,6 @@ def prompt(text: str, pictures: int) -> str:
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         f"<|im_start|>user\n{shown}{text}<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-class EaglePrompts(InstructionTable):
-    """The prompts of all tasks, with a picture token for each patch.
-
-    Args:
-        texts: Instructions.
-        encode: Tokenises a prompt.
-        pictures: How many.
-        patches: Tokens of a picture.
-        picture: Their token.
-        limit: Tokens that a prompt may have beside.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[str],
-        encode: Encode,
-        *,
-        pictures: int,
-        patches: int,
-        picture: int,
-        limit: int,
-    ) -> None:
-        prompts = [prompt(text, pictures) for text in texts]
-        super().__init__(prompts, encode, limit=limit, padding=0, side="right")
-        # Pictures stand before the texts, and so in the same columns.
-        of_pictures = self.ids[0] == picture
-        if int(of_pictures.sum()) != pictures:
-            raise ConfigError(
-                f"the tokenizer does not know the token {PICTURE} with the number {picture}",
-                key="model.tokenizer",
-            )
-        counts = torch.where(of_pictures, patches, 1)
-        self.ids = self.ids.repeat_interleave(counts, dim=1)
-        self.mask = self.mask.repeat_interleave(counts, dim=1)
 
 
 def tiny_encode(text: str) -> list[int]:

@@ -157,18 +157,21 @@ def _added(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
 class Attention(nn.Module):
     """Attention of Gemma: few heads of keys and values, rotary positions, no biases.
 
-    Of Qwen3, with ``normed``: queries and keys of each head are normalised.
+    Of Qwen3, with ``normed``: queries and keys of each head are normalised. Of Qwen2.5, with
+    ``bias``: they and the values have biases.
     """
 
-    def __init__(self, width: int, size: PI0Size, *, normed: bool = False) -> None:
+    def __init__(
+        self, width: int, size: PI0Size, *, normed: bool = False, bias: bool = False
+    ) -> None:
         super().__init__()
         self.head_dim = size.head_dim
         self.q_norm, self.k_norm = (
             nn.RMSNorm(size.head_dim, eps=_EPSILON) if normed else nn.Identity() for _ in range(2)
         )
-        self.q_proj = nn.Linear(width, size.heads * size.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=False)
+        self.q_proj = nn.Linear(width, size.heads * size.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=bias)
         self.o_proj = nn.Linear(size.heads * size.head_dim, width, bias=False)
 
     def forward(
@@ -245,6 +248,17 @@ class Gemma(nn.Module):
             x, own = layer(x, rotary, mask, past[place] if past else None, condition)
             found.append(own)
         return self.norm(x, condition)[0], found
+
+
+def causal_mask(there: Tensor) -> Tensor:
+    """[B, 1, L, L] of tokens that see those before them, of those that are ``there`` [B, L].
+
+    One that is not there sees itself, so that nothing becomes NaN.
+    """
+    length = there.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool, device=there.device).tril()
+    alone = torch.eye(length, dtype=torch.bool, device=there.device)
+    return (before & there[:, None] | alone)[:, None]
 
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float = 10_000.0) -> KeyValue:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
@@ -62,9 +63,11 @@ class PI0Policy(FlowPolicy):
         return tokens, mask
 
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        return self.network.prefix(pixels, there, tokens, mask)
+        seen = torch.stack([*pixels], dim=1)
+        there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
+        return self.network.prefix(seen, there, tokens, mask)
 
     def _denoise(
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor

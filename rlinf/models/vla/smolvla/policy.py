@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
@@ -79,9 +81,11 @@ class SmolVLAPolicy(FlowPolicy):
         return square_pixels(view, self.network.size.image, centred=False)
 
     def _prefix(
-        self, pixels: Tensor, there: Tensor, tokens: Tensor, mask: Tensor, states: Tensor
+        self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        return self.network.prefix(pixels, there, tokens, mask, states)
+        seen = torch.stack([*pixels], dim=1)
+        there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
+        return self.network.prefix(seen, there, tokens, mask, states)
 
     def _denoise(
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor

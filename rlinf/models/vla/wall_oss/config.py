@@ -1,0 +1,39 @@
+"""Recipe section of WALL-OSS; imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlinf.models.vla.config import FlowConfig
+
+VIEWS = {
+    "main_images": "front view",
+    "wrist_images": "left wrist view",
+    "extra_view_images": "right wrist view",
+}
+
+
+class WallOSSConfig(FlowConfig):
+    """WALL-OSS: a language model reads and denoises, with perceptrons of its own for actions."""
+
+    implementation = "rlinf.models.vla.wall_oss.policy:WallOSSPolicy"
+    published_as = ("wall_x", "Qwen2_5_VLMoEForAction")
+    type: Literal["wall_oss"] = "wall_oss"
+    """Which policy this section configures."""
+    view_names: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """What each of `cameras` is called in the prompt; null: front view, left wrist view and right
+    wrist view, for `main_images`, `wrist_images` and `extra_view_images`."""
+    normalization: Literal["mean_std", "bounds", "quantiles"] = "mean_std"
+    """By which statistics states and actions are normalised: mean and deviation, as in lerobot, or
+    with −1 and 1 for the extremes or the quantiles 0.01 and 0.99."""
+    value_head: tuple[int, ...] = (1024, 512, 256)
+    """Widths of the hidden layers of the value head, which begins afresh."""
+    max_prompt_tokens: int = Field(default=160, ge=1)
+    """Tokens that a prompt may have beside those of pictures."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "bounds", "quantiles"]:
+        """As the section says."""
+        return self.normalization

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from rlinf.config.component import Component, illegal
+from rlinf.config.registry import Registry
 from rlinf.models.config import (
-    REGISTRY,
+    MODELS,
     ActivationName,
     ImageKey,
     ImagePolicyConfig,
@@ -17,6 +18,14 @@ from rlinf.models.config import (
     NormalizingPolicyConfig,
     SquashedConfig,
     Width,
+)
+
+# What is steered is not steered itself: sections would contain each other without end.
+_BASES = Registry(
+    "model",
+    "rlinf.models",
+    {name: where for name, where in MODELS.items() if name != "steered"},
+    ModelConfig,
 )
 
 
@@ -30,7 +39,7 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
 
     type: Literal["steered"] = "steered"
     """Which policy this section configures."""
-    base: Annotated[ModelConfig, Component(REGISTRY)]
+    base: Annotated[ModelConfig, Component(_BASES)]
     """The policy that is steered, which denoises by the ODE and is never trained."""
     num_action_chunks: int = Field(default=1, ge=1)
     """C of `base`; it need not be written."""

@@ -4,8 +4,13 @@
     python benchmarks/recipe.py reasoning/arithmetic_grpo --gain 0.25
     python benchmarks/recipe.py quickstart --beside rollout.max_staleness=1 -- \\
         runner.total_env_steps=98304 evaluation.stop_at_success=null
+    python benchmarks/recipe.py vla/drawer_close_pi05_ppo --first vla/drawer_close_pi05_sft \\
+        --given data.path=demonstrations/drawer_close --seeds 3 --gain 0.3
 
-Each run is a process of its own, one after the other, as a user would start it. With ``--beside``
+Each run is a process of its own, one after the other, as a user would start it. With ``--first``
+each seed goes on with the weights that another recipe left behind, trained before it with what is
+``--given``; what that one reached on held-out episodes counts as before the training. With
+``--directory`` runs are kept, and one that is there is not trained again. With ``--beside``
 every seed is trained a second time with further overrides, and the two learning curves against
 steps are compared: the mean of each run's evaluations, paired by seed, with the 95 % interval of
 the mean difference.
@@ -20,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +41,8 @@ COMMAND = [sys.executable, "-c", "from rlinf.cli.main import main; raise SystemE
 def train(recipe: str, seed: int, overrides: list[str], directory: Path) -> Path:
     """Run one seed; returns its run directory."""
     run = directory / f"seed_{seed}"
+    if (run / "policy.safetensors").exists():
+        return run
     subprocess.run(
         [*COMMAND, "train", recipe, *overrides, f"seed={seed}", "--run-dir", str(run)],
         check=True,
@@ -60,13 +68,15 @@ class Outcome:
     seconds: float
 
 
-def outcome_of(run: Path) -> Outcome:
-    """Read what a run wrote: its held-out episodes, or the first and last validation."""
+def outcome_of(run: Path, first: Path | None = None) -> Outcome:
+    """Read what a run wrote, and perhaps the one it began with: its held-out episodes, or the first
+    and last validation."""
     steps, seconds = Curve.of(run).seconds()[-1]
     held_out = sorted((run / "evaluations").glob("held_out_step_*.json"))
     if held_out:
         result = EvaluationResult.load(held_out[-1])
-        return Outcome(math.nan, (result.success_rate, *result.interval), int(steps), seconds)
+        before = math.nan if first is None else outcome_of(first).after[0]
+        return Outcome(before, (result.success_rate, *result.interval), int(steps), seconds)
     validations = sorted((run / "evaluations").glob("validation_step_*.json"))
     first, last = (
         TextEvaluationResult.load(path).estimate("pass@1")
@@ -75,13 +85,13 @@ def outcome_of(run: Path) -> Outcome:
     return Outcome(first.value, (last.value, last.low, last.high), int(steps), seconds)
 
 
-def table(runs: list[Path], level: float, gain: float | None) -> None:
+def table(runs: list[Path], firsts: list[Path], level: float, gain: float | None) -> None:
     """Print what each seed reached, and how many reached what was wanted."""
     print("\n| seed | before | held-out success (95 % interval) | steps | training seconds |")
     print("|---|---|---|---|---|")
     reached = 0
     for seed, run in enumerate(runs):
-        found = outcome_of(run)
+        found = outcome_of(run, firsts[seed] if firsts else None)
         rate, low, high = found.after
         reached += rate >= level if gain is None else rate - found.before >= gain
         before = "" if math.isnan(found.before) else f"{found.before:.2f}"
@@ -128,23 +138,31 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--level", type=float, default=0.9, help="success rate to be reached")
     parser.add_argument("--gain", type=float, help="rise of the rate to be reached, instead")
+    parser.add_argument("--first", metavar="RECIPE", help="begin with what this one leaves behind")
+    parser.add_argument("--given", nargs="+", default=[], metavar="KEY=VALUE", help="of --first")
+    parser.add_argument("--directory", type=Path, help="keep runs here, or take them from here")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--beside", nargs="+", metavar="KEY=VALUE", help="train with these too")
     parser.add_argument("overrides", nargs="*", help="key=value")
     arguments = parser.parse_intermixed_args()
-    with tempfile.TemporaryDirectory() as directory:
+    with ExitStack() as stack:
+        directory = arguments.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        firsts: list[Path] = []
         runs: dict[str, list[Path]] = {arguments.recipe: []}
         if arguments.beside:
             runs[" ".join(arguments.beside)] = []
         for seed in range(arguments.seeds):
+            begun = list[str]()
+            if arguments.first:
+                firsts.append(train(arguments.first, seed, arguments.given, directory / "first"))
+                begun = [f"model.weights={firsts[-1] / 'policy.safetensors'}"]
             for number, (each, more) in enumerate(
                 zip(runs.values(), ([], arguments.beside), strict=False)
             ):
-                words = [*arguments.overrides, *more]
-                folder = Path(directory) / f"{number}"
-                each.append(train(arguments.recipe, seed, words, folder))
+                words = [*begun, *arguments.overrides, *more]
+                each.append(train(arguments.recipe, seed, words, directory / f"{number}"))
         for each in runs.values():
-            table(each, arguments.level, arguments.gain)
+            table(each, firsts, arguments.level, arguments.gain)
         if arguments.beside:
             compare(*runs.values())
         if arguments.picture is not None:

@@ -33,9 +33,8 @@ def policy(
     out: Annotated[Path, typer.Option(help="The safetensors file; it must not exist yet.")],
     debug: Debug = False,
 ) -> None:
-    """Rename the weights of π₀ or π₀.₅, bit for bit."""
-    from rlinf.models.vla.loading import write_weights
-    from rlinf.models.vla.pi0.layouts import convert
+    """Rename the weights of π₀, π₀.₅ or SmolVLA, bit for bit."""
+    from rlinf.models.vla.conversion import convert, write_weights
 
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new file")

@@ -137,6 +137,7 @@ class SetOptions(StrictModel):
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
                 actions = found.vectors(self.actions)
+        _refuse_not_finite(path, {**columns, "actions": actions})
         self._refuse_other_rate(path, rate, spec)
         self._refuse_other_actions(path, actions, spec)
         chosen = self._chosen(path, _successes(found))
@@ -327,6 +328,20 @@ class _of_path:  # noqa: N801 - used as a function, as contextlib does
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ConfigError) and not error.key:
             error.key = "path"
+
+
+def _refuse_not_finite(path: Path, columns: Mapping[str, Column]) -> None:
+    for name, column in columns.items():
+        if not isinstance(column, np.ndarray) or column.dtype.kind != "f":
+            continue  # pictures, which may lie in files
+        good = np.asarray(np.isfinite(column.reshape(len(column), -1)).all(axis=1))
+        if not good.all():
+            raise ConfigError(
+                f"`{name}` of {path} holds a NaN or an infinity in {int((~good).sum())} of "
+                f"{len(good)} rows, first in row {int(np.argmin(good))}; record these episodes "
+                "again, or leave them out",
+                key="path",
+            )
 
 
 def _successes(found: Demonstrations | LeRobotSet) -> Sequence[bool]:

@@ -181,17 +181,30 @@ def refuse_foreign_actions(
     *,
     what: str,
     key: str = "",
+    known: str = "the environment",
+    beyond: float = 0.05,
+    hint: str = "actions in the units of the environment (not normalised, nor raw)",
 ) -> None:
     """Refuse recorded actions, by their range [A], that are none of an environment's box [A].
 
-    A twentieth of the width of a dimension may be beyond it: what was recorded of people is.
+    Args:
+        smallest: [A] of the recorded ones, as ``largest``.
+        largest: The other end.
+        low: [A] of the box, as ``high``.
+        high: The other end.
+        what: Where they come from.
+        key: Of the recipe, for the error.
+        known: What the box is of.
+        beyond: This share of the width of a dimension may be beyond it: what was recorded of
+            people is.
+        hint: What would be legal.
 
     Raises:
         ConfigError: Names the dimensions; and two that fit when they are swapped.
     """
 
     def fits(place: int, box: int) -> bool:
-        slack = 0.05 * (high[box] - low[box]) + 1e-6
+        slack = beyond * (high[box] - low[box]) + 1e-6
         return low[box] - slack <= smallest[place] and largest[place] <= high[box] + slack
 
     outside = [place for place in range(len(low)) if not fits(place, place)]
@@ -202,15 +215,15 @@ def refuse_foreign_actions(
         place for place in range(len(low))
         if place != first and fits(first, place) and fits(place, first)
     ]  # fmt: skip
-    hint = (
+    nearest = (
         f"they fit with dimensions {first} and {swapped[0]} swapped"
         if swapped
-        else "nearest: actions in the units of the environment (not normalised, nor raw)"
+        else f"nearest: {hint}"
     )
     raise ConfigError(
         f"{what}: action dimension {first} goes from {smallest[first]:.4g} to "
-        f"{largest[first]:.4g}, in the environment from {low[first]:.4g} to {high[first]:.4g}"
-        f"{f' (and so {len(outside) - 1} more)' if len(outside) > 1 else ''}; {hint}",
+        f"{largest[first]:.4g}, in {known} from {low[first]:.4g} to {high[first]:.4g}"
+        f"{f' (and so {len(outside) - 1} more)' if len(outside) > 1 else ''}; {nearest}",
         key=key,
     )
 

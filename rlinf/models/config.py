@@ -15,6 +15,7 @@ from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch.nn import Module
 
     from rlinf.envs.spec import EnvSpec
@@ -74,6 +75,10 @@ class ModelConfig(StrictModel):
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.path
+
+    def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
+        """Refuse, by a ConfigError of ``key``, recorded actions [N, A] with the states [N, D] they
+        began in that are foreign to the model; called before a weight is read."""
 
     def check(self) -> None:
         """Look for the weights to begin with."""
@@ -207,6 +212,8 @@ MODELS = {
     "wall_oss": "rlinf.models.vla.wall_oss.config:WallOSSConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
+    "act": "rlinf.models.visuomotor.config:ACTConfig",
+    "diffusion": "rlinf.models.visuomotor.config:DiffusionConfig",
 }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rlinf.flow.graph import Flow
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
 from rlinf.runners.sft import SupervisedTask
+from rlinf.runners.task import Evaluated, Purpose, Task
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
-    """Trains a policy to do what was recorded, and plays held-out episodes with it."""
+    """Trains a policy to do what was recorded, and plays held-out episodes with it.
+
+    Where ``evaluation.interval`` is given, it plays during training too, and the best weights are
+    those that succeeded most often; else they are those of the smallest validation loss.
+    """
 
     config_class = BehaviourCloningConfig
     groups: ClassVar = {
@@ -29,6 +34,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
     }
     starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
+    figures = (*SupervisedTask.figures, ("eval success", "eval/success", ".3f"))
 
     def __init__(self, config: BehaviourCloningConfig, directory: Path) -> None:
         super().__init__(config, directory)
@@ -49,11 +55,37 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         """Write down which kind of environment the policy is for."""
         keep_env_spec(groups, self.directory)
 
+    @property
+    def evaluation_interval(self) -> int:
+        """Of playing, or else of validations."""
+        return self.config.evaluation.interval or super().evaluation_interval
+
+    evaluation_start = property(lambda self: self.config.evaluation.start)
+
+    def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
+        """Play episodes, where that is asked for; training ends once they succeed often enough."""
+        if purpose == "held_out" or not self.config.evaluation.interval:
+            return super().evaluate(run, purpose)
+        self._act_with_newest(run)
+        found = Task.evaluate(self, run, purpose)
+        target = self.config.evaluation.stop_at_success
+        self.counts.solved = found is not None and target is not None and found.score >= target
+        return found
+
+    def best(self, score: float) -> str:
+        """In words, what the best evaluation found."""
+        if self.config.evaluation.interval:
+            return f"highest success: {score:.3f}"
+        return super().best(score)
+
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
         self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
     def leave(self, run: Run) -> None:
         """The policy, as runs begin with it, and how often it succeeds."""
-        self.evaluator.load_weights(run.groups, run.groups.state(), run.state.step)
+        self._act_with_newest(run)
         self.evaluator.leave_policy(run)
+
+    def _act_with_newest(self, run: Run) -> None:
+        self.evaluator.load_weights(run.groups, run.groups.state(), run.state.step)

@@ -47,8 +47,8 @@ class Acting(Task[ActingT]):
     starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
     changeable = (
-        "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.stop_at_success",
-        "evaluation.video_episodes", "checkpoint", "logger",
+        "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.start",
+        "evaluation.stop_at_success", "evaluation.video_episodes", "checkpoint", "logger",
     )  # fmt: skip
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("env-steps", "env/steps", ",.0f"),
@@ -82,6 +82,7 @@ class Acting(Task[ActingT]):
     ahead = property(lambda self: self.config.rollout.max_staleness)
     sources = property(lambda self: self.config.sub_batches)
     evaluation_interval = property(lambda self: self.config.evaluation.interval)
+    evaluation_start = property(lambda self: self.config.evaluation.start)
     finished = property(lambda self: self.counts.solved)
 
     def launched(self, groups: Groups) -> None:

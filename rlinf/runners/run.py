@@ -119,7 +119,7 @@ class Run:
         self.state.training_seconds += seconds
         metrics["time/step"] = seconds
         metrics["time/sync_weights"] = report.begin_seconds
-        if (interval := self.task.evaluation_interval) and self.state.step % interval == 0:
+        if self._evaluates_now():
             metrics.update(self.evaluate("periodic"))
         self._metrics_log.log(self.state.step, metrics)
         self._progress.update(self.state.step, metrics)
@@ -128,6 +128,10 @@ class Run:
         if self._found_best() or self._config.checkpoint.due(self.state.step):
             self.save(blocking=False)
         return report, seconds
+
+    def _evaluates_now(self) -> bool:
+        interval, step = self.task.evaluation_interval, self.state.step
+        return bool(interval) and step >= self.task.evaluation_start and step % interval == 0
 
     def _train(self, end: int) -> tuple[StepReport, dict[str, float], float]:
         """The next step, of which there are ``end``: its report, its metrics and its time."""

@@ -22,13 +22,14 @@ ConfigT = TypeVar("ConfigT", bound=SupervisedRunConfig)
 @dataclass
 class FitCounts:
     """What a supervised run counts: rows, terms; the last and the smallest loss of a validation,
-    and the validations since then."""
+    and the validations since then; whether an evaluation reached the rate that is enough."""
 
     rows: int = 0
     terms: int = 0
     loss: float = math.inf
     best: float = math.inf
     waited: int = 0
+    solved: bool = False
 
     def validated(self, loss: float, min_improvement: float) -> None:
         """Take note of the loss of a validation."""
@@ -38,12 +39,13 @@ class FitCounts:
 
 
 class SupervisedTask(Task[ConfigT]):
-    """Fits one global batch per step, and ends once the loss on held-out rows falls no more."""
+    """Fits one global batch per step, and ends once the loss on held-out rows falls no more, or
+    what was trained is good enough."""
 
     weights = None
     leaves_best = True
     changeable = ("runner", "cluster", "checkpoint", "logger")
-    figures = (
+    figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("rows", "train/rows", ",.0f"),
         ("rows/s", "train/rows_per_second", ",.0f"),
         ("loss", "train/loss", ".4f"),
@@ -95,17 +97,21 @@ class SupervisedTask(Task[ConfigT]):
 
     @property
     def finished(self) -> bool:
-        """Whether the loss on held-out rows has not fallen for long enough."""
+        """Whether the loss on held-out rows has not fallen for long enough, or need not fall."""
         patience = self.config.validation.patience
-        return patience is not None and self.counts.waited >= patience
+        return self.counts.solved or (patience is not None and self.counts.waited >= patience)
+
+    def best(self, score: float) -> str:
+        """In words, what the best evaluation found."""
+        return f"smallest validation loss: {-score:.4f}"
 
     def conclude(self, run: Run) -> None:
-        """The best weights, where there was a validation, else the last ones, are left behind."""
+        """The best weights, where any were evaluated, else the last ones, are left behind."""
         counts, seconds = self.counts, run.state.training_seconds
         print(f"training: {counts.rows} rows, {counts.terms} terms in {seconds:.1f} s")
-        if math.isfinite(counts.best):
+        if math.isfinite(run.state.best_score):
             step = run.restore_best()
-            print(f"smallest validation loss: {-run.state.best_score:.4f}, after step {step}")
+            print(f"{self.best(run.state.best_score)}, after step {step}")
         self.leave(run)
         run.show_curve()
 

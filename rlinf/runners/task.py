@@ -158,6 +158,11 @@ class Task(ABC, Generic[ConfigT]):
         """Training steps between two evaluations; 0: none."""
         return 0
 
+    @property
+    def evaluation_start(self) -> int:
+        """Training steps before the first of these."""
+        return 0
+
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """Evaluate the newest weights, which the workers have; None: there is nothing to."""
         if self.evaluator is None:

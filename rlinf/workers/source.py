@@ -21,6 +21,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit
+from rlinf.models.config import ModelConfig
 from rlinf.models.language import load_tokenizer, picture_reader
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.trainers.sequences import text_batch
@@ -120,6 +121,7 @@ class SourceWorker(StageWorker):
             if isinstance(config, BehaviourCloningConfig):
                 assert env_spec is not None
                 recorded, kept_back = config.data.build(env_spec)
+                _check_units(recorded, config.model)
                 size = config.model.num_action_chunks
                 self._train = Chunks(recorded, size)
                 self._held_out = Chunks(kept_back, size) if kept_back else None
@@ -152,6 +154,15 @@ class SourceWorker(StageWorker):
         return {"train/epoch": (step + 1) * size / len(self._train)}
 
 
+def _check_units(sets: Sequence[Recorded], model: ModelConfig) -> None:
+    """Refuse sets of actions in other units than the model has."""
+    for number, each in enumerate(sets):
+        rows, states = each.rows(), each.columns.get("states")
+        key = "path" if len(sets) == 1 else f"sets.{number}.path"
+        began = None if states is None else states[rows]
+        model.check_recorded(each.actions[rows], began, key=key)
+
+
 def _varied(batch: Batch, config: DemonstrationsConfig, seed: int, step: int) -> Batch:
     """With other pictures at each step, if the recipe says so; before ranks divide the batch."""
     if config.augmentation == AugmentationConfig():
@@ -173,6 +184,7 @@ class DemonstrationsSource(StageWorker):
         config = self._config
         with in_section("demonstrations"):
             recorded, _ = config.demonstrations.build(env_spec)
+            _check_units(recorded, config.model)
         self._chunks = Chunks(recorded, config.model.num_action_chunks)
         self._seed = config.demonstrations.seed + config.seed
         self._draws = self._chunks.draws(self._seed)

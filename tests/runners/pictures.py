@@ -43,4 +43,15 @@ class Dot(gymnasium.Env[Any, Any]):
         return {"picture": self.render(), "position": self._position.copy()}
 
 
+class BlindDot(Dot):
+    """Loses its position, which is NaN then, where the dot has come into the right half."""
+
+    def step(self, action: Any) -> Any:
+        seen, *rest = super().step(action)
+        if self._position[0] > 0:
+            seen["position"][:] = np.nan
+        return seen, *rest
+
+
 gymnasium.register("Dot-v0", entry_point=Dot)
+gymnasium.register("BlindDot-v0", entry_point=BlindDot)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.errors import ConfigError
 from rlinf.runners.behaviour_cloning import BehaviourCloning
 from rlinf.runners.evaluation import evaluate
 
@@ -74,6 +75,24 @@ def test_a_run_ends_where_the_validation_loss_falls_no_more(tmp_path: Path) -> N
     best = [line["validation/loss"] for line in metrics(tmp_path / "run")[1::2]]
     # What is left behind is what was best, though not by enough to go on.
     assert run.state.best_score == -min(best)
+
+
+def test_a_run_plays_and_ends_where_it_succeeds_often_enough(tmp_path: Path) -> None:
+    """An episode succeeds once its return passes a bound that all of them pass, or none."""
+    given = ("interval=2", "start=3", "periodic_episodes=4", "stop_at_success=0.5")
+    played = [*(f"evaluation.{each}" for each in given), "env.train.options.success_return=-1.0e6"]
+    run = run_recipe(write_cloning(tmp_path), tmp_path / "run", *played)
+    assert run.state.step == 4
+    lines = metrics(tmp_path / "run")
+    success = [line["eval/success"] for line in lines if "eval/success" in line]
+    assert success == [1.0]
+    assert len([line for line in lines if "validation/loss" in line]) == 2
+    never = [*played[:-1], "env.train.options.success_return=1.0e6"]
+    run = run_recipe(write_cloning(tmp_path), tmp_path / "other", *never)
+    # The best are those of the first of equals, as when losses are compared.
+    assert (run.state.step, run.state.best_score) == (6, 0.0)
+    with pytest.raises(ConfigError, match=r"evaluation.stop_at_success.*evaluation.interval"):
+        run_recipe(write_cloning(tmp_path), tmp_path / "none", played[3])
 
 
 def test_the_best_weights_are_left_behind(tmp_path: Path) -> None:

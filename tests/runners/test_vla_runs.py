@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -183,3 +184,47 @@ def test_killed_at_random_moments(tmp_path: Path, oft: bool) -> None:
         compare=assert_equal_runs,
     )
     kill_and_resume(task, tmp_path, "local", kills=2, steps=4, victim="driver")
+
+
+def test_what_is_no_number_is_neither_seen_nor_trained_on(tmp_path: Path) -> None:
+    """Observations with a NaN end their episodes, which do not count; the run goes on."""
+    blind = "env.train.options.id=tests.runners.pictures:BlindDot-v0"
+    lines = metrics(train(tmp_path, blind, TWO_STEPS, "env.train.max_fault_rate=0.9"))
+    assert sum(line.get("env/faults/not_finite", 0) for line in lines) > 0
+    assert len(lines) == 2
+    assert all(line["actor/skipped_updates"] == 0 for line in lines)
+    for name, value in weights(tmp_path / "run").items():
+        assert np.isfinite(value).all(), name
+
+
+FOREIGN = {
+    "q01": [-0.01, -0.01], "q99": [0.01, 0.01], "mean": [0.0, 0.0], "std": [0.005, 0.005],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["pi05", "openvla_oft"])
+def test_a_set_of_another_robot_than_the_statistics_is_refused_before_training(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, given = vla_support.write_imitation(tmp_path), tmp_path / "norm_stats.json"
+    given.write_text(json.dumps({"norm_stats": {"actions": FOREIGN, "state": FOREIGN}}))
+    if kind == "openvla_oft":
+        recipe.write_text(recipe.read_text().replace("denoising_steps: 2, ", ""))
+    words = [f"model.type={kind}", f"model.statistics={given}"]
+    assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run"), *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "data.path: the recorded actions: action dimension 0 goes from -0.8" in told
+    assert "in the statistics of the model from -0.01 to 0.01" in told
+
+
+def test_recorded_observations_without_a_number_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = vla_support.demonstrations()
+    shown.observations["states"][11, 1] = np.nan
+    shown.save(tmp_path / "episodes")
+    recipe = vla_support.write_imitation(tmp_path)
+    assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run")]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "`states` of" in told
+    assert "holds a NaN or an infinity in 1 of 40 rows, first in row 11" in told

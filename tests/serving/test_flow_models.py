@@ -11,6 +11,7 @@ import torch
 from rlinf.models.config import REGISTRY
 from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.serving.chunks import RealTimeChunks
+from rlinf.serving.client import ServerError
 
 from .support import SPEC, Running, observation, serving
 
@@ -50,6 +51,19 @@ def test_answers_are_those_of_this_process(policy: PI0Policy, running: Running) 
             answer = client.infer(observation(seed))["actions"]
             own = policy.sample(inputs(seed), None).actions[0].numpy()
             np.testing.assert_array_equal(answer, own)
+
+
+def test_what_is_no_number_is_refused_and_the_connection_stays(running: Running) -> None:
+    with running.connect() as client:
+        for broken in (np.nan, np.inf):
+            given = observation(0)
+            given["states"][2] = broken
+            with pytest.raises(ServerError, match=r"no finite number, first at \[2\]"):
+                client.infer(given)
+        prefix = np.full((1, SPEC.action_dim), np.nan, np.float32)
+        with pytest.raises(ServerError, match="`prefix` holds what is no finite number"):
+            client.infer(observation(0) | {"prefix": prefix, "prefix_weights": np.float32([1.0])})
+        assert np.isfinite(client.infer(observation(0))["actions"]).all()
 
 
 def test_what_is_committed_is_continued(policy: PI0Policy, running: Running) -> None:

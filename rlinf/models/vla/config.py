@@ -1,9 +1,10 @@
-"""What the recipe sections of all vision-language-action models have; imports no torch."""
+"""What the recipe sections of all published policies have; imports no torch."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,8 +13,13 @@ from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
 from rlinf.models.vla.conventions import ActionConventions
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class VLAConfig(ModelConfig):
+    from rlinf.models.vla.statistics import ModelStatistics
+
+
+class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
     half_precision = True
@@ -23,11 +29,11 @@ class VLAConfig(ModelConfig):
     preset: Literal["tiny"] | None = None
     """Make a model of random weights, which depend on the seed alone: `tiny` has the published
     architecture with at most 3 million parameters; null: `path` names one."""
+    conventions: ActionConventions = ActionConventions()
+    """What the actions of the model are for the environment."""
     weights: Path | None = None
     """Weights to go on with, a file `policy.safetensors` as runs leave it behind, which holds what
     was trained of this model; null: those of `path` or `preset`."""
-    tokenizer: Path | None = None
-    """Directory or file of the tokenizer; null: the one in `path`, or of words for a preset."""
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1)
     """Image observations in the order of the model's views; null leaves a view out. An observation
     of several pictures fills as many views."""
@@ -57,6 +63,29 @@ class VLAConfig(ModelConfig):
         """File of weights that a run left behind."""
         return self.weights
 
+    @property
+    @abstractmethod
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds", "min_max"]:
+        """Which statistics scale states and actions."""
+
+    def statistics_in(self, source: Path) -> ModelStatistics:
+        """Statistics in a directory or file; ConfigError where it has none of the key."""
+        from rlinf.models.vla.statistics import read_statistics
+
+        return read_statistics(source, self.statistics_key)
+
+    def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
+        """Refuse actions that the statistics of the model were not taken of."""
+        source = self.statistics or self.path
+        if source is None:
+            return  # the units are those of the environment
+        found = self.statistics_in(source)
+        places = self.conventions.dimensions or tuple(range(actions.shape[1]))
+        if max(places) >= found.actions.dim:
+            return  # they are of another robot, which the policy refuses by its environment
+        given = self.conventions.of_recorded(actions, found.actions.dim, states)
+        found.actions.check_recorded(given, places, self.normalised_by, key=key)
+
     def check(self) -> None:
         """Look for what is named, before anything is read."""
         if self.path is not None and not (self.path.expanduser() / "config.json").is_file():
@@ -70,6 +99,17 @@ class VLAConfig(ModelConfig):
             named = getattr(self, key)
             if named is not None and not named.expanduser().is_file():
                 raise ConfigError(f"there is no file {named}", key=key)
+
+
+class VLAConfig(PublishedConfig):
+    """One that reads an instruction."""
+
+    tokenizer: Path | None = None
+    """Directory or file of the tokenizer; null: the one in `path`, or of words for a preset."""
+
+    def check(self) -> None:
+        """Look for what is named, before anything is read."""
+        super().check()
         if self.tokenizer is not None and not self.tokenizer.expanduser().exists():
             raise ConfigError(f"there is no tokenizer {self.tokenizer}", key="tokenizer")
 
@@ -99,8 +139,6 @@ class FlowConfig(VLAConfig):
     row anew, or all; null: all with `flow_noise`, otherwise one."""
     train_expert_only: bool = False
     """Leave vision and language model as they are."""
-    conventions: ActionConventions = ActionConventions()
-    """What the actions of the model are for the environment."""
     max_prompt_tokens: int = Field(default=48, ge=1)
     """Tokens that an instruction may have."""
 

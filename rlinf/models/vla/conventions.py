@@ -11,6 +11,7 @@ from rlinf.config.component import illegal
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -103,6 +104,16 @@ class ActionConventions(StrictModel):
         found = moved.new_zeros(*moved.shape[:-1], model_dim)
         found[..., list(self.dimensions or range(moved.shape[-1]))] = moved
         return found
+
+    def of_recorded(self, actions: np.ndarray, model_dim: int, states: np.ndarray | None) -> Tensor:
+        """Recorded actions [N, A], each with the states [N, S] it began in, as those [N, D] of a
+        model; where deltas have no states to begin at, as they are."""
+        import torch
+
+        if self.delta_dimensions and states is None:
+            return torch.from_numpy(actions)
+        began = None if states is None else torch.from_numpy(states)
+        return self.to_model(torch.from_numpy(actions)[:, None], model_dim, began)[:, 0]
 
     def _moved(self, actions: Tensor, states: Tensor | None, sign: float) -> Tensor:
         if self.delta_dimensions:

@@ -7,9 +7,8 @@ Only safetensors are read: no code of a checkpoint is executed.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
@@ -39,12 +37,15 @@ class Layout:
             the first is missing.
         unused: Our names of tensors that files have and no computation reads; one that ends with a
             point stands for all that begin so.
+        divided: Endings (theirs, ours) of names: a tensor of theirs has the rows of several of
+            ours, one below another and as many of each.
     """
 
     name: str
     rules: tuple[tuple[str, str], ...]
     tied: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
+    divided: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @cached_property
     def _patterns(self) -> tuple[list[tuple[re.Pattern[str], str]], ...]:
@@ -66,6 +67,13 @@ class Layout:
     def theirs(self, name: str) -> str | None:
         """The file's name of a tensor of the graph; None where no rule fits."""
         return _renamed(name, self._patterns[1])
+
+    def parts(self, ours: str) -> tuple[str, ...]:
+        """Names of the tensors of the graph that one in a file consists of."""
+        for whole, parts in self.divided:
+            if ours.endswith(whole):
+                return tuple(ours.removesuffix(whole) + part for part in parts)
+        return (ours,)
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -172,6 +180,7 @@ class Translated:
         names: Our name → theirs, of what the graph has; tied names are one.
         unused: The same, of what no computation reads.
         unknown: Names that no rule fits.
+        places: Of our names that are a part of a tensor: which one, and of how many.
     """
 
     weights: Weights
@@ -179,13 +188,20 @@ class Translated:
     names: dict[str, str]
     unused: dict[str, str]
     unknown: tuple[str, ...]
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.weights[self.names[name]]
+        whole = self.weights[self.names[name]]
+        if name not in self.places:
+            return whole
+        number, count = self.places[name]
+        return whole.chunk(count)[number].clone()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor of the graph."""
-        return self.weights.shapes[self.names[name]]
+        whole = self.weights.shapes[self.names[name]]
+        _, count = self.places.get(name, (0, 1))
+        return (whole[0] // count, *whole[1:]) if count > 1 else whole
 
 
 def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
@@ -217,12 +233,19 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
                 key="path",
             )
         found.setdefault(first, other)
+    parts = {ours: layout.parts(ours) for ours in found if layout.reads(ours)}
     return Translated(
         weights,
         layout,
-        {ours: theirs for ours, theirs in found.items() if layout.reads(ours)},
-        {ours: theirs for ours, theirs in found.items() if not layout.reads(ours)},
+        {part: found[ours] for ours, each in parts.items() for part in each},
+        {ours: theirs for ours, theirs in found.items() if ours not in parts},
         tuple(theirs for ours, theirs in pairs if ours is None),
+        {
+            part: (number, len(each))
+            for each in parts.values()
+            for number, part in enumerate(each)
+            if len(each) > 1
+        },
     )
 
 
@@ -276,34 +299,3 @@ def load_published(
         assign=True,
     )
     return found
-
-
-def converted(
-    found: Translated, target: Layout, fill: Callable[[str], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a published file under the names of another layout, bit for bit.
-
-    Those that only the target stores, of its unused ones, are what ``fill`` gives for our name.
-    """
-    stored = {first: second for first, second in target.tied if target.theirs(second) is not None}
-    kept = {ours: theirs for ours, theirs in found.unused.items() if ours in target.unused}
-    for ours, theirs in {**found.names, **kept}.items():
-        name = target.theirs(stored.get(ours, ours))
-        if name is not None:
-            yield name, found.weights[theirs]
-    for ours in target.unused:
-        name = target.theirs(ours)
-        if ours not in found.unused and name is not None:
-            yield name, fill(ours)
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file; a crash leaves the former one, or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary,
-                  metadata={"format": "pt"})  # fmt: skip
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

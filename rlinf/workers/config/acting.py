@@ -51,6 +51,8 @@ class EvaluationConfig(StrictModel):
 
     interval: int = Field(default=0, ge=0)
     """Training steps between two evaluations; 0: at the end of the run only."""
+    start: int = Field(default=0, ge=0)
+    """Training steps before the first evaluation during training."""
     periodic_episodes: int = Field(default=20, ge=1)
     """Episodes of an evaluation during training."""
     episodes: int = Field(default=100, ge=1)

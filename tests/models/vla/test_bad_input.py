@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
@@ -29,16 +32,20 @@ SPEC = env_spec(
 TINY = {"preset": "tiny"}
 
 
-def statistics(directory: Path, actions: Any, states: int = 5, **more: float) -> str:
-    """A file of these lowest and highest actions."""
-    content = {
+def content(actions: Any, states: int = 5) -> dict[str, Any]:
+    """Statistics of these lowest and highest actions."""
+    return {
         "actions": {"q01": actions[0], "q99": actions[1], "mean": [0.0] * len(actions[0]),
                     "std": [0.5] * len(actions[0])},
         "state": {"q01": [-1.0] * states, "q99": [1.0] * states, "mean": [0.0] * states,
                   "std": [1.0] * states},
     }  # fmt: skip
-    (directory / "norm_stats.json").write_text(json.dumps({"norm_stats": content}))
-    return str(directory / "norm_stats.json")
+
+
+def statistics(directory: Path, actions: Any, states: int = 5) -> str:
+    """A file of them."""
+    (directory / "given.json").write_text(json.dumps({"norm_stats": content(actions, states)}))
+    return str(directory / "given.json")
 
 
 SEVEN = [-0.5] * 7, [0.5] * 7
@@ -49,6 +56,13 @@ def published(tmp_path: Path) -> Path:
     """π₀.₅ as a published directory."""
     found = tmp_path / "pi05"
     found.mkdir()
+    words = tokenizers.models.WordLevel({"<bos>": 0, "<unk>": 1}, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(
+        tokenizers.Regex(r"\d|[A-Za-z]+|."), "isolated"
+    )
+    tokenizer.save(str(found / "tokenizer.json"))
+    (found / "norm_stats.json").write_text(json.dumps({"norm_stats": content(SEVEN)}))
     shutil.copy(PARITY / "pi05" / "model.safetensors", found)
     (found / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
     return found
@@ -110,6 +124,22 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda d: {**TINY, "state_in_prompt": False, "max_prompt_tokens": 2},
         "tokens, the model is given at most 2; legal with it",
     ),
+    "a long instruction of SmolVLA": (
+        lambda d: {**TINY, "type": "smolvla", "max_prompt_tokens": 2},
+        "tokens, the model is given at most 2; legal with it",
+    ),
+    "a long instruction of OpenVLA": (
+        lambda d: {**TINY, "type": "openvla", "max_prompt_tokens": 2},
+        "tokens, the model is given at most 2; legal with it",
+    ),
+    "a long instruction, before the weights": (
+        lambda d: {"path": halved(d), "state_in_prompt": False, "max_prompt_tokens": 2},
+        "tokens, the model is given at most 2; legal with it",
+    ),
+    "another robot, before the weights": (
+        lambda d: {"path": halved(d), "statistics": statistics(d, ([-0.5] * 14, [0.5] * 14))},
+        "are of 14 action dimensions, the environment takes 7",
+    ),
     "a long state": (lambda d: {**TINY, "max_prompt_tokens": 9}, "a state of 5 dimensions takes"),
     "another robot": (
         lambda d: {**TINY, "statistics": statistics(d, ([-0.5] * 14, [0.5] * 14))},
@@ -145,6 +175,51 @@ def test_one_line_says_what_is_wrong(case: str, published: Path) -> None:
         built(kind, given)
     if isinstance(refused.value, ConfigError):
         assert "\n" not in str(refused.value)
+
+
+RAW = np.random.default_rng(0).uniform(-1, 1, (200, 7)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["openvla", "pi0", "pi05", "smolvla"])
+@pytest.mark.parametrize(
+    ("actions", "given", "told"),
+    [
+        (RAW, SEVEN, None),
+        (RAW * 50, SEVEN, r"the recorded actions: action dimension 0 goes from -4\d.* to 4\d.*, "
+         r"in the statistics of the model from -.* \(and so 6 more\); nearest: statistics of"),
+        (RAW * [1, 0.02, 1, 1, 1, 1, 1], ([-0.01, *SEVEN[0][1:]], [0.01, *SEVEN[1][1:]]),
+         "they fit with dimensions 0 and 1 swapped"),
+        (RAW * 0 + np.nan, SEVEN, "goes from nan to nan"),
+    ],
+    ids=["its own", "not normalised", "swapped", "no numbers"],
+)  # fmt: skip
+def test_recorded_actions_are_held_against_the_statistics_of_the_model(
+    kind: str, actions: Any, given: Any, told: str | None, tmp_path: Path
+) -> None:
+    file = Path(statistics(tmp_path, given))
+    if kind in ("pi0", "smolvla"):  # which have mean and deviation
+        spread = [high / 3 for high in given[1]]
+        text = json.loads(file.read_text())
+        text["norm_stats"]["actions"] = {"mean": [0.0] * 7, "std": spread}
+        file.write_text(json.dumps(text))
+    # The directory of a model whose weights are not there is enough.
+    config = REGISTRY.load(kind)(path=tmp_path, statistics=file)
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        config.check_recorded(actions.astype(np.float32), None, key="path")
+
+
+def test_conventions_come_before_the_statistics(tmp_path: Path) -> None:
+    """A gripper of 0 and 1 in the model, of −1 and 1 in the environment; a delta of positions."""
+    low, high = [-0.1] * 6 + [0.0], [0.1] * 6 + [1.0]
+    given = {**TINY, "statistics": statistics(tmp_path, (low, high))}
+    states = np.linspace(-5, 5, 200, dtype=np.float32)[:, None].repeat(7, axis=1)
+    actions = np.concatenate([states[:, :6] + RAW[:, :6] / 10, np.sign(RAW[:, 6:])], axis=1)
+    gripper = {"dimension": 6, "model_range": (0, 1), "env_range": (-1, 1)}
+    told = {"gripper": gripper, "delta_dimensions": tuple(range(6))}
+    model = REGISTRY.load("pi05")
+    model(**given, conventions=told).check_recorded(actions, states, key="path")
+    with pytest.raises(ConfigError, match=r"action dimension 0 goes from -4\.9"):
+        model(**given).check_recorded(actions, states, key="path")
 
 
 @pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])

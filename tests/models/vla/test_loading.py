@@ -11,10 +11,13 @@ from torch import Tensor
 
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError
-from rlinf.models.config import type_of_directory
+from rlinf.models.config import REGISTRY, type_of_directory
+from rlinf.models.vla.conversion import convert
 from rlinf.models.vla.loading import Layout, load_published, open_weights, translate
-from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, convert
+from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
+from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
+from tests.models.test_policies import env_spec
 
 PARITY = Path(__file__).parent / "parity"
 PUBLISHED = [layout.name for layout in LAYOUTS if layout.name != "rlinf"]
@@ -89,6 +92,49 @@ def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> 
         head.shape == original.pop("model.paligemma_with_expert.gemma_expert.lm_head.weight").shape
     )
     equal({f"model.{name}": tensor for name, tensor in tensors.items()}, original)
+
+
+@pytest.mark.parametrize("target", ["lerobot", "rlinf"])
+def test_smolvla_comes_back_bit_for_bit(tmp_path: Path, target: str) -> None:
+    original = load_file(PARITY / "smolvla" / "model.safetensors")
+    path = tmp_path / "converted.safetensors"
+    given = ["convert", "policy", str(PARITY / "smolvla"), "--to", target, "--out", str(path)]
+
+    assert main(given) == 0
+
+    found, back = convert(path, "lerobot")
+    assert (found.layout, found.unknown) == (smolvla_layout(target), ())
+    head = "model.vlm_with_expert.vlm.lm_head.weight"
+    if target == "rlinf":  # a run has none, as nothing reads it
+        assert not back[head].any()
+        assert back.pop(head).shape == original.pop(head).shape
+    equal(back, original)
+
+
+def smolvla_layout(name: str) -> Layout:
+    return next(each for each in SMOLVLA_LAYOUTS if each.name == name)
+
+
+def test_a_run_of_smolvla_that_trained_all_becomes_a_published_file(tmp_path: Path) -> None:
+    config = REGISTRY.load("smolvla")(preset="tiny", train_expert_only=False)
+    policy = config.build(env_spec(), value_dim=1, seed=0)
+    own = dict(policy.state_dict())
+    path = tmp_path / "policy.safetensors"
+    save_file(own, path)
+
+    found, tensors = convert(path, "lerobot")
+
+    assert found.layout is smolvla_layout("rlinf")
+    assert not any(name.startswith("network") for name in found.unknown)
+    save_file(tensors, tmp_path / "model.safetensors")
+    back = translate(open_weights(tmp_path), SMOLVLA_LAYOUTS)
+    network = {name: tensor for name, tensor in own.items() if name.startswith("network.")}
+    equal({f"network.{name}": back[name] for name in back.names}, network)
+    with pytest.raises(ConfigError, match=r"'openpi' is no layout of SmolVLA; legal: lerobot"):
+        convert(path, "openpi")
+    save_file({name: own[name] for name in own if name.startswith("network.expert")}, path)
+    with pytest.raises(ConfigError, match="the file of a run has what was trained alone"):
+        convert(path, "lerobot")
 
 
 @pytest.mark.parametrize(("kind", "billions"), [("pi0", 3.501), ("pi05", 3.617)])

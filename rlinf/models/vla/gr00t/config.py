@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.models.vla.config import FlowConfig
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.statistics import ModelStatistics
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -76,3 +80,14 @@ class GR00TConfig(FlowConfig):
     def normalised_by(self) -> Literal["bounds", "quantiles", "mean_std"]:
         """As the section says."""
         return self.normalization
+
+    def statistics_in(self, source: Path) -> ModelStatistics:
+        """Those of the embodiment, of the named parts."""
+        from rlinf.models.vla.statistics import read_statistics
+
+        key = self.statistics_key
+        if key is None and self.statistics is None:
+            key = self.embodiment
+        return read_statistics(
+            source, key, action_parts=self.action_parts, state_parts=self.state_parts
+        )

@@ -23,7 +23,7 @@ from rlinf.models.vla.networks import Published, fresh_network, published_networ
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.preprocessing import cropped_pixels
-from rlinf.models.vla.statistics import ModelStatistics, read_statistics
+from rlinf.models.vla.statistics import ModelStatistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -97,12 +97,7 @@ class GR00TPolicy(FlowPolicy):
 
     def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
         assert isinstance(config, GR00TConfig)
-        key = config.statistics_key
-        if key is None and config.statistics is None:
-            key = config.embodiment
-        found = read_statistics(
-            source, key, action_parts=config.action_parts, state_parts=config.state_parts
-        )
+        found = config.statistics_in(source)
         if found.states is None or config.normalization == "bounds":
             return found
         # A dimension of the state that never moved is read as it is.
@@ -122,7 +117,8 @@ class GR00TPolicy(FlowPolicy):
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         states = super()._states(observations)
-        return states.clamp(-1.0, 1.0) if self._normalisation == "quantiles" else states
+        clipped = self._normalisation.get("states") == "quantiles"
+        return states.clamp(-1.0, 1.0) if clipped else states
 
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor

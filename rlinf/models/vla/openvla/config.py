@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.models.vla.config import VLAConfig
-from rlinf.models.vla.conventions import ActionConventions
 
 
 class OpenVLAConfig(VLAConfig):
@@ -30,10 +29,13 @@ class OpenVLAConfig(VLAConfig):
     random crops of this size."""
     normalization: Literal["quantiles", "bounds"] = "quantiles"
     """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
-    conventions: ActionConventions = ActionConventions()
-    """What the model's actions mean in the environment, such as of the gripper."""
     freeze_vision: bool = False
     """Leave the vision transformers as they are."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+        """As the section says."""
+        return self.normalization
 
 
 class OpenVLAOFTConfig(OpenVLAConfig):

@@ -58,21 +58,23 @@ class _TokenPolicy(VLAPolicy):
         self.statistics = _statistics(config, env_spec)
         self.views = [view for view in self.views if view is not None]
         extras = self._extras(config)
-        if config.path is None:
-            architecture, pixels = TINY, TINY_PIXELS
-            self.network = tiny_network(extras, seed=seed)
-        else:
-            published = read_published(config.path)
-            architecture, pixels = published.architecture, published.pixel_values
-            self.network = load_network(published, extras, fresh=self._new_parts, seed=seed)
+        published = None if config.path is None else read_published(config.path)
+        architecture = TINY if published is None else published.architecture
         self.tokens = ActionTokens(architecture.vocabulary, architecture.action_bins)
+        pixels = TINY_PIXELS if published is None else published.pixel_values
         self.pixels = _Pixels(pixels, crop=config.center_crop)
+        # What is small, and may be refused, goes before the weights.
         self.instructions = InstructionTable(
             [_prompt(text) for text in env_spec.task_descriptions],
             _encode(config, self.tokens.first_id),
             limit=config.max_prompt_tokens,
             padding=0,
             side="left",
+        )
+        self.network = (
+            tiny_network(extras, seed=seed)
+            if published is None
+            else load_network(published, extras, fresh=self._new_parts, seed=seed)
         )
         if config.freeze_vision:
             self.network.vision_backbone.requires_grad_(False)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
-from torch import Tensor
-
-from rlinf.errors import ConfigError
-from rlinf.models.vla.loading import Layout, Translated, converted, open_weights, translate
+from rlinf.models.vla.loading import Layout
 
 EMBEDDING, HEAD = "language.embed_tokens.weight", "language.lm_head.weight"
 EXPERT_HEAD = "expert.lm_head.weight"
@@ -118,29 +112,3 @@ LAYOUTS = tuple(
     else Layout(name, rules, tied=((EMBEDDING, HEAD),), unused=(EXPERT_HEAD,))
     for name, rules in _RULES.items()
 )
-
-
-def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
-    """The weights of π₀ or π₀.₅ in ``source`` under the names of the layout ``target``.
-
-    Published files hold an output head of the expert that nothing reads; where the source has none
-    it is written as zeros.
-    """
-    found = translate(open_weights(source), LAYOUTS)
-    layout = next((each for each in LAYOUTS if each.name == target), None)
-    if layout is None:
-        names = ", ".join(each.name for each in LAYOUTS)
-        raise ConfigError(f"--to = '{target}' is no layout of π₀ and π₀.₅; legal: {names}")
-    for needed in (EMBEDDING, "action_in_proj.weight"):
-        if needed not in found.names:
-            raise ConfigError(
-                f"{source} holds no whole π₀ or π₀.₅: there is no {needed}; the file of a run has "
-                "what was trained alone",
-                key="path",
-            )
-
-    def fill(name: str) -> Tensor:
-        rows, columns = found.shape(EMBEDDING)[0], found.shape("action_in_proj.weight")[0]
-        return torch.zeros(rows, columns, dtype=found["action_in_proj.weight"].dtype)
-
-    return found, dict(converted(found, layout, fill))

@@ -33,21 +33,18 @@ class PI0Policy(FlowPolicy):
 
     network: PI0Network
 
-    def __init__(
-        self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
-    ) -> None:
-        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+    tells_state: bool
+
+    def _prompts(self, config: FlowConfig) -> nn.Module:
         encoder = tiny_encoder() if config.path is None else published_encoder(
             config.tokenizer or config.path
         )  # fmt: skip
         told = isinstance(config, PI05Config) and config.state_in_prompt
         self.tells_state = told and self.state_dim > 0
         limit = config.max_prompt_tokens
-        self.prompts: nn.Module = (
-            StatePrompts(self.texts, encoder, limit=limit, dim=self.state_dim)
-            if self.tells_state
-            else plain_prompts(self.texts, encoder, limit=limit)
-        )
+        if self.tells_state:
+            return StatePrompts(self.texts, encoder, limit=limit, dim=self.state_dim)
+        return plain_prompts(self.texts, encoder, limit=limit)
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
         if config.path is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BOTH = "model.vlm_with_expert"
 _OWN = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in",
         "action_time_mlp_out")  # fmt: skip
+_VISION = ("layers", "patch_embedding", "position_embedding", "post_layernorm")
 LAYOUTS = (
     Layout(
         "lerobot",
@@ -40,6 +41,21 @@ LAYOUTS = (
             *((f"model.{name}", name) for name in _OWN),
         ),
         unused=(HEAD,),
+    ),
+    # policy.safetensors of a run. The projector is named by its weight: it has no bias, by which
+    # a file of π₀ is told apart.
+    Layout(
+        "rlinf",
+        tuple(
+            (f"network.{name}", name)
+            for name in (
+                *(f"vision.{part}" for part in _VISION),
+                "vision.projector.weight",
+                "language",
+                "expert",
+                *_OWN,
+            )
+        ),
     ),
 )
 _KNOWN = {
@@ -57,12 +73,9 @@ class SmolVLAPolicy(FlowPolicy):
 
     network: SmolVLANetwork
 
-    def __init__(
-        self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
-    ) -> None:
-        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+    def _prompts(self, config: FlowConfig) -> nn.Module:
         path = config.tokenizer or config.path
-        self.prompts: nn.Module = InstructionTable(
+        return InstructionTable(
             [text if text.endswith("\n") else f"{text}\n" for text in self.texts],
             tiny_encoder()[0] if path is None else _encoder(read_tokenizer(path)),
             limit=config.max_prompt_tokens,

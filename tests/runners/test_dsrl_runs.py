@@ -64,6 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("dsrl"))
 
 
+@pytest.mark.slow
 def test_noise_is_remembered_and_what_chooses_it_left_behind(run: Path) -> None:
     lines = [line for line in metrics(run) if "replay/transitions" in line]
     assert [line["replay/transitions"] for line in lines] == [8.0, 16.0, 20.0]
@@ -78,6 +79,7 @@ def test_noise_is_remembered_and_what_chooses_it_left_behind(run: Path) -> None:
     assert all(name.startswith("steering.") for name in master)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_equals_one_that_was_not(run: Path, tmp_path: Path) -> None:
     loaded = load_recipe(str(write_recipe(tmp_path)))
     config = validate(OffPolicyConfig, loaded.data, loaded)

@@ -117,6 +117,16 @@ class Policy(torch.nn.Module, ABC):
     imitates: ClassVar[bool] = False
     """Whether the policy has a supervised loss of its own, :meth:`imitation_errors`."""
 
+    explores: ClassVar[bool] = False
+    """Whether the policy itself says what acting at random is, by :meth:`explore`; otherwise it is
+    uniform in the box of actions."""
+
+    def explore(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor]
+    ) -> ActionSample:
+        """As :meth:`sample`, but whatever was learnt; before a learner begins."""
+        raise NotImplementedError(f"{type(self).__name__} has no random acting of its own")
+
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
         """What :meth:`sample` needs, by name."""

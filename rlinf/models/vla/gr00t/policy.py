@@ -98,17 +98,15 @@ class GR00TPolicy(FlowPolicy):
     def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
         assert isinstance(config, GR00TConfig)
         found = config.statistics_in(source)
-        if found.states is None or config.normalization == "bounds":
+        held = found.states
+        if held is None or config.normalization == "bounds":
             return found
         # A dimension of the state that never moved is read as it is.
-        held = found.states
-        first, second = (held.q01, held.q99) if config.normalization == "quantiles" else (
-            None, held.std
-        )  # fmt: skip
-        if second is None:
+        ends = {"quantiles": (held.q01, held.q99), "mean_std": (torch.zeros(()), held.std)}
+        low, high = ends[config.normalization]
+        if low is None or high is None:
             return found
-        moved = second != (0.0 if first is None else first)
-        return replace(found, states=replace(held, mask=moved))
+        return replace(found, states=replace(held, mask=low != high))
 
     # -- reading ------------------------------------------------------------------------------
 

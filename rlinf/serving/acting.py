@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf.models.policy import ActionSample, Policy, load_travelling
-from rlinf.serving.requests import Request
+from rlinf.serving.requests import ActionRequest
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ class ActingPolicy:
         load_travelling(self.policy, weights)
         self.version = version
 
-    def act(self, requests: Sequence[Request]) -> list[np.ndarray]:
+    def act(self, requests: Sequence[ActionRequest]) -> list[np.ndarray]:
         """[B, C, A] float32 for each request.
 
         Single observations share forward passes. Several rows that a client sent together are a
@@ -83,7 +83,7 @@ class ActingPolicy:
                 answers[number] = self._pass([request])
         return [answers[number] for number in range(len(requests))]
 
-    def _pass(self, requests: Sequence[Request]) -> np.ndarray:
+    def _pass(self, requests: Sequence[ActionRequest]) -> np.ndarray:
         """Actions of all rows of the requests, one behind the other."""
         prefixes = [request.prefix for request in requests if request.prefix is not None]
         # Guidance differentiates, which tensors of the inference mode refuse.

@@ -15,7 +15,7 @@ import numpy as np
 from rlinf.errors import RLinfError
 from rlinf.serving.acting import ActingPolicy
 from rlinf.serving.latency import Latencies
-from rlinf.serving.requests import RefusedRequestError, Request
+from rlinf.serving.requests import ActionRequest, RefusedRequestError
 
 _MOST_WAITING = 1024
 ResultT = TypeVar("ResultT")
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass
 class _Asked:
-    request: Request
+    request: ActionRequest
     answer: asyncio.Future[Answer]
     since: float = field(default_factory=time.perf_counter)
 
@@ -66,7 +66,7 @@ class Batcher:
         self._stopping = False
         self.clients = 0
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: ActionRequest) -> Answer:
         """What the policy answers.
 
         Raises:

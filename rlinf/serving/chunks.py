@@ -14,7 +14,7 @@ import numpy as np
 from rlinf.serving.requests import PREFIX, PREFIX_WEIGHTS
 
 
-class Asked(Protocol):
+class ChunkSource(Protocol):
     """What chunks are asked of: :class:`~rlinf.serving.client.ActionClient`, or what wraps it."""
 
     metadata: dict[str, Any]
@@ -56,7 +56,9 @@ class RealTimeChunks:
         ValueError: Chunks are too short for it.
     """
 
-    def __init__(self, client: Asked, *, execute: int | None = None, delays: int = 10) -> None:
+    def __init__(
+        self, client: ChunkSource, *, execute: int | None = None, delays: int = 10
+    ) -> None:
         self._client = client
         chunk = int(client.metadata["chunk"])
         execute = chunk // 2 if execute is None else execute

@@ -25,7 +25,7 @@ class RefusedRequestError(UserError):
 
 
 @dataclass(frozen=True)
-class Prefix:
+class ExecutedPrefix:
     """Actions that are executed before, or while, the next chunk is computed.
 
     Args:
@@ -38,7 +38,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class Request:
+class ActionRequest:
     """One thing that is asked.
 
     Args:
@@ -51,7 +51,7 @@ class Request:
     observations: dict[str, np.ndarray]
     count: int
     single: bool
-    prefix: Prefix | None = None
+    prefix: ExecutedPrefix | None = None
 
 
 class RequestReader:
@@ -83,7 +83,7 @@ class RequestReader:
             if targets.count(target) > 1:
                 raise ConfigError(f"--key: two names are given for `{target}`; leave one out")
 
-    def read(self, message: Any) -> Request:
+    def read(self, message: Any) -> ActionRequest:
         """The request in a message.
 
         Raises:
@@ -97,7 +97,7 @@ class RequestReader:
             given = dict(self._renamed(message))
             prefix = self._prefix(given)
             row = self._row(given)
-            return Request({key: array[None] for key, array in row.items()}, 1, True, prefix)
+            return ActionRequest({key: array[None] for key, array in row.items()}, 1, True, prefix)
         rows = message[BATCH]
         if len(message) > 1 or not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
             raise RefusedRequestError(f"`{BATCH}` is a list of observations, and stands alone")
@@ -107,7 +107,7 @@ class RequestReader:
             )
         found = [self._numbered(number, row) for number, row in enumerate(rows)]
         whole = {key: np.stack([row[key] for row in found]) for key in found[0]}
-        return Request(whole, len(found), False)
+        return ActionRequest(whole, len(found), False)
 
     def _numbered(self, number: int, row: Any) -> dict[str, np.ndarray]:
         try:
@@ -175,7 +175,7 @@ class RequestReader:
         if TASK_IDS in self._spec.observation_shapes:
             given[TASK_IDS] = np.int64(number)
 
-    def _prefix(self, given: dict[str, Any]) -> Prefix | None:
+    def _prefix(self, given: dict[str, Any]) -> ExecutedPrefix | None:
         if not given.keys() & {PREFIX, PREFIX_WEIGHTS}:
             return None
         if not self._continues:
@@ -197,7 +197,7 @@ class RequestReader:
         weights[:count] = _checked(PREFIX_WEIGHTS, given.pop(PREFIX_WEIGHTS), (count,), "float32")
         if weights.min() < 0 or weights.max() > 1:
             raise RefusedRequestError(f"`{PREFIX_WEIGHTS}` lie in [0, 1]")
-        return Prefix(actions, weights)
+        return ExecutedPrefix(actions, weights)
 
 
 def _checked(name: str, value: Any, shape: tuple[int, ...], wanted: str) -> np.ndarray:

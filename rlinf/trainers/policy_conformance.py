@@ -49,7 +49,7 @@ _LONGER = "this is another and a much longer instruction than the first one of t
 
 
 @dataclass(frozen=True)
-class Subject:
+class PolicySubject:
     """A model section with the kind of environment that it is to act in."""
 
     config: ModelConfig
@@ -84,7 +84,7 @@ def check_policy(
 ) -> list[CheckResult]:
     """Run every check on a model section, with ``ranks`` also on two processes; ConfigError where
     no policy can be built of it."""
-    subject = Subject(config, env_spec)
+    subject = PolicySubject(config, env_spec)
     subject.policy()
     checks = [
         _check_acts, _check_mode, _check_replays, _check_batch_size, _check_gradients,
@@ -103,7 +103,7 @@ def check_policy(
     return [outcome(f.__name__.removeprefix("_check_"), f, subject) for f in checks]
 
 
-def _check_acts(subject: Subject) -> str:
+def _check_acts(subject: PolicySubject) -> str:
     policy = subject.policy()
     _, sample = subject.acted(policy)
     shape, spec = (_ROWS, policy.chunk, policy.action_dim), subject.env_spec
@@ -123,14 +123,14 @@ def _check_acts(subject: Subject) -> str:
     return f"actions [B, {policy.chunk}, {policy.action_dim}], noise {_shapes(policy)}"
 
 
-def _check_mode(subject: Subject) -> str:
+def _check_mode(subject: PolicySubject) -> str:
     policy = subject.policy()
     first, second = (policy.sample(subject.seen, None).actions for _ in range(2))
     require(torch.equal(first, second), "without noise, two calls give two answers")
     return "without noise always the same"
 
 
-def _check_replays(subject: Subject) -> str:
+def _check_replays(subject: PolicySubject) -> str:
     policy = subject.policy()
     seen, sample = subject.acted(policy)
     inputs = seen | sample.forward_inputs
@@ -144,7 +144,7 @@ def _check_replays(subject: Subject) -> str:
     return f"|Δ log-prob| ≤ {difference:.1e}, ratio from {ratio.min():.7g} to {ratio.max():.7g}"
 
 
-def _check_batch_size(subject: Subject) -> str:
+def _check_batch_size(subject: PolicySubject) -> str:
     policy = subject.policy()
     _, whole = subject.acted(policy)
     _, alone = subject.acted(policy, rows=1)
@@ -153,7 +153,7 @@ def _check_batch_size(subject: Subject) -> str:
     return f"a row alone: |Δ log-prob| ≤ {difference:.1e}"
 
 
-def _check_padding(subject: Subject) -> str:
+def _check_padding(subject: PolicySubject) -> str:
     short = (subject.env_spec.task_descriptions or ("push the button",))[0]
     found = []
     for texts in ((short,), (short, f"{short} {_LONGER}")):
@@ -175,7 +175,7 @@ def _check_padding(subject: Subject) -> str:
     return f"beside a longer instruction: |Δ log-prob| ≤ {difference:.1e}"
 
 
-def _check_gradients(subject: Subject) -> str:
+def _check_gradients(subject: PolicySubject) -> str:
     policy = subject.policy()
     found = policy(subject.batch)
     (found.log_probs.sum() + found.values.sum()).backward()
@@ -188,7 +188,7 @@ def _check_gradients(subject: Subject) -> str:
     return f"{reached} of {len(trained)} trained tensors ({numbers:,} numbers) have a gradient"
 
 
-def _check_save_and_load(subject: Subject) -> str:
+def _check_save_and_load(subject: PolicySubject) -> str:
     policy = _moved(subject.policy())
     own, other = policy.state_dict(), subject.policy(seed=1)
     result = other.load_state_dict(own, strict=False)
@@ -202,7 +202,7 @@ def _check_save_and_load(subject: Subject) -> str:
     return f"{len(own)} tensors, of which {len(sent)} travel"
 
 
-def _check_adapters(subject: Subject) -> str:
+def _check_adapters(subject: PolicySubject) -> str:
     policy, plain = subject.policy(), subject.policy()
     lora = AdapterConfig(rank=2)
     adapt_policy(policy, lora, seed=3)
@@ -227,12 +227,12 @@ def _check_adapters(subject: Subject) -> str:
     return f"{numbers:,} numbers; merged |Δ log-prob| ≤ {difference:.1e}"
 
 
-def _check_checkpointing(subject: Subject) -> str:
+def _check_checkpointing(subject: PolicySubject) -> str:
     found = [_trained(subject, gradient_checkpointing=on) for on in (False, True)]
     return f"after two updates weights differ by {_far(*found):.1e}"
 
 
-def _check_two_ranks(subject: Subject) -> str:
+def _check_two_ranks(subject: PolicySubject) -> str:
     alone = _trained(subject)
     with tempfile.TemporaryDirectory() as place:
         torch.save(subject.batch.tensors(), Path(place) / "batch.pt")
@@ -250,13 +250,15 @@ def _one_of_two(rank: int, config: ModelConfig, env_spec: EnvSpec, place: str) -
     store = FileStore(f"{place}/store", 2)
     ranks = Ranks(rank, 2, store=store)
     batch = Batch.from_tensors(torch.load(Path(place) / "batch.pt", weights_only=True))
-    weights = _train(Subject(config, env_spec), batch, ranks, type="fsdp", reshard="after_forward")
+    weights = _train(
+        PolicySubject(config, env_spec), batch, ranks, type="fsdp", reshard="after_forward"
+    )
     if rank == 0:
         torch.save(weights, Path(place) / "weights.pt")
     ranks.close()
 
 
-def _check_imitation(subject: Subject) -> str:
+def _check_imitation(subject: PolicySubject) -> str:
     policy, spec = subject.policy(), subject.env_spec
     shape = (_ROWS, policy.chunk, policy.action_dim)
     noise = draw_noise(policy.imitation_noise, (_ROWS,), torch.Generator().manual_seed(2))
@@ -274,7 +276,7 @@ def _check_imitation(subject: Subject) -> str:
     return f"mean error {whole.mean():.3g}, {reached} tensors have a gradient"
 
 
-def _check_bfloat16(subject: Subject) -> str:
+def _check_bfloat16(subject: PolicySubject) -> str:
     policy = in_precision(subject.policy(), torch.bfloat16)
     seen, sample = subject.acted(policy)
     found = policy.evaluate_actions(seen | sample.forward_inputs)
@@ -285,7 +287,7 @@ def _check_bfloat16(subject: Subject) -> str:
     return f"first ratios are {distance:.1e} from 1 in the mean, bound {_HALF_BOUND}"
 
 
-def _check_device(subject: Subject) -> str:
+def _check_device(subject: PolicySubject) -> str:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     policy = subject.policy()
@@ -325,18 +327,18 @@ def _moved(policy: Policy, only: str = "") -> Policy:
     return policy
 
 
-def _same_actions(subject: Subject, first: Policy, second: Policy) -> None:
+def _same_actions(subject: PolicySubject, first: Policy, second: Policy) -> None:
     one, other = (subject.acted(policy)[1] for policy in (first, second))
     require(torch.equal(one.actions, other.actions), "actions of equal weights differ")
     require(torch.equal(one.log_probs, other.log_probs), "log-probs of equal weights differ")
 
 
-def _trained(subject: Subject, **settings: Any) -> dict[str, Tensor]:
+def _trained(subject: PolicySubject, **settings: Any) -> dict[str, Tensor]:
     return _train(subject, subject.batch, Replicas(), **settings)
 
 
 def _train(
-    subject: Subject, batch: Batch, ranks: Ranks | Replicas, **settings: Any
+    subject: PolicySubject, batch: Batch, ranks: Ranks | Replicas, **settings: Any
 ) -> dict[str, Tensor]:
     """Weights after two updates that make what was done likelier."""
     config = RowTrainerConfig(global_batch_size=_ROWS, micro_batch_size=_ROWS // 2, **settings)

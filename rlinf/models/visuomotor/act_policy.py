@@ -25,9 +25,9 @@ from rlinf.models.policy import (
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
 from rlinf.models.visuomotor.config import ACTConfig, VisuomotorConfig
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, Published, layers_of, stages_of
+from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, layers_of, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
-from rlinf.models.vla.loading import Layout, Translated
+from rlinf.models.vla.loading import NameLayout, Translated
 from rlinf.models.vla.statistics import BUFFERS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ACTPolicy(VisuomotorPolicy):
     _config: ACTConfig
     network: ACTNetwork
     layouts = (
-        Layout(
+        NameLayout(
             "lerobot",
             (*NORMALISERS, ("model", "")),
             unused=(*BUFFERS, "vae_encoder_pos_enc"),
@@ -64,7 +64,7 @@ class ACTPolicy(VisuomotorPolicy):
         self.log_std = nn.Parameter(torch.full(shape, config.initial_log_std))
         self.add_values(config, self.network.size.width, seed=seed)
 
-    def _published_network(self, found: Translated, published: Published) -> ACTNetwork:
+    def _published_network(self, found: Translated, published: VisuomotorFiles) -> ACTNetwork:
         published.setting("n_obs_steps", (1,))
         published.setting("replace_final_stride_with_dilation", (False,))
         blocks, channels = stages_of(found, "backbone.")

@@ -24,11 +24,11 @@ from rlinf.models.visuomotor.noise_schedule import (
     posterior,
 )
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, Published, layers_of, stages_of
+from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, layers_of, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.visuomotor.unet import DiffusionNetwork, DiffusionSize
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
-from rlinf.models.vla.loading import Layout, Translated
+from rlinf.models.vla.loading import NameLayout, Translated
 from rlinf.models.vla.statistics import BUFFERS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
     without_random_steps = ("ddim", "ddpm")
     kept: Tensor
     layouts = (
-        Layout(
+        NameLayout(
             "lerobot",
             (
                 *NORMALISERS,
@@ -105,7 +105,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
 
     # -- what a model is ----------------------------------------------------------------------
 
-    def _published_network(self, found: Translated, published: Published) -> DiffusionNetwork:
+    def _published_network(self, found: Translated, published: VisuomotorFiles) -> DiffusionNetwork:
         settings = published.settings
         published.setting("prediction_type", ("epsilon", "sample"))
         published.setting("beta_schedule", ("squaredcos_cap_v2", "linear", "scaled_linear"))

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.visuomotor.config import VisuomotorConfig
-from rlinf.models.visuomotor.published import Published, read_directory
+from rlinf.models.visuomotor.published import VisuomotorFiles, read_directory
 from rlinf.models.visuomotor.resnet import FrozenBatchNorm
 from rlinf.models.vla.chunk_policy import ChunkPolicy, Kind
-from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.networks import fresh_network
 from rlinf.models.vla.statistics import Method, Statistics, read_statistics
 
@@ -34,7 +34,7 @@ class VisuomotorPolicy(ChunkPolicy):
     on the meta device.
     """
 
-    layouts: ClassVar[tuple[Layout, ...]]
+    layouts: ClassVar[tuple[NameLayout, ...]]
     picture_mean: Tensor
     picture_deviation: Tensor
 
@@ -48,7 +48,7 @@ class VisuomotorPolicy(ChunkPolicy):
             self.register_buffer(f"picture_{name}", numbers, persistent=False)
 
     @abstractmethod
-    def _published_network(self, found: Translated, published: Published) -> nn.Module:
+    def _published_network(self, found: Translated, published: VisuomotorFiles) -> nn.Module:
         """The network that has these weights."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class VisuomotorPolicy(ChunkPolicy):
         """A small one of the published architecture, for pictures of about 64 × 64."""
 
     def _begin(self, config: VisuomotorConfig, env_spec: EnvSpec) -> None:
-        self._published: Published | None = None
+        self._published: VisuomotorFiles | None = None
         if config.path is not None:
             with in_section("model"):
                 self._published = read_directory(config.path)
@@ -79,7 +79,7 @@ class VisuomotorPolicy(ChunkPolicy):
             load_published(network, published.path, self.layouts, dtype=torch.float32)
         return network
 
-    def _check_sight(self, published: Published, env_spec: EnvSpec) -> None:
+    def _check_sight(self, published: VisuomotorFiles, env_spec: EnvSpec) -> None:
         """Refuse a model that was trained on other pictures, or on states or without them."""
         reads = bool(published.state_dim)
         if reads != (self._config.use_states and self.state_dim > 0):

@@ -24,7 +24,7 @@ _METHODS: Mapping[str, Method | None] = {
 
 
 @dataclass(frozen=True)
-class Published:
+class VisuomotorFiles:
     """What a directory says.
 
     Args:
@@ -57,7 +57,7 @@ class Published:
         return value
 
 
-def read_directory(path: Path) -> Published:
+def read_directory(path: Path) -> VisuomotorFiles:
     """Read ``config.json``; ConfigError, where it describes no model of pictures and states."""
     path = path.expanduser()
     try:
@@ -94,7 +94,7 @@ def read_directory(path: Path) -> Published:
                 key="path",
             )
     methods = {kind: _METHODS[method] for kind, method in mapping.items()}
-    return Published(path, settings, pictures, states[0], action_dim, methods)
+    return VisuomotorFiles(path, settings, pictures, states[0], action_dim, methods)
 
 
 def stages_of(found: Translated, part: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.vla.loading import Layout, Translated, open_weights, translate
+from rlinf.models.vla.loading import NameLayout, Translated, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.layouts import LAYOUTS as PI0_LAYOUTS
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
@@ -32,10 +32,10 @@ class Family:
     """
 
     title: str
-    layouts: tuple[Layout, ...]
+    layouts: tuple[NameLayout, ...]
     unused_width: Callable[[Translated], int]
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> NameLayout:
         """One by its name."""
         for each in self.layouts:
             if each.name == name:
@@ -80,7 +80,7 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
 
 
 def _converted(
-    found: Translated, target: Layout, fill: Callable[[str], Tensor]
+    found: Translated, target: NameLayout, fill: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a published file under the names of another layout, bit for bit.
 

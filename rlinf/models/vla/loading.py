@@ -25,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Layout:
+class NameLayout:
     """How the names of a published file correspond to those of a graph in this project.
 
     Args:
@@ -184,7 +184,7 @@ class Translated:
     """
 
     weights: Weights
-    layout: Layout
+    layout: NameLayout
     names: dict[str, str]
     unused: dict[str, str]
     unknown: tuple[str, ...]
@@ -204,7 +204,7 @@ class Translated:
         return (whole[0] // count, *whole[1:]) if count > 1 else whole
 
 
-def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
+def translate(weights: Weights, layouts: Sequence[NameLayout]) -> Translated:
     """Find the layout that knows most names of a file, and use it.
 
     ConfigError where none knows any, or tied tensors are stored twice and differ.
@@ -252,7 +252,7 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
 def load_published(
     model: nn.Module,
     path: Path,
-    layouts: Sequence[Layout],
+    layouts: Sequence[NameLayout],
     *,
     dtype: torch.dtype | None = None,
     fresh: Callable[[str], bool] = lambda name: False,

@@ -13,7 +13,7 @@ from torch import nn
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
-from rlinf.models.vla.loading import Layout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.pi0.network import TransformerSize
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -78,7 +78,7 @@ def fresh_network(make: Callable[[], Network], *, seed: int) -> Network:
 
 
 def published_network(
-    config: FlowConfig, layouts: Sequence[Layout], make: Callable[[Published], Network]
+    config: FlowConfig, layouts: Sequence[NameLayout], make: Callable[[Published], Network]
 ) -> Network:
     """The network in the directory that the section names; ConfigError where it is none.
 

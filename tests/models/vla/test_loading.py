@@ -13,7 +13,7 @@ from rlinf.cli.main import main
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
 from rlinf.models.vla.conversion import convert
-from rlinf.models.vla.loading import Layout, load_published, open_weights, translate
+from rlinf.models.vla.loading import NameLayout, load_published, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
@@ -111,7 +111,7 @@ def test_smolvla_comes_back_bit_for_bit(tmp_path: Path, target: str) -> None:
     equal(back, original)
 
 
-def smolvla_layout(name: str) -> Layout:
+def smolvla_layout(name: str) -> NameLayout:
     return next(each for each in SMOLVLA_LAYOUTS if each.name == name)
 
 
@@ -175,7 +175,7 @@ def full_size(kind: str) -> dict[str, list[int]]:
     return own | {HEAD: own[EMBEDDING], EXPERT_HEAD: [257152, 1024]}
 
 
-def named(layout: str) -> Layout:
+def named(layout: str) -> NameLayout:
     return next(each for each in LAYOUTS if each.name == layout)
 
 

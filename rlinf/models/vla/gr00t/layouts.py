@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf.models.vla.loading import Layout
+from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 
 _OWN = ("state_encoder", "action_encoder", "action_decoder", "position_embedding",
@@ -47,7 +47,7 @@ def _rules(begin: str, vision: str) -> tuple[tuple[str, str], ...]:
 
 
 LAYOUTS = tuple(
-    Layout(
+    NameLayout(
         name,
         _rules(begin, vision),
         tied=((EMBEDDING, HEAD),),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlinf.errors import ConfigError
 from rlinf.models.policy import merged
-from rlinf.models.vla.loading import Layout, load_published
+from rlinf.models.vla.loading import NameLayout, load_published
 from rlinf.models.vla.openvla.network import TOWERS, Architecture, Extras, OpenVLANetwork
 from rlinf.models.vla.openvla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names
 
@@ -62,7 +62,7 @@ class PixelValues:
 
 
 @dataclass(frozen=True)
-class Published:
+class OpenVLAFiles:
     """What the files of a directory beside the weights say."""
 
     path: Path
@@ -70,7 +70,7 @@ class Published:
     pixel_values: PixelValues
 
 
-def read_published(path: Path) -> Published:
+def read_published(path: Path) -> OpenVLAFiles:
     """Read config.json and what lies beside it.
 
     ConfigError where a file is missing or says something that this network is not.
@@ -85,7 +85,7 @@ def read_published(path: Path) -> Published:
     sizes = set(config.get("image_sizes", [224, 224]))
     if len(sizes) != 1:
         raise ConfigError(f"{path}: towers of picture sizes {sorted(sizes)}", key="model.path")
-    return Published(
+    return OpenVLAFiles(
         path,
         Architecture(
             towers=_towers(config),
@@ -99,7 +99,7 @@ def read_published(path: Path) -> Published:
 
 
 def load_network(
-    published: Published,
+    published: OpenVLAFiles,
     extras: Extras,
     *,
     dtype: torch.dtype | None = None,
@@ -156,7 +156,7 @@ def materialize(network: OpenVLANetwork, *, seed: int, dtype: torch.dtype) -> No
         setattr(network.get_submodule(part), last, torch.nn.Parameter(value.to(dtype)))
 
 
-def openvla_layout(architecture: Architecture) -> Layout:
+def openvla_layout(architecture: Architecture) -> NameLayout:
     """Names of published files: LayerScale is called otherwise, and the ends of the towers, which
     no computation reads, are there."""
     rules, unused = [], []
@@ -164,7 +164,7 @@ def openvla_layout(architecture: Architecture) -> Layout:
         block = f"vision_backbone.{tower}.blocks.{{}}"
         rules += [(f"{block}.{ls}.scale_factor", f"{block}.{ls}.gamma") for ls in ("ls1", "ls2")]
         unused += [f"vision_backbone.{tower}.{name}" for name in unread_names(size)]
-    return Layout("OpenVLA", (*rules, ("", "")), unused=tuple(unused))
+    return NameLayout("OpenVLA", (*rules, ("", "")), unused=tuple(unused))
 
 
 def _json(file: Path) -> dict[str, Any]:

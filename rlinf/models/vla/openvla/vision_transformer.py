@@ -71,7 +71,7 @@ class VisionTransformer(nn.Module):
         if size.registers is not None:
             self.cls_token = nn.Parameter(torch.randn(1, 1, width) * 0.02)
             self.reg_token = nn.Parameter(torch.randn(1, size.registers, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.depth - 1))
+        self.blocks = nn.ModuleList(VisionBlock(size) for _ in range(size.depth - 1))
         self.film: nn.ModuleList | None = None
         if language_width is not None:
             self.film = nn.ModuleList(Film(language_width, width) for _ in self.blocks)
@@ -92,16 +92,16 @@ class VisionTransformer(nn.Module):
         return cast(Tensor, x[:, self.prefix :])
 
 
-class Block(nn.Module):
+class VisionBlock(nn.Module):
     """Attention and a perceptron, each behind a norm and beside a residual connection."""
 
     def __init__(self, size: VisionSize) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.attn = Attention(size.width, size.heads)
+        self.attn = FusedAttention(size.width, size.heads)
         self.ls1 = LayerScale(size.width) if size.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.mlp = Perceptron(size.width, size.mlp)
+        self.mlp = VisionPerceptron(size.width, size.mlp)
         self.ls2 = LayerScale(size.width) if size.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, film: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -112,7 +112,7 @@ class Block(nn.Module):
         return cast(Tensor, x + self.ls2(self.mlp(self.norm2(x))))
 
 
-class Attention(nn.Module):
+class FusedAttention(nn.Module):
     """Self-attention whose queries, keys and values are one matrix."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         return cast(Tensor, self.proj(found.transpose(1, 2).flatten(2)))
 
 
-class Perceptron(nn.Module):
+class VisionPerceptron(nn.Module):
     """Two linear layers, GELU between them."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -173,7 +173,7 @@ class Film(nn.Module):
 
 def unread_names(size: VisionSize) -> list[str]:
     """Names in published files of what lies behind the features: the last block and the end."""
-    block = [f"blocks.{size.depth - 1}.{name}" for name in Block(size).state_dict()]
+    block = [f"blocks.{size.depth - 1}.{name}" for name in VisionBlock(size).state_dict()]
     ends = ["norm.weight", "norm.bias"]
     if size.pooling:
         layers = ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf.models.vla.loading import Layout
+from rlinf.models.vla.loading import NameLayout
 
 EMBEDDING, HEAD = "language.embed_tokens.weight", "language.lm_head.weight"
 EXPERT_HEAD = "expert.lm_head.weight"
@@ -107,8 +107,8 @@ _RULES = {
 }
 
 LAYOUTS = tuple(
-    Layout(name, rules)
+    NameLayout(name, rules)
     if name == "rlinf"
-    else Layout(name, rules, tied=((EMBEDDING, HEAD),), unused=(EXPERT_HEAD,))
+    else NameLayout(name, rules, tied=((EMBEDDING, HEAD),), unused=(EXPERT_HEAD,))
     for name, rules in _RULES.items()
 )

@@ -56,7 +56,7 @@ class PictureSettings:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelFiles:
     """A model with what is read beside its weights."""
 
     model: Any
@@ -76,7 +76,7 @@ class Parts:
         return tokens, tuple(pictures)
 
 
-def tiny_parts(config: QwenVLConfig, *, seed: int) -> Parts:
+def tiny_parts(config: QwenVLConfig, *, seed: int) -> ModelFiles:
     """A small model of random weights, which reads words by their checksums."""
     from transformers import AutoModelForImageTextToText
 
@@ -112,10 +112,10 @@ def tiny_parts(config: QwenVLConfig, *, seed: int) -> Parts:
     def encode(text: str) -> list[int]:
         return [_TINY_IDS[END], *hashed_words(text, first=4, words=_WORDS)]
 
-    return Parts(model, settings, [], _TINY_IDS, encode)
+    return ModelFiles(model, settings, [], _TINY_IDS, encode)
 
 
-def published_parts(config: QwenVLConfig, path: Path) -> Parts:
+def published_parts(config: QwenVLConfig, path: Path) -> ModelFiles:
     """The model in a directory, in the number format that it says.
 
     Raises:
@@ -136,7 +136,7 @@ def published_parts(config: QwenVLConfig, path: Path) -> Parts:
             key="model.tokenizer",
         )
     encode = _encoder(tokenizer)
-    return Parts(model, _settings(path), encode("<|im_start|>user\n"), ids, encode)
+    return ModelFiles(model, _settings(path), encode("<|im_start|>user\n"), ids, encode)
 
 
 def question(text: str) -> str:

@@ -129,7 +129,7 @@ class LlamaLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Seen:
+class Visibility:
     """Where tokens are and what they see: positions [B, L], mask [B, 1, L, keys]."""
 
     positions: Tensor
@@ -155,8 +155,8 @@ class Llama(nn.Module):
     def forward(
         self,
         x: Tensor,
-        own: Seen,
-        cross: Seen | None = None,
+        own: Visibility,
+        cross: Visibility | None = None,
         past: Sequence[KeyValue] | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """[B, L, W] to [B, L, W], and what later tokens attend to; ``cross`` is for the layers
@@ -205,7 +205,7 @@ class SmolVLANetwork(nn.Module):
         mask = torch.cat([there, token_mask, torch.ones_like(token_mask[:, :1])], dim=1)
         sees = mask[:, None, None].repeat(1, 1, mask.shape[1], 1)
         sees[:, :, :-1, -1] = False
-        hidden, past = self.language(x, Seen(mask.long().cumsum(1) - 1, sees))
+        hidden, past = self.language(x, Visibility(mask.long().cumsum(1) - 1, sees))
         return Prefix(past, mask, hidden)
 
     def denoise(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,9 +222,9 @@ class SmolVLANetwork(nn.Module):
         read = prefix.mask[:, None, None].expand(-1, 1, length, -1)
         before = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         steps = torch.arange(length, device=x.device).expand(rows, -1)
-        own = Seen(
+        own = Visibility(
             prefix.mask.long().sum(1, keepdim=True) + steps,
             torch.cat([read, before.expand(rows, 1, -1, -1)], dim=-1),
         )
-        hidden, _ = self.expert(x, own, Seen(steps, read), prefix.past)
+        hidden, _ = self.expert(x, own, Visibility(steps, read), prefix.past)
         return self.action_out_proj(hidden).float(), hidden

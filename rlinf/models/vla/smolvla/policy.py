@@ -13,7 +13,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
-from rlinf.models.vla.loading import Layout
+from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
@@ -29,7 +29,7 @@ _OWN = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in",
         "action_time_mlp_out")  # fmt: skip
 _VISION = ("layers", "patch_embedding", "position_embedding", "post_layernorm")
 LAYOUTS = (
-    Layout(
+    NameLayout(
         "lerobot",
         (
             *vision_rules(f"{_BOTH}.vlm.model.vision_model"),
@@ -44,7 +44,7 @@ LAYOUTS = (
     ),
     # policy.safetensors of a run. The projector is named by its weight: it has no bias, by which
     # a file of π₀ is told apart.
-    Layout(
+    NameLayout(
         "rlinf",
         tuple(
             (f"network.{name}", name)

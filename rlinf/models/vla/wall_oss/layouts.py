@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf.models.vla.loading import Layout
+from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD
 
 _TOWER = {
@@ -40,6 +40,6 @@ def _rules(begin: str) -> tuple[tuple[str, str], ...]:
 
 
 LAYOUTS = tuple(
-    Layout(name, _rules(begin), tied=((EMBEDDING, HEAD),), unused=(HEAD, "units."))
+    NameLayout(name, _rules(begin), tied=((EMBEDDING, HEAD),), unused=(HEAD, "units."))
     for name, begin in (("wall-x", ""), ("lerobot", "model."))
 )

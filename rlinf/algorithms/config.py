@@ -328,12 +328,10 @@ class DistillationConfig(PolicyConfig):
             )
 
 
-class SACConfig(AlgorithmConfig):
-    """Soft actor-critic."""
+class SoftActorCriticConfig(AlgorithmConfig):
+    """What soft actor-critic needs, of actions or of noise."""
 
     implementation = "rlinf.algorithms.sac:SAC"
-    type: Literal["sac"] = "sac"
-    """Which algorithm this section configures."""
     gamma: float = Field(default=0.99, gt=0, le=1)
     """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
     tau: float = Field(default=0.005, gt=0, le=1)
@@ -344,6 +342,10 @@ class SACConfig(AlgorithmConfig):
     """α that the run begins with: how much reward a nat of entropy is worth."""
     learn_temperature: bool = True
     """Adapt α so that the policy keeps `target_entropy`; otherwise it stays as it is."""
+    agg_q: Literal["min", "mean"] = "min"
+    """Which of the values of all Q functions counts, of targets and for the policy."""
+    backup_entropy: bool = True
+    """Count the entropy of what follows in the targets."""
     target_entropy: float | None = None
     """Entropy of an action chunk in nats, over actions scaled to [−1, 1]; null: −A·C, minus one per
     action dimension of the chunk."""
@@ -352,3 +354,10 @@ class SACConfig(AlgorithmConfig):
     def needs_replay(self) -> bool:
         """It learns from transitions of the whole run."""
         return True
+
+
+class SACConfig(SoftActorCriticConfig):
+    """Soft actor-critic."""
+
+    type: Literal["sac"] = "sac"
+    """Which algorithm this section configures."""

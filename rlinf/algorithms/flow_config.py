@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.algorithms.base_config import refuse_unused
-from rlinf.algorithms.config import RewardFilterConfig
+from rlinf.algorithms.config import RewardFilterConfig, SoftActorCriticConfig
 from rlinf.config.component import illegal
 
 if TYPE_CHECKING:
@@ -126,3 +126,28 @@ class NFTConfig(RewardFilterConfig):
                 hint=f"nearest: [{self.tau[0]}, {self.tau[1]}, 0, {max(1, self.tau[3])}]",
             )
         return self
+
+
+class DSRLConfig(SoftActorCriticConfig):
+    """Soft actor-critic on the noise from which a frozen policy denoises its actions."""
+
+    type: Literal["dsrl"] = "dsrl"
+    """Which algorithm this section configures."""
+    gamma: float = Field(default=0.999, gt=0, le=1)
+    """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
+    agg_q: Literal["min", "mean"] = "mean"
+    """Which of the values of all Q functions counts, of targets and for the policy."""
+    backup_entropy: bool = False
+    """Count the entropy of what follows in the targets."""
+    target_entropy: float | None = -16.0
+    """Entropy of a row's noise in nats, over noise scaled to [−1, 1]; null: minus one per number.
+    The default is published for 32 numbers."""
+
+    def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
+        """A model whose actions are not noise."""
+        if not model.steers:
+            yield illegal(
+                "model.type",
+                f"dsrl learns the noise of a frozen policy, {model.type} has none",
+                hint="nearest: steered, or algorithm.type: sac",
+            )

@@ -8,13 +8,13 @@ the bootstrap, and a transition at the limit leads to the last observation of it
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.config import SACConfig
+from rlinf.algorithms.config import SoftActorCriticConfig
 from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
 from rlinf.data.trajectory import Trajectory
@@ -30,20 +30,29 @@ NEXT = "next."
 NOISE, NEXT_NOISE, DISCOUNTS = "noise", "next_noise", "discounts"
 
 
+Counted = Literal["min", "mean"]
+
+
+def counted_value(values: Tensor, of: Counted = "min") -> Tensor:
+    """[N] of the values [H, N] of Q functions, the smallest or the mean."""
+    return values.amin(dim=0) if of == "min" else values.mean(dim=0)
+
+
 def soft_targets(
     *,
     rewards: Tensor,
     discounts: Tensor,
     next_values: Tensor,
     next_log_probs: Tensor,
-    alpha: Tensor,
+    alpha: Tensor | float,
+    counted: Counted = "min",
 ) -> Tensor:
     """y = r + d (min_j Q̄_j(s', a') − α log π(a'|s')) [N] (eq. 3, 5).
 
     Discounts [N] are γ^C, 0 where the episode terminated; ``next_values`` [H, N] are of the target
-    Q functions.
+    Q functions; min or mean.
     """
-    return rewards + discounts * (next_values.amin(dim=0) - alpha * next_log_probs)
+    return rewards + discounts * (counted_value(next_values, counted) - alpha * next_log_probs)
 
 
 def critic_terms(*, values: Tensor, targets: Tensor) -> Tensor:
@@ -51,9 +60,11 @@ def critic_terms(*, values: Tensor, targets: Tensor) -> Tensor:
     return (values - targets).square().mean(dim=0)
 
 
-def policy_terms(*, values: Tensor, log_probs: Tensor, alpha: Tensor) -> Tensor:
-    """[N] α log π(a|s) − min_j Q_j(s, a) (eq. 7), of values [H, N]."""
-    return alpha * log_probs - values.amin(dim=0)
+def policy_terms(
+    *, values: Tensor, log_probs: Tensor, alpha: Tensor, counted: Counted = "min"
+) -> Tensor:
+    """[N] α log π(a|s) − min_j Q_j(s, a) (eq. 7), of values [H, N]; min or mean."""
+    return alpha * log_probs - counted_value(values, counted)
 
 
 def temperature_terms(
@@ -81,7 +92,7 @@ def polyak_update(targets: nn.Module, sources: nn.Module, tau: float) -> None:
 class SAC(Algorithm):
     """Critic, policy and temperature, each with a loss and an optimizer step of its own."""
 
-    def __init__(self, config: SACConfig, *, group_size: int = 1) -> None:
+    def __init__(self, config: SoftActorCriticConfig, *, group_size: int = 1) -> None:
         del group_size  # environments are not compared with each other
         self.config = config
 
@@ -156,7 +167,8 @@ class SAC(Algorithm):
                 discounts=batch.inputs[DISCOUNTS],
                 next_values=modules["target_critic"](seen, actions),
                 next_log_probs=log_probs,
-                alpha=modules["temperature"](),
+                alpha=modules["temperature"]() if self.config.backup_entropy else 0.0,
+                counted=self.config.agg_q,
             )
         values = modules["critic"](batch.inputs, batch.inputs[RAW_ACTIONS])
         loss = critic_terms(values=values, targets=targets).sum() / normalizer
@@ -167,7 +179,10 @@ class SAC(Algorithm):
         actions, log_probs = modules["policy"](batch.inputs, batch.inputs[NOISE])
         values = modules["critic"](batch.inputs, actions)
         alpha = modules["temperature"]().detach()
-        loss = policy_terms(values=values, log_probs=log_probs, alpha=alpha).sum() / normalizer
+        terms = policy_terms(
+            values=values, log_probs=log_probs, alpha=alpha, counted=self.config.agg_q
+        )
+        loss = terms.sum() / normalizer
         return loss, {
             "actor/entropy": -log_probs.detach().sum() / normalizer,
             "actor/temperature": alpha * (len(batch) / normalizer),

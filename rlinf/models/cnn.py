@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.config import CNNConfig
+from rlinf.models.config import CNNConfig, ImagePolicyConfig
 from rlinf.models.gaussian import (
     GaussianPolicy,
     normalizer_of,
@@ -56,7 +56,7 @@ class CNNPolicy(GaussianPolicy):
     ) -> torch.nn.ModuleDict:
         return torch.nn.ModuleDict(
             {
-                key: ImageEncoder(config, _image_shape(env_spec, key), key=key, generator=generator)
+                key: ImageEncoder(config, image_shape(env_spec, key), key=key, generator=generator)
                 for key in config.image_keys
             }
         )
@@ -87,7 +87,7 @@ class ImageEncoder(torch.nn.Module):
 
     def __init__(
         self,
-        config: CNNConfig,
+        config: ImagePolicyConfig,
         shape: tuple[int, ...],
         *,
         key: str,
@@ -126,12 +126,13 @@ class ImageEncoder(torch.nn.Module):
         return features
 
 
-def _image_shape(env_spec: EnvSpec, key: str) -> tuple[int, ...]:
+def image_shape(env_spec: EnvSpec, key: str) -> tuple[int, ...]:
+    """Of an observation of pictures, [H, W, 3] or [n, H, W, 3]; a ConfigError for another."""
     shape = env_spec.observation_shapes.get(key)
     if shape is None or len(shape) not in (3, 4):
         raise ConfigError(
-            f"model.image_keys: cnn reads the observation {key!r} [H, W, 3] or [n, H, W, 3], but "
-            f"the environment gives {dict(env_spec.observation_shapes)}; use mlp for states, or "
+            f"model.image_keys: {key!r} is to be pictures [H, W, 3] or [n, H, W, 3], but the "
+            f"environment gives {dict(env_spec.observation_shapes)}; use mlp for states, or "
             "let the environment render images"
         )
     return tuple(shape)

@@ -42,6 +42,8 @@ class ModelConfig(StrictModel):
     denoises: ClassVar[bool] = False
     """Whether actions are denoised along a velocity
     (:class:`~rlinf.models.denoising.Denoising`)."""
+    steers: ClassVar[bool] = False
+    """Whether its actions are the noise from which another policy denoises."""
     q_implementation: ClassVar[str | None] = None
     """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 
@@ -131,7 +133,20 @@ class MLPConfig(NormalizingPolicyConfig):
     """Which policy this section configures."""
 
 
-class SquashedMLPConfig(NormalizingPolicyConfig):
+class SquashedConfig(GaussianPolicyConfig):
+    """A Gaussian whose samples are squashed into a box by tanh, and Q functions that go with it."""
+
+    activation: ActivationName = "relu"
+    """Non-linearity of policy and Q functions."""
+    state_dependent_std: Literal[True] = True
+    """The network gives the standard deviation."""
+    q_hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
+    """Widths of the hidden layers of each Q function."""
+    q_functions: int = Field(default=2, ge=1)
+    """How many Q functions there are; the algorithm says what of their values counts."""
+
+
+class SquashedMLPConfig(SquashedConfig, NormalizingPolicyConfig):
     """Gaussian policy on ``states`` whose actions are squashed into their box by tanh, and Q
     functions: perceptrons all."""
 
@@ -141,23 +156,11 @@ class SquashedMLPConfig(NormalizingPolicyConfig):
     """Which policy this section configures."""
     hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
     """Widths of the hidden layers of the policy."""
-    activation: ActivationName = "relu"
-    """Non-linearity of policy and Q functions."""
-    state_dependent_std: Literal[True] = True
-    """The network gives the standard deviation."""
-    q_hidden_sizes: tuple[Width, ...] = Field(default=(256, 256), min_length=1)
-    """Widths of the hidden layers of each Q function."""
-    q_functions: int = Field(default=2, ge=1)
-    """How many Q functions there are; the smallest value counts."""
 
 
-class CNNConfig(NormalizingPolicyConfig):
-    """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
-    of the perceptron policy behind it."""
+class ImagePolicyConfig(GaussianPolicyConfig):
+    """A Gaussian policy with a small encoder per camera key."""
 
-    implementation = "rlinf.models.cnn:CNNPolicy"
-    type: Literal["cnn"] = "cnn"
-    """Which policy this section configures."""
     image_keys: tuple[ImageKey, ...] = Field(default=("main_images",), min_length=1)
     """Image observations to read."""
     use_states: bool = True
@@ -170,8 +173,6 @@ class CNNConfig(NormalizingPolicyConfig):
     """Strides in pixels, one per convolution."""
     image_features: int = Field(default=256, ge=1)
     """Width of the encoding of each image key."""
-    shared_encoder: bool = True
-    """Let actor and critic share the encoders; otherwise each has its own."""
 
     @model_validator(mode="after")
     def _check_convolutions(self) -> Self:
@@ -188,6 +189,17 @@ class CNNConfig(NormalizingPolicyConfig):
         return self
 
 
+class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
+    """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
+    of the perceptron policy behind it."""
+
+    implementation = "rlinf.models.cnn:CNNPolicy"
+    type: Literal["cnn"] = "cnn"
+    """Which policy this section configures."""
+    shared_encoder: bool = True
+    """Let actor and critic share the encoders; otherwise each has its own."""
+
+
 MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
@@ -196,9 +208,12 @@ MODELS = {
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
     "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
     "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
+    "steered": "rlinf.models.steering_config:SteeredConfig",
     "wall_oss": "rlinf.models.vla.wall_oss.config:WallOSSConfig",
     "openvla": "rlinf.models.vla.openvla.config:OpenVLAConfig",
     "openvla_oft": "rlinf.models.vla.openvla.config:OpenVLAOFTConfig",
+    "act": "rlinf.models.visuomotor.config:ACTConfig",
+    "diffusion": "rlinf.models.visuomotor.config:DiffusionConfig",
 }
 
 

@@ -23,7 +23,9 @@ BASE = "base"
 """Name of :attr:`Policy.base` in what is written."""
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
-
+RECORDED = "recorded"
+"""Name of [N, C] bool, which of the actions to be imitated were recorded; the others fill a chunk
+beyond the end of its episode."""
 
 ACTIONS = "actions"
 """Name of the noise of a policy whose actions need one normal number for each dimension."""
@@ -115,6 +117,16 @@ class Policy(torch.nn.Module, ABC):
     imitates: ClassVar[bool] = False
     """Whether the policy has a supervised loss of its own, :meth:`imitation_errors`."""
 
+    explores: ClassVar[bool] = False
+    """Whether the policy itself says what acting at random is, by :meth:`explore`; otherwise it is
+    uniform in the box of actions."""
+
+    def explore(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor]
+    ) -> ActionSample:
+        """As :meth:`sample`, but whatever was learnt; before a learner begins."""
+        raise NotImplementedError(f"{type(self).__name__} has no random acting of its own")
+
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
         """What :meth:`sample` needs, by name."""
@@ -144,8 +156,8 @@ class Policy(torch.nn.Module, ABC):
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """[N, C, A] errors of recorded actions by the supervised loss of the model, with gradients.
 
-        The inputs are observations, ``raw_actions`` [N, C, A] in the units of the environment, and
-        the noise that it needs.
+        The inputs are observations, ``raw_actions`` [N, C, A] in the units of the environment, the
+        noise that it needs, and, where some actions only fill a chunk, ``recorded`` [N, C].
         """
         raise NotImplementedError(f"{type(self).__name__} has no supervised loss of its own")
 
@@ -157,7 +169,8 @@ class Policy(torch.nn.Module, ABC):
         """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights, as an
         :class:`ActionEvaluation`; with ``imitate`` their :meth:`imitation_errors`."""
         if imitate:
-            return self.imitation_errors(batch.inputs)
+            recorded = (batch.mask > 0).view(len(batch.mask), self.chunk, -1).any(dim=-1)
+            return self.imitation_errors({**batch.inputs, RECORDED: recorded})
         found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
         if ACTION_MASK not in inputs:
             return found

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
-from rlinf.models.config import LOG_STD_RANGE, SquashedMLPConfig
+from rlinf.models.config import LOG_STD_RANGE, SquashedConfig, SquashedMLPConfig
 from rlinf.models.gaussian import (
     ACTIVATIONS,
     MLPPolicy,
@@ -120,7 +120,7 @@ class SquashedMLPPolicy(MLPPolicy):
         return gaussian_log_prob(deviation=deviation, log_std=log_std) - squash_correction(inner)
 
 
-def register_box(module: nn.Module, config: SquashedMLPConfig, env_spec: EnvSpec) -> None:
+def register_box(module: nn.Module, config: SquashedConfig, env_spec: EnvSpec) -> None:
     """Give a module the middle and half the width of the action box [A]: ``centre``, ``radius``."""
     low, high = (
         torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim)
@@ -154,8 +154,14 @@ class QFunctions(nn.Module):
         register_box(self, config, env_spec)
         self.normalizer = normalizer_of(config, env_spec)
         self._tasks = told_tasks(env_spec)
-        self._activation = ACTIVATIONS[config.activation]
         inputs = state_dim + self._tasks + config.num_action_chunks * env_spec.action_dim
+        self._add_functions(config, inputs, generator)
+
+    def _add_functions(
+        self, config: SquashedConfig, inputs: int, generator: torch.Generator
+    ) -> None:
+        """Make H perceptrons on features and actions of this width together."""
+        self._activation = ACTIVATIONS[config.activation]
         widths = [inputs, *config.q_hidden_sizes, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for rows, columns in itertools.pairwise(widths):
@@ -165,14 +171,17 @@ class QFunctions(nn.Module):
                 drawn = torch.rand((config.q_functions, *shape), generator=generator)
                 parameters.append(nn.Parameter((2.0 * drawn - 1.0) * bound))
 
-    def forward(self, observations: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """[H, N] values of observations, each [N, ...], and actions [N, C, A]."""
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[N, D] features of observations, each [N, ...]."""
         states = observations["states"]
         if self.normalizer is not None:
             states = self.normalizer(states, observations.get(TASK_IDS))
-        states = with_task(states, observations, self._tasks)
+        return with_task(states, observations, self._tasks)
+
+    def forward(self, observations: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """[H, N] values of observations, each [N, ...], and actions [N, C, A]."""
         scaled = of_own_dimensions((actions - self.centre) / self.radius, observations)
-        features = torch.cat([states, scaled.flatten(1)], dim=1)
+        features = torch.cat([self.encode(observations), scaled.flatten(1)], dim=1)
         layers = len(self.weights)
         outputs = features.expand(len(self.weights[0]), *features.shape)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -192,8 +201,8 @@ class Temperature(nn.Module):
 
     def __init__(self, initial: float) -> None:
         super().__init__()
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(initial)]))  # ranks divide no scalar
 
     def forward(self) -> Tensor:
         """α, a scalar."""
-        return self.log_alpha.exp()
+        return self.log_alpha.exp().squeeze(0)

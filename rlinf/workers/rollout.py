@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.policy import (
     ACTIONS,
     RAW_ACTIONS,
+    ActionSample,
     Policy,
     draw_noise,
     load_travelling,
@@ -98,10 +99,11 @@ class RolloutWorker(StageWorker):
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
                     drawn = None if deterministic else noise.rows(batch)
-                    if at_random and drawn is not None:
+                    if at_random and drawn is not None and not self._policy.explores:
                         answer = self._act_at_random(batch, drawn[ACTIONS])
                     else:
-                        answer, values = self._act(seen, drawn)
+                        how = self._policy.explore if at_random else self._policy.sample
+                        answer, values = self._act(seen, drawn, how)
                         if values is not None and not deterministic:
                             memory.values.append(values.unsqueeze(0))
                 else:
@@ -116,18 +118,20 @@ class RolloutWorker(StageWorker):
         return {key: torch.from_numpy(value).to(device) for key, value in arrays.items()}
 
     def _act(
-        self, inputs: dict[str, torch.Tensor], noise: dict[str, torch.Tensor] | None
+        self,
+        inputs: dict[str, torch.Tensor],
+        noise: dict[str, torch.Tensor] | None,
+        how: Callable[[Any, Any], ActionSample],
     ) -> tuple[PolicyBatch, torch.Tensor | None]:
         """What the environments are answered, in host memory: they may have no device; and values
-        [n, V] of the observations, where the same forward passes give them."""
+        [n, V] of the observations, where the same forward passes give them. ``how`` is the policy's
+        way of acting."""
         rows = len(next(iter(inputs.values())))
         drawn = {
             _NOISE + name: each.to(self.compute_device) for name, each in (noise or {}).items()
         }
         samples = [
-            self._policy.sample(
-                block, {name: block.pop(_NOISE + name) for name in noise} if noise else None
-            )
+            how(block, {name: block.pop(_NOISE + name) for name in noise} if noise else None)
             for block in self._blocks(inputs | drawn)
         ]
         values = [sample.values for sample in samples if sample.values is not None]

@@ -226,8 +226,10 @@ def test_errors_of_velocities_are_errors_of_predictions(options: Any, target: An
     )  # fmt: skip
 
 
-def test_what_the_rollout_did_by_the_ode_is_its_velocity() -> None:
-    policy = build("pi0", method="ode", value_dim=0)
+@pytest.mark.parametrize("kind", ["pi0", "smolvla", "gr00t", "wall_oss"])
+def test_what_the_rollout_did_by_the_ode_is_its_velocity(kind: str) -> None:
+    given = {"preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": STEPS}
+    policy: Any = REGISTRY.load(kind)(**given, method="ode").build(SPEC, value_dim=0)
     inputs = sampled(policy)
     found = policy.points(inputs, target="x0", resampled=False)
     step = ((1 - found.time) * STEPS).round().long()

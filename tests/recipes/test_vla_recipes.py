@@ -115,3 +115,13 @@ def test_a_published_set_is_imitated(
     code, shown, error = rlinf(capsys, "train", name, "--dry-run", *given)
     assert code == 0, error
     assert "nothing was started" in shown
+
+
+@pytest.mark.parametrize("name", ["act", "diffusion"])
+def test_small_policies_imitate_what_the_other_models_are_taught(name: str) -> None:
+    _, _, config = read_config(f"vla/drawer_close_{name}_sft", [])
+    _, _, other = read_config("vla/drawer_close_pi05_sft", [])
+    assert isinstance(config, BehaviourCloningConfig)
+    assert (config.model.type, config.objective, config.model.use_states) == (name, "model", False)
+    assert config.env.train.adapter_options == other.env.train.adapter_options
+    assert config.evaluation.episodes == 100

@@ -53,6 +53,7 @@ def test_what_is_left_behind_is_what_acts(run: Path) -> None:
     assert all(0 < line["rollout/good"] < 1 for line in steps)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_equals_one_that_was_not(run: Path, tmp_path: Path) -> None:
     loaded = load_recipe(str(write_recipe(tmp_path, *GIVEN)), list(GIVEN))
     config = validate(EmbodiedConfig, loaded.data, loaded)

@@ -16,6 +16,7 @@ from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import Trainer
 from tests.algorithms import test_nft
+from tests.models import test_steering
 from tests.trainers import test_losses
 from tests.trainers.conftest import ACTION_DIM, ENVS, STATE_DIM, STEPS, collect
 from tests.trainers.processes import results_of
@@ -78,6 +79,10 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
     acting = {name: tensor.clone() for name, tensor in flow.weights()}
     if isinstance(ranks, Ranks):
         flow.save_sharded(directory / "flow")
+    steered = test_steering.trainer(ranks)
+    metrics.append(steered.train(test_steering.transitions(), 0))
+    if isinstance(ranks, Ranks):
+        steered.save_sharded(directory / "steered")
     twins = test_losses.trainer_of(test_losses.modules(), ranks=ranks)
     metrics += [twins.train(test_losses.batches(), step) for step in range(2)]
     found = {name: dict(held.gather(held.master(), keep=True)) for name, held in
@@ -86,6 +91,7 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
     return {
         "metrics": metrics, "weights": weights, "state": state, "twins": found, "adapted": sent,
         "acting": acting, "flow": flow.state_dict(),
+        "steered": {name: tensor.clone() for name, tensor in steered.weights()},
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import saved_weights
 from tests.algorithms import test_nft
+from tests.models import test_steering
 from tests.trainers import divided_rows
 
 NEAR = {"rtol": 1e-3, "atol": 2e-5}
@@ -37,7 +38,7 @@ def test_two_ranks_compute_what_one_process_computes(two, alone, rank):
     for mine, theirs in zip(found["metrics"], alone["metrics"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
     assert list(found["weights"]) == list(alone["weights"])
-    for kind in ("weights", "adapted", "acting"):
+    for kind in ("weights", "adapted", "acting", "steered"):
         for name, tensor in alone[kind].items():
             torch.testing.assert_close(found[kind][name], tensor, **NEAR)
     for name, column in alone["twins"].items():
@@ -70,3 +71,12 @@ def test_one_process_acts_as_two_ranks_did(two, folder):
         for name, tensor in one.weights():
             assert torch.equal(tensor, two[0]["acting"][name]), name
             assert torch.equal(tensor, acting[name]), name
+
+
+def test_one_process_steers_as_two_ranks_did(two, folder):
+    one = test_steering.trainer(Ranks())
+    one.load_sharded(folder / "steered")
+    found = dict(one.weights())
+    assert found.keys() == two[0]["steered"].keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, two[0]["steered"][name]), name

@@ -57,13 +57,16 @@ PICTURES = env_spec(
     "name",
     [
         name if name in {"openvla_oft", "pi05"} else pytest.param(name, marks=pytest.mark.slow)
-        for name in ("openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss")
+        for name in (
+            "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss", "act",
+            "diffusion",
+        )
     ],
-)
+)  # fmt: skip
 def test_vision_language_action_models_pass(name):
     config = REGISTRY.load(name)(
         preset="tiny", num_action_chunks=2, value_head=(8,),
-        **({"denoising_steps": 2} if "openvla" not in name else {}),
+        **({} if name in {"openvla", "openvla_oft", "act"} else {"denoising_steps": 2}),
     )  # fmt: skip
     results = check_policy(config, PICTURES, ranks=False)
     assert [each for each in results if not each.passed] == []
@@ -86,7 +89,7 @@ def test_a_fault_fails_its_check(monkeypatch, fault, checks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "openvla_oft", "pi05"])
+@pytest.mark.parametrize("name", ["mlp", "openvla_oft", "pi05", "act", "diffusion"])
 def test_two_ranks(name):
     config = CONFIGS["mlp chunks"] if name == "mlp" else REGISTRY.load(name)(preset="tiny")
     spec = env_spec() if name == "mlp" else PICTURES

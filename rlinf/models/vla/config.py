@@ -1,4 +1,4 @@
-"""What the recipe sections of all vision-language-action models have; imports no torch."""
+"""What the recipe sections of all published policies have; imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf.models.vla.statistics import ModelStatistics
 
 
-class VLAConfig(ModelConfig):
+class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
     half_precision = True
@@ -34,8 +34,6 @@ class VLAConfig(ModelConfig):
     weights: Path | None = None
     """Weights to go on with, a file `policy.safetensors` as runs leave it behind, which holds what
     was trained of this model; null: those of `path` or `preset`."""
-    tokenizer: Path | None = None
-    """Directory or file of the tokenizer; null: the one in `path`, or of words for a preset."""
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1)
     """Image observations in the order of the model's views; null leaves a view out. An observation
     of several pictures fills as many views."""
@@ -67,7 +65,7 @@ class VLAConfig(ModelConfig):
 
     @property
     @abstractmethod
-    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds", "min_max"]:
         """Which statistics scale states and actions."""
 
     def statistics_in(self, source: Path) -> ModelStatistics:
@@ -101,6 +99,17 @@ class VLAConfig(ModelConfig):
             named = getattr(self, key)
             if named is not None and not named.expanduser().is_file():
                 raise ConfigError(f"there is no file {named}", key=key)
+
+
+class VLAConfig(PublishedConfig):
+    """One that reads an instruction."""
+
+    tokenizer: Path | None = None
+    """Directory or file of the tokenizer; null: the one in `path`, or of words for a preset."""
+
+    def check(self) -> None:
+        """Look for what is named, before anything is read."""
+        super().check()
         if self.tokenizer is not None and not self.tokenizer.expanduser().exists():
             raise ConfigError(f"there is no tokenizer {self.tokenizer}", key="tokenizer")
 

@@ -127,7 +127,7 @@ class NoiseHead(nn.Module):
 @torch.no_grad()
 def fill_fresh(module: nn.Module, generator: torch.Generator) -> None:
     """Fresh weights: matrices of variance 1 / inputs; norms and adaptive ones begin as identity."""
-    kinds = (nn.LayerNorm, nn.RMSNorm)
+    kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
     norms = {id(part.weight) for part in module.modules() if isinstance(part, kinds)}
     for name, parameter in module.named_parameters():
         adaptive = ".dense." in name

@@ -1,8 +1,6 @@
-"""Policies that denoise actions by flow matching: how they do, and what their chains are worth.
+"""Policies that denoise actions by flow matching, from one pass over pictures and text.
 
-Log-probs are those of πRL (https://arxiv.org/abs/2510.25889), with two differences to its code.
-Which step is random is drawn for each row, not for a whole batch; and log-densities of several
-steps are summed, as the probability of a chain is a product, where the code takes their mean.
+Random steps are those of πRL (https://arxiv.org/abs/2510.25889).
 """
 
 from __future__ import annotations
@@ -10,36 +8,31 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf.errors import ConfigError, in_section
 from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
-from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
+from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec
 from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.flow_matching import (
     NoiseHead,
-    entropy_of,
     noisy_actions,
     squashed_std,
     training_time,
     transition,
-    transition_log_prob,
 )
-from rlinf.models.vla.pi0.network import PI0Size, Prefix
-from rlinf.models.vla.policy import VLAPolicy
+from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import square_pixels
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 
-class FlowPolicy(VLAPolicy):
+class FlowPolicy(DenoisingPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
 
     A subclass gives its ``prompts``, the network and three passes of it: ``_network``,
@@ -47,6 +40,7 @@ class FlowPolicy(VLAPolicy):
     ``layers``, and its ``size``.
     """
 
+    _config: FlowConfig
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
 
@@ -54,17 +48,7 @@ class FlowPolicy(VLAPolicy):
         self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        self._config = config
-        # What is small, and may be refused, goes before the weights.
-        if (prompts := self._prompts(config)) is not None:
-            self.prompts = prompts
-        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
-        self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
-        self.horizon: int = size.horizon
-        self._check(config, size)
-        self._conventions = config.conventions
-        self._places = list(config.conventions.dimensions or range(self.action_dim))
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
@@ -74,14 +58,14 @@ class FlowPolicy(VLAPolicy):
 
     # -- what a model is ----------------------------------------------------------------------
 
+    def _begin(self, config: FlowConfig, env_spec: EnvSpec) -> None:
+        if (prompts := self._prompts(config)) is not None:
+            self.prompts = prompts
+
     def _prompts(self, config: FlowConfig) -> nn.Module | None:
         """From observations to tokens; ConfigError where an instruction has too many of them. None
         where they depend on the network: a subclass then makes them after this constructor."""
         return None
-
-    @abstractmethod
-    def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> Any:
-        """The network that the section names, or one of random weights."""
 
     @abstractmethod
     def _prefix(
@@ -103,11 +87,6 @@ class FlowPolicy(VLAPolicy):
         """Leave what reads as it is."""
         for part in (self.network.vision, self.network.language):
             part.requires_grad_(False)
-
-    @property
-    def _reads_states(self) -> bool:
-        """Whether states are read as numbers, padded to the dimensions of the model."""
-        return True
 
     @property
     def _hidden_width(self) -> int:
@@ -132,84 +111,9 @@ class FlowPolicy(VLAPolicy):
         blank = states.new_zeros(len(states), size.horizon, size.action_dim)
         return self._denoise(prefix, states, blank, self._time(0, blank))[1].mean(1)
 
-    def _check(self, config: FlowConfig, size: PI0Size) -> None:
-        if size.horizon < self.chunk:
-            raise ConfigError(
-                f"{self.chunk} actions are to be executed, the model gives {size.horizon} at once; "
-                f"nearest: {size.horizon}",
-                key="model.num_action_chunks",
-            )
-        if self._reads_states and self.state_dim > size.state_dim:
-            raise ConfigError(
-                f"the environment's states have {self.state_dim} dimensions, the model reads "
-                f"{size.state_dim}",
-                key="model.type",
-            )
-        with in_section("model.conventions"):
-            config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
-
-    def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
-        """Statistics in a directory or file."""
-        return config.statistics_in(source)
-
-    def _read_statistics(
-        self, config: FlowConfig, env_spec: EnvSpec
-    ) -> tuple[ModelStatistics | None, Method]:
-        """None: the units of the environment are those of the model, as its box has no bounds."""
-        source = config.statistics or config.path
-        if source is None:
-            bounds = Statistics(min=self.action_low.clone(), max=self.action_high.clone())
-            known = bool(torch.isfinite(self.action_high - self.action_low).all())
-            return (ModelStatistics(bounds) if known else None), "bounds"
-        with in_section("model"):
-            found = self._statistics_in(source, config)
-        low, high = self.action_low.tolist(), self.action_high.tolist()
-        if config.conventions.gripper is None and not config.conventions.delta_dimensions:
-            found.check(
-                low,
-                high,
-                dimensions=config.conventions.dimensions,
-                state_dim=self.state_dim if getattr(config, "state_in_prompt", True) else 0,
-                key="model.statistics",
-            )
-        return found, config.normalised_by
-
-    # -- units --------------------------------------------------------------------------------
-
-    def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, D] normalised; [B, 0] where there are none."""
-        if not self.state_dim:
-            first = next(iter(observations.values()))
-            return torch.zeros(len(first), 0, device=first.device)
-        states = observations["states"].float()
-        known = None if self._statistics is None else self._statistics.states
-        return states if known is None else known.normalize(states, self._normalisation)
-
-    def _to_env(self, x: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """What was denoised [B, H, A'] as actions [B, C, A] of the environment."""
-        actions = x[:, : self.chunk]
-        if self._statistics is not None:
-            actions = self._statistics.actions.unnormalize(actions, self._normalisation)
-        found = self._conventions.to_env(actions, self.action_dim, observations.get("states"))
-        return self.in_box(found)
-
-    def _to_model(self, actions: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """Actions [B, C, A] of the environment as what is to be denoised [B, H, A'].
-
-        Where the model gives more actions than are executed, the last one is repeated.
-        """
-        size = self.network.size
-        known = size.action_dim if self._statistics is None else self._statistics.actions.dim
-        states = observations.get("states")
-        found = self._conventions.to_model(actions.float(), known, states)
-        if self._statistics is not None:
-            found = self._statistics.actions.normalize(found, self._normalisation)
-        last = found[:, -1:].expand(-1, size.horizon - found.shape[1], -1)
-        return nn.functional.pad(torch.cat([found, last], dim=1), (0, size.action_dim - known))
-
-    def _of_env(self, x: Tensor) -> Tensor:
-        """[B, H, A'] of the model cut to what is executed, [B, C, A]."""
-        return x[:, : self.chunk, self._places]
+    @property
+    def _told_states(self) -> bool:
+        return bool(getattr(self._config, "state_in_prompt", True))
 
     # -- passes of the network ----------------------------------------------------------------
 
@@ -219,9 +123,9 @@ class FlowPolicy(VLAPolicy):
         A view that is left out takes no part, which is the same as one that is masked: positions
         count only what is there.
         """
-        size, states = self.network.size, self._states(observations)
+        states = self._states(observations)
         tokens, mask = self._tokens(observations, states)
-        states = nn.functional.pad(states, (0, size.state_dim - states.shape[-1]))
+        states = self._padded_states(states)
         views = [view for view in self.pictures_of(observations) if view is not None]
         pixels = [self._pixels(view) for view in views]
         return self._prefix(pixels, tokens, mask, states), states
@@ -251,58 +155,14 @@ class FlowPolicy(VLAPolicy):
             return torch.zeros(len(states), 0, device=states.device)
         return self.values_of(self._features(prefix, states))
 
-    # -- acting -------------------------------------------------------------------------------
+    # -- randomness ---------------------------------------------------------------------------
 
     @property
-    def noise(self) -> Mapping[str, NoiseSpec]:
-        """Where denoising starts, the noise of its random steps, and which step that is."""
-        chain = (self.horizon, self.network.size.action_dim)
-        found = {"start": NoiseSpec(chain)}
-        if self._config.method == "ode":
-            return found
-        if self._config.all_random:
-            return found | {"steps": NoiseSpec((self._config.denoising_steps, *chain))}
-        return found | {"steps": NoiseSpec((1, *chain)), "step_index": NoiseSpec((), "uniform")}
-
-    @torch.inference_mode()
-    def sample(
-        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
-    ) -> ActionSample:
-        """Denoise actions; without noise by the ODE from 0, the mode of where it starts."""
-        prefix, states = self._read(observations)
-        size, config = self.network.size, self._config
-        blank = states.new_zeros(len(states), size.horizon, size.action_dim)
-        x = blank if noise is None else noise["start"]
-        which = self._drawn_step(noise)
-        chain, log_probs = [x], torch.zeros_like(x)
-        if noise is not None and config.method != "ode" and config.all_random:
-            log_probs = transition_log_prob(x, blank, torch.ones_like(x))
-        before, after = x, x
-        for step in range(config.denoising_steps):
-            mean, std, plain = self._step(prefix, states, x, self._time(step, x))
-            if noise is None or config.method == "ode":
-                x = plain
-            elif which is None:
-                x = mean + std * noise["steps"][:, step]
-                log_probs = log_probs + transition_log_prob(x, mean, std)
-            else:
-                chosen = (which == step).reshape(-1, 1, 1)
-                moved = mean + std * noise["steps"][:, 0]
-                before = torch.where(chosen, x, before)
-                log_probs = torch.where(chosen, transition_log_prob(moved, mean, std), log_probs)
-                x = torch.where(chosen, moved, plain)
-                after = torch.where(chosen, x, after)
-            chain.append(x)
-        kept = {"chain": torch.stack(chain, dim=1)}
-        if which is not None:
-            pair = torch.stack([before, after], dim=1)
-            kept = {"chain": pair, "step_index": which, "denoised": x}
-        return ActionSample(
-            actions=self._to_env(x, observations),
-            log_probs=self._of_env(log_probs),
-            forward_inputs=kept,
-            values=self._values(prefix, states) if noise is not None and self.value_dim else None,
-        )
+    def _choices(self) -> int:
+        config = self._config
+        if config.method == "ode":
+            return 0
+        return config.denoising_steps - int(config.method == "flow_cps")  # its last has no noise
 
     @torch.no_grad()
     def sample_continuing(
@@ -326,47 +186,6 @@ class FlowPolicy(VLAPolicy):
             x, _ = transition("ode", x=x, velocity=bent, time=time, steps=steps)
         actions = self._to_env(x, observations)
         return ActionSample(actions, torch.zeros_like(actions), {})
-
-    def _drawn_step(self, noise: Mapping[str, Tensor] | None) -> Tensor | None:
-        """[B] int64, the random step of each row; None where all are, or none is."""
-        if noise is None or "step_index" not in noise:
-            return None
-        last = int(self._config.method == "flow_cps")  # whose last step has no noise
-        choices = self._config.denoising_steps - last
-        return (noise["step_index"] * choices).long().clamp(max=choices - 1)
-
-    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
-        """Log-probs of the random steps of stored chains, by one pass of the prefix."""
-        if self._config.method == "ode":
-            raise ConfigError(
-                "the ODE has no random step whose log-prob could be trained; nearest: flow_sde",
-                key="model.method",
-            )
-        prefix, states = self._read(forward_inputs)
-        chain = forward_inputs["chain"].clone()  # it may have been sampled in inference mode
-        which = forward_inputs.get("step_index")
-        if which is not None:
-            steps = [(self._time(which, chain), chain[:, 0], chain[:, 1])]
-            log_probs = torch.zeros_like(chain[:, 0])
-        else:
-            steps = [
-                (self._time(k, chain), chain[:, k], chain[:, k + 1])
-                for k in range(self._config.denoising_steps)
-            ]
-            first = chain[:, 0]
-            log_probs = transition_log_prob(first, torch.zeros_like(first), torch.ones_like(first))
-        entropy = torch.zeros_like(log_probs)
-        for time, before, after in steps:
-            mean, std, _ = self._step(prefix, states, before, time)
-            log_probs = log_probs + transition_log_prob(after, mean, std)
-            entropy = entropy + entropy_of(std)
-        values = self._values(prefix, states)
-        return ActionEvaluation(self._of_env(log_probs), values, self._of_env(entropy))
-
-    @torch.inference_mode()
-    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, V] values of observations, without gradients."""
-        return self._values(*self._read(observations))
 
     # -- supervised learning ------------------------------------------------------------------
 

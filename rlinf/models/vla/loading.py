@@ -37,12 +37,15 @@ class Layout:
             the first is missing.
         unused: Our names of tensors that files have and no computation reads; one that ends with a
             point stands for all that begin so.
+        divided: Endings (theirs, ours) of names: a tensor of theirs has the rows of several of
+            ours, one below another and as many of each.
     """
 
     name: str
     rules: tuple[tuple[str, str], ...]
     tied: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
+    divided: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @cached_property
     def _patterns(self) -> tuple[list[tuple[re.Pattern[str], str]], ...]:
@@ -64,6 +67,13 @@ class Layout:
     def theirs(self, name: str) -> str | None:
         """The file's name of a tensor of the graph; None where no rule fits."""
         return _renamed(name, self._patterns[1])
+
+    def parts(self, ours: str) -> tuple[str, ...]:
+        """Names of the tensors of the graph that one in a file consists of."""
+        for whole, parts in self.divided:
+            if ours.endswith(whole):
+                return tuple(ours.removesuffix(whole) + part for part in parts)
+        return (ours,)
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -170,6 +180,7 @@ class Translated:
         names: Our name → theirs, of what the graph has; tied names are one.
         unused: The same, of what no computation reads.
         unknown: Names that no rule fits.
+        places: Of our names that are a part of a tensor: which one, and of how many.
     """
 
     weights: Weights
@@ -177,13 +188,20 @@ class Translated:
     names: dict[str, str]
     unused: dict[str, str]
     unknown: tuple[str, ...]
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.weights[self.names[name]]
+        whole = self.weights[self.names[name]]
+        if name not in self.places:
+            return whole
+        number, count = self.places[name]
+        return whole.chunk(count)[number].clone()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor of the graph."""
-        return self.weights.shapes[self.names[name]]
+        whole = self.weights.shapes[self.names[name]]
+        _, count = self.places.get(name, (0, 1))
+        return (whole[0] // count, *whole[1:]) if count > 1 else whole
 
 
 def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
@@ -215,12 +233,19 @@ def translate(weights: Weights, layouts: Sequence[Layout]) -> Translated:
                 key="path",
             )
         found.setdefault(first, other)
+    parts = {ours: layout.parts(ours) for ours in found if layout.reads(ours)}
     return Translated(
         weights,
         layout,
-        {ours: theirs for ours, theirs in found.items() if layout.reads(ours)},
-        {ours: theirs for ours, theirs in found.items() if not layout.reads(ours)},
+        {part: found[ours] for ours, each in parts.items() for part in each},
+        {ours: theirs for ours, theirs in found.items() if ours not in parts},
         tuple(theirs for ours, theirs in pairs if ours is None),
+        {
+            part: (number, len(each))
+            for each in parts.values()
+            for number, part in enumerate(each)
+            if len(each) > 1
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""What all vision-language-action policies share: views, instructions, box, values, freezing."""
+"""What all policies of published models share: views, instructions, box, values, freezing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.policy import Policy
-from rlinf.models.vla.config import VLAConfig
+from rlinf.models.vla.config import PublishedConfig
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -24,7 +24,7 @@ _READ = 1 << 24  # bytes
 
 
 class VLAPolicy(Policy):
-    """Pictures, proprioception and an instruction to a chunk of actions.
+    """Pictures, proprioception and, of most, an instruction to a chunk of actions.
 
     A subclass builds its network and, last of all, calls :meth:`add_values`. What it computes
     with takes the device and the number format of its weights; log-probs and values are float32.
@@ -42,7 +42,7 @@ class VLAPolicy(Policy):
     action_high: Tensor
 
     def __init__(
-        self, config: VLAConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+        self, config: PublishedConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__()
         if env_spec.action_kind != "continuous":
@@ -73,7 +73,7 @@ class VLAPolicy(Policy):
             bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
 
-    def add_values(self, config: VLAConfig, features: int, *, seed: int) -> None:
+    def add_values(self, config: PublishedConfig, features: int, *, seed: int) -> None:
         """Make the value head on features of this width; none where V = 0."""
         if self.value_dim:
             generator = torch.Generator().manual_seed(seed)
@@ -145,7 +145,7 @@ class ValueHead(nn.Module):
         return features
 
 
-def _views(config: VLAConfig, env_spec: EnvSpec) -> list[tuple[str, int | None] | None]:
+def _views(config: PublishedConfig, env_spec: EnvSpec) -> list[tuple[str, int | None] | None]:
     pictures = {
         key: shape
         for key, shape in env_spec.observation_shapes.items()

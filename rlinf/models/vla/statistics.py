@@ -10,7 +10,8 @@ openpi    ``assets/ID/norm_stats.json``                                the ids
 openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
           ``config.json``
 lerobot   ``meta/stats.json``; of a model (read alone)                 none
-          ``…_normalizer_processor.safetensors``
+          ``…_normalizer_processor.safetensors``, or before
+          lerobot 0.4 buffers in ``model.safetensors``
 groot     ``experiment_cfg/metadata.json``                             the embodiments
 ========= ============================================================ =========================
 """
@@ -19,12 +20,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -32,14 +33,17 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 
-Method = Literal["mean_std", "quantiles", "bounds"]
+Method = Literal["mean_std", "quantiles", "bounds", "min_max"]
 Layout = Literal["openpi", "openvla", "lerobot", "groot"]
 
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "mean_std": ("mean", "std"),
     "quantiles": ("q01", "q99"),
     "bounds": ("min", "max"),
+    "min_max": ("min", "max"),
 }
+BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+"""What names of statistics among the weights of lerobot before 0.4 begin with."""
 _FILES: Mapping[Layout, str] = {
     "openpi": "norm_stats.json",
     "openvla": "dataset_statistics.json",
@@ -156,6 +160,19 @@ class Statistics:
         """(x + 1)/2 · (max − min) + min, [..., D]."""
         return self._masked(x, lambda y, low, high: (y + 1) / 2 * (high - low) + low, "bounds")
 
+    def min_max(self, x: Tensor) -> Tensor:
+        """As :meth:`bounds`, but −1 where a dimension never moved, as lerobot has it."""
+
+        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
+            width = (high - low).masked_fill(high == low, 1.0)
+            return torch.where(high == low, -1.0, 2 * (y - low) / width - 1)
+
+        return self._masked(x, scaled, "min_max")
+
+    def from_min_max(self, x: Tensor) -> Tensor:
+        """(x + 1)/2 · (max − min) + min, [..., D]."""
+        return self.from_bounds(x)
+
     def normalize(self, x: Tensor, method: Method) -> Tensor:
         """By the method of this name."""
         found: Tensor = getattr(self, method)(x)
@@ -229,16 +246,19 @@ class ModelStatistics:
         actions: Of the actions.
         states: Of the states; None where the model reads none.
         key: Under which they were found; empty in layouts without keys.
+        pictures: Of the colours of pictures from 0 to 1, by the name of their feature, with
+            underscores for dots.
     """
 
     actions: Statistics
     states: Statistics | None = None
     key: str = ""
+    pictures: Mapping[str, Statistics] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> ModelStatistics:
         """The same on a device."""
         states = None if self.states is None else self.states.to(device)
-        return ModelStatistics(self.actions.to(device), states, self.key)
+        return ModelStatistics(self.actions.to(device), states, self.key, self.pictures)
 
     def check(
         self,
@@ -348,6 +368,8 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for file in sorted(path.glob("*_normalizer_processor.safetensors")):
         found |= _keyed(_tensors(file))
+    if not found and (path / "model.safetensors").is_file():
+        found |= _keyed(_buffers(path / "model.safetensors"))
     for name in ("config.json", *_FILES.values()):  # a data set of its own goes before the model's
         if (path / name).is_file():
             content = _json(path / name)
@@ -366,6 +388,22 @@ def _tensors(path: Path) -> Mapping[str, Any]:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    return _by_feature(stored)
+
+
+def _buffers(path: Path) -> Mapping[str, Any]:
+    """What lerobot before 0.4 had among the weights: ``normalize_inputs.buffer_observation_state.
+    mean`` and the like."""
+    try:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(BUFFERS)]  # noqa: SIM118 - not a mapping
+            stored = {name.partition(".buffer_")[2]: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError):
+        return {}  # who loads the weights says so
+    return _by_feature(stored)
+
+
+def _by_feature(stored: Mapping[str, Tensor]) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for name, tensor in stored.items():
         feature, _, statistic = name.rpartition(".")
@@ -410,8 +448,13 @@ def _of_set(
     actions = vector(action_parts, "action", "action", "actions")
     if actions is None:
         raise ValueError("nothing is said of actions")
-    states = ("state", "states", "observation.state", "proprio")
-    return ModelStatistics(actions, vector(state_parts, "state", *states), key)
+    states = ("state", "states", "observation.state", "observation_state", "proprio")
+    pictures = {
+        name.replace(".", "_"): Statistics.of(each)
+        for name, each in values.items()
+        if name.startswith(("observation.image", "observation_image")) and "mean" in each
+    }
+    return ModelStatistics(actions, vector(state_parts, "state", *states), key, pictures)
 
 
 def _joined(values: Mapping[str, Any], wanted: Sequence[str] | None, of: str) -> Mapping[str, Any]:

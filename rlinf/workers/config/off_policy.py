@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms.config import SACConfig
+from rlinf.algorithms.config import SoftActorCriticConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
@@ -94,7 +94,7 @@ class OffPolicyConfig(ActingConfig):
         return self._due(step + 1) - self._due(step)
 
     def _due(self, rollouts: int) -> int:
-        assert isinstance(self.algorithm, SACConfig)
+        assert isinstance(self.algorithm, SoftActorCriticConfig)
         return int(rollouts * self.samples * self.algorithm.update_to_data)
 
     def batch_table(self) -> list[tuple[str, str]]:
@@ -143,9 +143,17 @@ class OffPolicyConfig(ActingConfig):
                 f"{self.algorithm.type} learns from the newest rollout, not from a replay",
                 hint="nearest: sac, or task: embodied",
             )
+        yield from self.algorithm.model_problems(self.model)
         if self.model.q_implementation is None:
             why = f"{self.model.type} has no Q functions"
-            yield illegal("model.type", why, hint="nearest: squashed_mlp")
+            near = "steered" if self.model.denoises else "squashed_mlp"
+            yield illegal("model.type", why, hint=f"nearest: {near}")
+        if self.model.steers and self.actor.lora is not None:
+            yield illegal(
+                "actor.lora",
+                "would adapt what is frozen; what steers it is small and trained whole",
+                hint="nearest: null",
+            )
         if self.world_size("replay") > 1:
             yield illegal(
                 "cluster.component_placement",

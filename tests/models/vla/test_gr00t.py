@@ -282,6 +282,13 @@ def test_every_published_tensor_has_its_place() -> None:
     assert {LAYOUTS[0].theirs(name): shape for name, shape in own_names.items()} == expected
     assert {LAYOUTS[0].ours(name) for name in expected} == own_names.keys()
     assert round(sum(torch.Size(each).numel() for each in expected.values()) / 1e6) == 2398
+    with torch.device("meta"):
+        tokens = torch.zeros(1, 560, dtype=torch.int64)
+        prefix = model.prefix(torch.zeros(1, 2, 3, 224, 224), tokens, tokens == 0)
+        noisy = torch.zeros(1, 16, 32)
+        velocity, hidden = model.denoise(prefix, torch.zeros(1, 64), noisy, torch.zeros(1), 31)
+    assert (prefix.hidden.shape, velocity.shape) == ((1, 560, 2048), (1, 16, 32))
+    assert hidden.shape == (1, 16, 1024)
 
 
 @pytest.mark.parametrize(

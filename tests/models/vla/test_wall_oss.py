@@ -207,6 +207,14 @@ def test_every_published_tensor_has_its_place() -> None:
     own = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     assert {LAYOUTS[0].theirs(name): shape for name, shape in own.items()} == expected
     assert {LAYOUTS[0].ours(name) for name in expected} == own.keys()
+    with torch.device("meta"):
+        pictures = [torch.zeros(1, 3, 252, 252), torch.zeros(1, 3, 196, 252)]
+        tokens = torch.zeros(1, 300, dtype=torch.int64)
+        prefix = model.prefix(pictures, tokens, tokens == 0, torch.zeros(1, 20), torch.ones(20))
+        noisy = torch.zeros(1, 32, 20)
+        velocity, hidden = model.denoise(prefix, noisy, torch.zeros(1), torch.ones(20))
+    assert (prefix.hidden.shape, velocity.shape) == ((1, 300, 2048), (1, 32, 20))
+    assert hidden.shape == (1, 32, 2048)
 
 
 def test_names_of_lerobot(directory: Path, original: WallOSSPolicy, tmp_path: Path) -> None:

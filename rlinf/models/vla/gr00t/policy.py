@@ -98,17 +98,15 @@ class GR00TPolicy(FlowPolicy):
     def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
         assert isinstance(config, GR00TConfig)
         found = config.statistics_in(source)
-        if found.states is None or config.normalization == "bounds":
+        held = found.states
+        if held is None or config.normalization == "bounds":
             return found
         # A dimension of the state that never moved is read as it is.
-        held = found.states
-        first, second = (held.q01, held.q99) if config.normalization == "quantiles" else (
-            None, held.std
-        )  # fmt: skip
-        if second is None:
+        ends = {"quantiles": (held.q01, held.q99), "mean_std": (torch.zeros(()), held.std)}
+        low, high = ends[config.normalization]
+        if low is None or high is None:
             return found
-        moved = second != (0.0 if first is None else first)
-        return replace(found, states=replace(held, mask=moved))
+        return replace(found, states=replace(held, mask=low != high))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -117,7 +115,8 @@ class GR00TPolicy(FlowPolicy):
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         states = super()._states(observations)
-        return states.clamp(-1.0, 1.0) if self._normalisation == "quantiles" else states
+        clipped = self._normalisation.get("states") == "quantiles"
+        return states.clamp(-1.0, 1.0) if clipped else states
 
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor

@@ -35,12 +35,13 @@ TEXT, ACTIONS = 0, 1
 
 @dataclass(frozen=True)
 class WallSize(PI0Size):
-    """What the shapes of all weights follow from; the defaults are those of the published model.
+    """What the shapes of all weights follow from; the defaults are those of Qwen2.5-VL-3B.
 
     Args:
-        vision: The tower of Qwen2.5-VL-3B.
+        vision: Its tower.
         language: Its language model.
-        expert: Width, layers and inner width of the perceptrons for actions.
+        expert: Width, layers and inner width of the perceptrons for actions; of a published model
+            as its weights say.
         merge: As many by as many patches become one token.
         window: As many by as many tokens see each other in the tower.
         whole: Layers of the tower in which all do.

@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 _PICTURE, _STATE = "<|image_pad|>", "<|propri|>"
 _TINY = {_PICTURE: TINY_VOCABULARY, _STATE: TINY_VOCABULARY + 1}
-_KNOWN = {"attention_moe": False, "hidden_act": "silu", "prediction_mode": "diffusion",
-          "rms_norm_eps": 1e-6}  # fmt: skip
+_KNOWN = {
+    "attention_moe": False,
+    "norm_moe": False,
+    "use_adarms": False,
+    "hidden_act": "silu",
+    "prediction_mode": "diffusion",
+    "rms_norm_eps": 1e-6,
+}
 """Keys of a published config.json with the only value that is computed here."""
 
 

@@ -1,0 +1,1 @@
+"""Small policies from pictures and proprioception: ACT and the diffusion policy."""

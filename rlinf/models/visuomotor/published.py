@@ -1,0 +1,125 @@
+"""Directories as lerobot publishes them: what their ``config.json`` says of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import ConfigError
+from rlinf.models.vla.loading import Translated
+from rlinf.models.vla.statistics import BUFFERS, Method
+
+NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
+"""Rules of a layout for the statistics that lerobot before 0.4 had among the weights."""
+
+_METHODS: Mapping[str, Method | None] = {
+    "MEAN_STD": "mean_std",
+    "MIN_MAX": "min_max",
+    "QUANTILES": "quantiles",
+    "IDENTITY": None,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a directory says.
+
+    Args:
+        path: The directory.
+        settings: Its ``config.json``.
+        pictures: Height and width of what the model sees, by feature, in its order.
+        state_dim: D; 0: it reads no states.
+        action_dim: A'.
+        methods: How ``VISUAL``, ``STATE`` and ``ACTION`` are normalised; None: they are not.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    pictures: Mapping[str, tuple[int, int]]
+    state_dim: int
+    action_dim: int
+    methods: Mapping[str, Method | None]
+
+    def setting(self, name: str, legal: tuple[Any, ...]) -> Any:
+        """A setting, which is the first of ``legal`` where none is given; ConfigError where another
+        one is, which would have something computed that is not known here."""
+        value = self.settings.get(name, legal[0])
+        if value not in legal:
+            nearest = " or ".join(str(each) for each in legal)
+            raise ConfigError(
+                f"{self.path} has {name}: {value} in its config.json, which is not computed here; "
+                f"nearest: a model with {nearest}",
+                key="path",
+            )
+        return value
+
+
+def read_directory(path: Path) -> Published:
+    """Read ``config.json``; ConfigError, where it describes no model of pictures and states."""
+    path = path.expanduser()
+    try:
+        settings = json.loads((path / "config.json").read_text())
+        seen, given = settings["input_features"], settings["output_features"]
+        shapes = {name: (each["type"], tuple(each["shape"])) for name, each in seen.items()}
+        (action_dim,) = given["action"]["shape"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has no config.json that describes input_features and output_features as "
+            f"lerobot does: {error!r}",
+            key="path",
+        ) from error
+    others = [
+        name for name, (kind, _) in shapes.items()
+        if kind != "VISUAL" and (kind, name) != ("STATE", "observation.state")
+    ]  # fmt: skip
+    if others:
+        raise ConfigError(
+            f"{path} reads {others[0]}, which no environment gives; nearest: a model that reads "
+            "pictures and observation.state alone",
+            key="path",
+        )
+    pictures = {name: shape[1:] for name, (kind, shape) in shapes.items() if kind == "VISUAL"}
+    if not pictures:
+        raise ConfigError(f"{path} sees no pictures; nearest: a model that does", key="path")
+    _, states = shapes.get("observation.state", ("STATE", (0,)))
+    mapping = settings.get("normalization_mapping", {})
+    for kind, method in mapping.items():
+        if method not in _METHODS:
+            raise ConfigError(
+                f"{path} has normalization_mapping.{kind}: {method} in its config.json, which is "
+                f"not known here; nearest: {', '.join(_METHODS)}",
+                key="path",
+            )
+    methods = {kind: _METHODS[method] for kind, method in mapping.items()}
+    return Published(path, settings, pictures, states[0], action_dim, methods)
+
+
+def stages_of(found: Translated, part: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Blocks and channels of each stage of a ResNet among weights; ConfigError where it has none,
+    or blocks of three convolutions."""
+    blocks: list[int] = []
+    channels: list[int] = []
+    while f"{part}layer{len(blocks) + 1}.0.conv2.weight" in found.names:
+        stage = f"{part}layer{len(blocks) + 1}."
+        numbers = {
+            name.removeprefix(stage).split(".")[0] for name in found.names if name.startswith(stage)
+        }
+        blocks.append(len(numbers))
+        channels.append(found.shape(f"{stage}0.conv2.weight")[0])
+    if not blocks or f"{part}layer1.0.conv3.weight" in found.names:
+        raise ConfigError(
+            "the directory has no ResNet of basic blocks; nearest: a model with vision_backbone "
+            "resnet18 or resnet34",
+            key="path",
+        )
+    return tuple(blocks), tuple(channels)
+
+
+def layers_of(found: Translated, part: str) -> int:
+    """How many numbered parts ``part.N`` there are among weights."""
+    begin = f"{part}."
+    names = (name for name in found.names if name.startswith(begin))
+    return len({name.removeprefix(begin).split(".")[0] for name in names})

@@ -1,0 +1,164 @@
+"""Policies whose chunk of actions is a table of numbers, in the normalised units of a model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.errors import ConfigError, in_section
+from rlinf.models.vla.policy import VLAPolicy
+from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+Kind = Literal["states", "actions"]
+
+
+class ChunkPolicy(VLAPolicy):
+    """Between the units of an environment and those of a network, which gives H actions of A'
+    numbers, of which the first C are executed.
+
+    A subclass gives ``_network``, whose ``size`` has ``horizon``, ``action_dim`` and ``state_dim``.
+    Its section has ``horizon`` and ``conventions``.
+    """
+
+    _config: Any
+    begin: int = 0
+    """Which of the H actions is the first that is executed."""
+
+    def __init__(
+        self, config: Any, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        self._config = config
+        self._begin(config, env_spec)
+        self._statistics, self._normalisation = self._read_statistics(config, env_spec)
+        self.network = self._network(config, env_spec, seed=seed)
+        size = self.network.size
+        self.horizon: int = size.horizon
+        self._check(config, size)
+        self._conventions = config.conventions
+        self._places = list(config.conventions.dimensions or range(self.action_dim))
+
+    def _begin(self, config: Any, env_spec: EnvSpec) -> None:
+        """Make what is small, and may be refused, before the weights are read."""
+
+    @abstractmethod
+    def _network(self, config: Any, env_spec: EnvSpec, *, seed: int) -> Any:
+        """The network that the section names, or one of random weights."""
+
+    @property
+    def _reads_states(self) -> bool:
+        """Whether states are read as numbers, padded to the dimensions of the model."""
+        return True
+
+    @property
+    def _told_states(self) -> bool:
+        """Whether statistics of states are needed: read as numbers or otherwise."""
+        return self._reads_states
+
+    def _check(self, config: Any, size: Any) -> None:
+        if size.horizon - self.begin < self.chunk:
+            raise ConfigError(
+                f"{self.chunk} actions are to be executed, the model gives "
+                f"{size.horizon - self.begin} at once; nearest: {size.horizon - self.begin}",
+                key="model.num_action_chunks",
+            )
+        if self._reads_states and self.state_dim > size.state_dim:
+            raise ConfigError(
+                f"the environment's states have {self.state_dim} dimensions, the model reads "
+                f"{size.state_dim}",
+                key="model.type",
+            )
+        with in_section("model.conventions"):
+            config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
+
+    def _statistics_in(self, source: Path, config: Any) -> ModelStatistics:
+        """Statistics in a directory or file."""
+        found: ModelStatistics = config.statistics_in(source)
+        return found
+
+    def _read_statistics(
+        self, config: Any, env_spec: EnvSpec
+    ) -> tuple[ModelStatistics | None, Mapping[Kind, Method | None]]:
+        """Statistics and how they are used. None: the units of the environment are those of the
+        model, as its box has no bounds."""
+        source = config.statistics or config.path
+        if source is None:
+            bounds = Statistics(min=self.action_low.clone(), max=self.action_high.clone())
+            known = bool(torch.isfinite(self.action_high - self.action_low).all())
+            return (ModelStatistics(bounds) if known else None), {"actions": "bounds"}
+        with in_section("model"):
+            found = self._statistics_in(source, config)
+        low, high = self.action_low.tolist(), self.action_high.tolist()
+        if config.conventions.gripper is None and not config.conventions.delta_dimensions:
+            found.check(
+                low,
+                high,
+                dimensions=config.conventions.dimensions,
+                state_dim=self.state_dim if self._told_states else 0,
+                key="model.statistics",
+            )
+        return found, self._methods(config)
+
+    def _methods(self, config: Any) -> Mapping[Kind, Method | None]:
+        """By which statistics states and actions are normalised; None: they are not."""
+        return {"states": config.normalised_by, "actions": config.normalised_by}
+
+    # -- units --------------------------------------------------------------------------------
+
+    def _normalised(self, values: Tensor, kind: Kind, *, back: bool = False) -> Tensor:
+        """States or actions [..., D] in the units of the model, or back from them."""
+        known = None if self._statistics is None else getattr(self._statistics, kind)
+        method = self._normalisation.get(kind)
+        if known is None or method is None:
+            return values
+        found: Tensor = (known.unnormalize if back else known.normalize)(values, method)
+        return found
+
+    def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, D] normalised; [B, 0] where there are none."""
+        if not self.state_dim:
+            first = next(iter(observations.values()))
+            return torch.zeros(len(first), 0, device=first.device)
+        return self._normalised(observations["states"].float(), "states")
+
+    def _padded_states(self, states: Tensor) -> Tensor:
+        """[B, D] with as many zeros behind as the model has more dimensions."""
+        return functional.pad(states, (0, self.network.size.state_dim - states.shape[-1]))
+
+    def _to_env(self, x: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+        """What the model gave, [B, H, A'], as actions [B, C, A] of the environment."""
+        actions = self._normalised(self._executed(x), "actions", back=True)
+        found = self._conventions.to_env(actions, self.action_dim, observations.get("states"))
+        return self.in_box(found)
+
+    def _to_model(self, actions: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+        """Actions [B, C, A] of the environment as what the model is to give, [B, H, A'].
+
+        Where the model gives more actions than are executed, the first or the last is repeated.
+        """
+        size = self.network.size
+        known = size.action_dim if self._statistics is None else self._statistics.actions.dim
+        states = observations.get("states")
+        found = self._normalised(
+            self._conventions.to_model(actions.float(), known, states), "actions"
+        )
+        behind = size.horizon - found.shape[1] - self.begin
+        first, last = found[:, :1].expand(-1, self.begin, -1), found[:, -1:].expand(-1, behind, -1)
+        return functional.pad(torch.cat([first, found, last], 1), (0, size.action_dim - known))
+
+    def _of_env(self, x: Tensor) -> Tensor:
+        """[B, H, A'] of the model cut to what is executed, [B, C, A]."""
+        return self._executed(x)[..., self._places]
+
+    def _executed(self, x: Tensor) -> Tensor:
+        """[B, C, A'] of [B, H, A']."""
+        return x[:, self.begin : self.begin + self.chunk]

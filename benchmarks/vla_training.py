@@ -4,7 +4,8 @@
 in a process of its own: the same sizes of the network, one picture of 56 × 56, states of 8 numbers,
 chunks of 8 actions of 7 numbers, batches of 16 rows, AdamW, clipped gradients, float32, one core;
 π₀ reads 6 tokens as well. ``--model act`` or ``diffusion`` takes another one. It prints optimizer
-steps per second of both and the ratio. PYTHON is of an environment with lerobot 0.6.1
+steps per second of both, also per second of the processor, which other work on it disturbs less,
+and the ratios. PYTHON is of an environment with lerobot 0.6.1
 (``tests/models/visuomotor/make_parity.py`` says how it is made); its side is ``forward`` of its
 policy, of the last two its pipeline of normalisation too, with what its trainer does around it.
 """
@@ -66,7 +67,7 @@ def pi0_section() -> Any:
         return list(batch()["tokens"][0].tolist())
 
     pi0_policy.PI0Policy._network = lambda self, *given, seed: network(*given, seed=seed)  # type: ignore[method-assign]
-    pi0_policy.tiny_encoder = lambda: (encode, encode)
+    pi0_policy.tiny_encoder = lambda: (encode, encode)  # type: ignore[attr-defined]
     return PI0Config(preset="tiny", num_action_chunks=HORIZON, horizon=HORIZON)
 
 
@@ -242,29 +243,31 @@ MODELS = {
 
 
 def measure(side: str, model: str) -> None:
-    """Print optimizer steps per second of one side, and the numbers that it trains."""
+    """Print optimizer steps of one side per second, and per one of the processor, and the numbers
+    that it trains."""
     torch.set_num_threads(1)
     step, policy = (ours if side == "ours" else lerobots)(model)
     for _ in range(WARM):
         step()
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
     for _ in range(COUNTED):
         step()
-    seconds = time.perf_counter() - begun
-    print(COUNTED / seconds, sum(parameter.numel() for parameter in policy.parameters()))
+    seconds, worked = time.perf_counter() - begun, time.process_time() - worked
+    numbers = sum(parameter.numel() for parameter in policy.parameters())
+    print(COUNTED / seconds, COUNTED / worked, numbers)
 
 
 # -- turns --------------------------------------------------------------------------------------
 
 
-def turn(python: str, side: str, model: str) -> tuple[float, int]:
+def turn(python: str, side: str, model: str) -> tuple[float, float, int]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [python, __file__, "--side", side, "--model", model]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if found.returncode:
         sys.exit(f"{side} failed:\n{found.stderr[-2000:]}")
-    rate, numbers = found.stdout.split()[-2:]
-    return float(rate), int(numbers)
+    rate, of_processor, numbers = found.stdout.split()[-3:]
+    return float(rate), float(of_processor), int(numbers)
 
 
 def main() -> None:
@@ -281,17 +284,21 @@ def main() -> None:
         parser.error("--lerobot is missing")
     pairs = []
     for _ in range(arguments.turns):
-        (mine, own), (its, theirs) = (
-            turn(sys.executable, "ours", arguments.model),
-            turn(arguments.lerobot, "lerobot", arguments.model),
-        )  # fmt: skip
+        *mine, own = turn(sys.executable, "ours", arguments.model)
+        *its, theirs = turn(arguments.lerobot, "lerobot", arguments.model)
         if abs(own - theirs) > 2 * VOCABULARY * 32:  # its expert has a head that nothing reads
             sys.exit(f"the networks are of different sizes: {own:,} and {theirs:,} numbers")
         pairs.append((mine, its))
-        print(f"rlinf {mine:6.2f} steps/s ({own:,} numbers), lerobot {its:6.2f} ({theirs:,})")
-    mine, its = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(one / other for one, other in pairs)
-    print(f"median: rlinf {mine:.2f}, lerobot {its:.2f} steps/s; ratio {ratio:.2f}")
+        print(
+            f"rlinf {mine[0]:6.2f} steps/s ({own:,} numbers), lerobot {its[0]:6.2f} ({theirs:,}); "
+            f"per second of the processor {mine[1]:6.2f} and {its[1]:6.2f}"
+        )
+    for kind, name in enumerate(("steps/s", "steps per second of the processor")):
+        own_rate, its_rate = (
+            statistics.median(pair[side][kind] for pair in pairs) for side in (0, 1)
+        )
+        ratio = statistics.median(one[kind] / other[kind] for one, other in pairs)
+        print(f"median: rlinf {own_rate:.2f}, lerobot {its_rate:.2f} {name}; ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

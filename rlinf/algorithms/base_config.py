@@ -331,8 +331,8 @@ ALGORITHMS = {
     "cispo": "rlinf.algorithms.config:CISPOConfig",
     "decoupled_ppo": "rlinf.algorithms.config:DecoupledPPOConfig",
     "distillation": "rlinf.algorithms.config:DistillationConfig",
-    "nft": "rlinf.algorithms.flow_config:NFTConfig",
-    "dsrl": "rlinf.algorithms.flow_config:DSRLConfig",
+    "nft": "rlinf.algorithms.denoising.config:NFTConfig",
+    "dsrl": "rlinf.algorithms.denoising.config:DSRLConfig",
     "sac": "rlinf.algorithms.config:SACConfig",
 }
 """A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its

@@ -206,6 +206,7 @@ MODELS = {
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
+    "qwen_vl": "rlinf.models.vla.qwen_vl.config:QwenVLConfig",
     "smolvla": "rlinf.models.vla.smolvla.config:SmolVLAConfig",
     "gr00t": "rlinf.models.vla.gr00t.config:GR00TConfig",
     "steered": "rlinf.models.steering_config:SteeredConfig",

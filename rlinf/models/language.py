@@ -140,7 +140,7 @@ def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:
     }
     architecture: Any
     if config.vision is not None:
-        architecture = created(config, values, tokenizer)
+        architecture = created(config, values, tokenizer.get_vocab())
     elif config.type == "qwen2":
         architecture = Qwen2Config(**values)
     else:

@@ -6,7 +6,7 @@ square's token that the model itself sampled is a token like any other, in rollo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,14 +122,13 @@ def attended_layers(model: nn.Module) -> list[nn.Module]:
     return [*text, *repeated_layers(vision)]
 
 
-def created(config: ArchitectureConfig, text: dict[str, Any], tokenizer: Any) -> Any:
+def created(config: ArchitectureConfig, text: dict[str, Any], vocabulary: Mapping[str, int]) -> Any:
     """The configuration of a small model with every block of its vision part looking at the whole
-    picture; ``text`` are the values of the language part."""
+    picture; ``text`` are the values of the language part, ``vocabulary`` the ids of tokens."""
     from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 
     vision = config.vision
     assert vision is not None, "a rule of the section"
-    vocabulary = tokenizer.get_vocab()
     missing = [token for token in VISION_TOKENS if token not in vocabulary]
     if missing:
         raise ConfigError(f"the tokenizer has no token {missing[0]}", key="path")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.flow_config import NFTConfig
-from rlinf.algorithms.nft import (
+from rlinf.algorithms.denoising.config import NFTConfig
+from rlinf.algorithms.denoising.nft import (
     NFT,
     OLD,
     SCALE,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.flow_config import DSRLConfig
+from rlinf.algorithms.denoising.config import DSRLConfig
 from rlinf.errors import ConfigError
 from rlinf.models.policy import RAW_ACTIONS, draw_noise, load_travelling, travelling
 from rlinf.models.steering import NoiseQFunctions, SteeredPolicy

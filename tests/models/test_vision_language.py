@@ -33,6 +33,8 @@ from tests.trainers.language_models import algorithm
 from tests.vision import Tiny
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+ONE = pytest.mark.parametrize("tiny", ["qwen3_vl"], indirect=True)
+"""For what does not depend on the family."""
 TOLERANCE = 1e-5
 NEW = 6
 
@@ -134,6 +136,7 @@ def test_engine_and_trainer_say_what_the_library_says(tiny, two_pictures):
         assert (scores - sampled[4:]).abs().max() < TOLERANCE
 
 
+@ONE
 def test_equal_tokens_with_another_picture_are_another_prompt(tiny):
     first, second = [p for p in tiny.prompts if p.level == 2][:2]
     other = replace(first, pictures=second.pictures)
@@ -147,6 +150,7 @@ def test_equal_tokens_with_another_picture_are_another_prompt(tiny):
     assert (scores[1] - tiny.said(other, pairs[0][1])).abs().max() < TOLERANCE
 
 
+@ONE
 def test_a_sampled_token_of_pictures_is_a_token_like_any_other(tiny):
     prompt, place = tiny.prompts[0], tiny.reader.place_token
     said = Completion(
@@ -166,6 +170,7 @@ def test_a_sampled_token_of_pictures_is_a_token_like_any_other(tiny):
         assert (scores[0, 3:] - logged[3:]).abs().max() < TOLERANCE
 
 
+@ONE
 def test_answers_go_on_with_their_pictures_under_new_weights(tiny):
     first = requests(tiny.prompts[:3], max_new_tokens=8)
     source = ModelSource(
@@ -191,6 +196,7 @@ def test_answers_go_on_with_their_pictures_under_new_weights(tiny):
         assert (scores - torch.from_numpy(answer.log_probs))[new].abs().max() < TOLERANCE
 
 
+@ONE
 def test_an_engine_that_loads_files_reads_pictures(tiny, tmp_path):
     prompts = tiny.prompts[:2]
     tiny.model.save_pretrained(tmp_path)
@@ -203,6 +209,7 @@ def test_an_engine_that_loads_files_reads_pictures(tiny, tmp_path):
         assert one.completion.tokens.tolist() == two.completion.tokens.tolist()
 
 
+@ONE
 def test_gradients_reach_pictures_unless_they_are_frozen(tiny):
     answers = [(prompt, np.array([3, 4, 5])) for prompt in tiny.prompts[:2]]
     scorer = scorer_of(tiny, packing=True)
@@ -222,6 +229,7 @@ def test_gradients_reach_pictures_unless_they_are_frozen(tiny):
     assert all(p.grad.abs().sum() == 0 for p in vision_of(scorer).parameters())
 
 
+@ONE
 def test_adapters_are_in_the_language_part_unless_asked_otherwise(tiny):
     plain, both = copy.deepcopy(tiny.model), copy.deepcopy(tiny.model)
     inject_adapters(plain, LoraConfig(rank=2), seed=0)
@@ -259,6 +267,7 @@ def test_a_trained_model_is_written_as_the_published_ones_are(tiny, tmp_path, lo
         assert any(key.startswith(first) for key in file.keys())  # noqa: SIM118 - no mapping
 
 
+@ONE
 def test_what_cannot_read_pictures_says_so(tiny):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

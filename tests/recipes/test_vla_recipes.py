@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.algorithms.flow_config import NFTConfig
+from rlinf.algorithms.denoising.config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.household.robocasa import RobocasaEnv

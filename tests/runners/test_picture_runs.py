@@ -49,9 +49,25 @@ def test_a_model_learns_from_answers_about_pictures(tmp_path):
         build_language_model(LanguageModelConfig(path=folder), seed=0)
 
 
+def apart(trainers: str) -> tuple[str, ...]:
+    """Every component in a process of its own."""
+    place = f"cluster.component_placement={{rollout: 0, reward: 0, {trainers}}}"
+    return "cluster.runtime=ray", "cluster.cpu_devices_per_node=2", place
+
+
 @pytest.mark.slow
-def test_a_critic_sees_pictures_and_a_killed_run_goes_on_with_them(tmp_path):
-    train(tmp_path, *SEEING, "algorithm.type=ppo", "critic={}", "actor.lora={rank: 2}")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm.type=ppo", "critic={}", "actor.lora={rank: 2}"),
+        ("rollout.engine={type: hf, process: true}",),
+        ("algorithm.type=ppo", "critic={}", *apart("actor: 1, critic: 1")),
+        apart("actor: 0-1"),
+    ],
+    ids=["critic, adapter", "engine in a process", "critic in a process", "two ranks"],
+)
+def test_pictures_reach_whoever_computes(tmp_path, overrides):
+    train(tmp_path, *SEEING, *overrides)
 
 
 SFT = """

@@ -59,14 +59,14 @@ PICTURES = env_spec(
         name if name in {"openvla_oft", "pi05"} else pytest.param(name, marks=pytest.mark.slow)
         for name in (
             "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "wall_oss", "act",
-            "diffusion",
+            "diffusion", "qwen_vl",
         )
     ],
 )  # fmt: skip
 def test_vision_language_action_models_pass(name):
     config = REGISTRY.load(name)(
         preset="tiny", num_action_chunks=2, value_head=(8,),
-        **({} if name in {"openvla", "openvla_oft", "act"} else {"denoising_steps": 2}),
+        **({} if name in {"openvla", "openvla_oft", "act", "qwen_vl"} else {"denoising_steps": 2}),
     )  # fmt: skip
     results = check_policy(config, PICTURES, ranks=False)
     assert [each for each in results if not each.passed] == []

@@ -68,6 +68,11 @@ class PublishedConfig(ModelConfig):
     def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds", "min_max"]:
         """Which statistics scale states and actions."""
 
+    @property
+    def statistics_source(self) -> Path | None:
+        """Where statistics are; None: the bounds of the environment's actions stand for them."""
+        return self.statistics or self.path
+
     def statistics_in(self, source: Path) -> ModelStatistics:
         """Statistics in a directory or file; ConfigError where it has none of the key."""
         from rlinf.models.vla.statistics import read_statistics
@@ -76,7 +81,7 @@ class PublishedConfig(ModelConfig):
 
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse actions that the statistics of the model were not taken of."""
-        source = self.statistics or self.path
+        source = self.statistics_source
         if source is None:
             return  # the units are those of the environment
         found = self.statistics_in(source)
@@ -112,6 +117,27 @@ class VLAConfig(PublishedConfig):
         super().check()
         if self.tokenizer is not None and not self.tokenizer.expanduser().exists():
             raise ConfigError(f"there is no tokenizer {self.tokenizer}", key="tokenizer")
+
+
+class TokenConfig(VLAConfig):
+    """What models have whose actions are tokens."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Logits of the tokens are divided by it, in rollout and training alike; the most probable
+    tokens are taken in evaluation."""
+    top_k: int = Field(default=0, ge=0, le=256)
+    """Only so many of the most probable tokens of a dimension are drawn; 0: all 256."""
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    """Longest instruction, in tokens; a longer one is refused and never cut."""
+    normalization: Literal["quantiles", "bounds"] = "quantiles"
+    """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
+    freeze_vision: bool = False
+    """Leave the part that reads pictures as it is."""
+
+    @property
+    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+        """As the section says."""
+        return self.normalization
 
 
 class FlowConfig(VLAConfig):

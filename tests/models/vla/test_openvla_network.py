@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlinf.errors import ConfigError
-from rlinf.models.vla.openvla.action_tokens import (
+from rlinf.models.vla.action_tokens import (
     ActionTokens,
     chosen,
     drawn_tokens,

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rlinf.config.component import illegal
-from rlinf.models.vla.config import VLAConfig
+from rlinf.models.vla.config import TokenConfig
 
 
-class OpenVLAConfig(VLAConfig):
+class OpenVLAConfig(TokenConfig):
     """OpenVLA (Kim et al. 2024): one token after another for each action dimension."""
 
     implementation = "rlinf.models.vla.openvla.policy:OpenVLAPolicy"
     published_as = ("openvla",)
     type: Literal["openvla"] = "openvla"
     """Which policy this section configures."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Logits of the tokens are divided by it, in rollout and training alike; the most probable
-    tokens are taken in evaluation."""
-    top_k: int = Field(default=0, ge=0, le=256)
-    """Only so many of the most probable tokens of a dimension are drawn; 0: all 256."""
-    max_prompt_tokens: int = Field(default=64, ge=1)
-    """Longest instruction, in tokens; a longer one is refused and never cut."""
     center_crop: bool = False
     """Look at the middle of a picture, nine tenths of its area, as a model does that was trained on
     random crops of this size."""
-    normalization: Literal["quantiles", "bounds"] = "quantiles"
-    """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
-    freeze_vision: bool = False
-    """Leave the vision transformers as they are."""
-
-    @property
-    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
-        """As the section says."""
-        return self.normalization
 
 
 class OpenVLAOFTConfig(OpenVLAConfig):

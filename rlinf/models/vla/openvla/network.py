@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.errors import ConfigError, MissingPackageError
-from rlinf.models.adapters import LowRankLinear
 from rlinf.models.language import BUILDING
+from rlinf.models.vla.action_tokens import logits_of_rows
 from rlinf.models.vla.openvla.vision_transformer import VisionSize, VisionTransformer
 
 TOWERS = ("featurizer", "fused_featurizer")
@@ -209,13 +209,7 @@ class OpenVLANetwork(nn.Module):
     def action_logits(self, hidden: Tensor) -> Tensor:
         """[B, N, width] to logits [B, N, bins] of the tokens that are actions; of the other rows of
         the output layer none is computed."""
-        layer = self.language_model.lm_head
-        logits = functional.linear(hidden, layer.weight[self._actions])
-        if isinstance(layer, LowRankLinear):
-            low = functional.linear(hidden, layer.lora_A)
-            update = functional.linear(low, layer.lora_B[self._actions])
-            logits = logits + update * layer.lora_scale.to(low.dtype)
-        return logits
+        return logits_of_rows(self.language_model.lm_head, hidden, self._actions)
 
     def prompt(
         self,

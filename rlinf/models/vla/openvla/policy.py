@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
+from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
+from rlinf.models.vla.action_tokens import ActionTokens, chosen, drawn_tokens, token_log_probs
 from rlinf.models.vla.instructions import Encode, InstructionTable, hashed_words, read_tokenizer
-from rlinf.models.vla.openvla.action_tokens import (
-    ActionTokens,
-    chosen,
-    drawn_tokens,
-    entropy,
-    token_log_probs,
-)
 from rlinf.models.vla.openvla.config import OpenVLAConfig, OpenVLAOFTConfig
 from rlinf.models.vla.openvla.files import (
     TINY,
@@ -32,30 +25,25 @@ from rlinf.models.vla.openvla.files import (
     tiny_network,
 )
 from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
-from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import ModelStatistics, Statistics, read_statistics
+from rlinf.models.vla.token_policy import OneByOne, TokenPolicy, normalized
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
-TOKENS, TEMPERATURE, TOP_K = "action_tokens", "temperature", "top_k"
 _BOS, _EOS, _EMPTY = 1, 2, "▁"
 _CROP = 0.9**0.5  # side of the middle that is looked at; its area is nine tenths
-_EPSILON = 1e-8  # of OpenVLA's statistics
 
 
-class _TokenPolicy(VLAPolicy):
-    """What both share. Each row of the inputs keeps the temperature and the number of tokens that
-    it was drawn with: training computes with these, whatever the section says by then."""
+class _OpenVLA(TokenPolicy):
+    """What both share."""
 
     network: OpenVLANetwork
+    _config: OpenVLAConfig
 
     def __init__(
         self, config: OpenVLAConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        self._config = config
-        self.statistics = _statistics(config, env_spec)
         self.views = [view for view in self.views if view is not None]
         extras = self._extras(config)
         published = None if config.path is None else read_published(config.path)
@@ -85,89 +73,11 @@ class _TokenPolicy(VLAPolicy):
 
     _new_parts = False
 
-    @property
-    def noise(self) -> Mapping[str, NoiseSpec]:
-        """A uniform number for each token."""
-        return {ACTIONS: NoiseSpec((self.chunk, self.action_dim), "uniform")}
-
-    def sample(
-        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
-    ) -> ActionSample:
-        """Tokens where the cumulated probabilities pass the noise; without it the most probable."""
-        embedded, mask = self._embedded(observations)
-        uniform = None if noise is None else noise[ACTIONS].flatten(1)
-        rows = (len(embedded),)
-        settings = {
-            TEMPERATURE: embedded.new_full(rows, self._config.temperature, dtype=torch.float32),
-            TOP_K: torch.full(rows, self._config.top_k, device=embedded.device),
-        }
-        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings)
-        tokens = tokens.view(-1, self.chunk, self.action_dim)
-        return ActionSample(
-            self._to_env(self.tokens.decode(tokens), observations),
-            log_probs.view_as(tokens),
-            {TOKENS: tokens, **settings},
-            self.values_of(first),
-        )
-
-    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
-        """Of the stored tokens, under the temperature and top-k that they were drawn with."""
-        tokens = forward_inputs[TOKENS].long()
-        flat = tokens.flatten(1)
-        embedded, mask = self._embedded(forward_inputs)
-        hidden = self._read(embedded, mask, flat)
-        log_probs = token_log_probs(
-            self.network.action_logits(hidden),
-            temperature=forward_inputs[TEMPERATURE],
-            top_k=forward_inputs[TOP_K],
-            kept=flat,
-        )
-        return ActionEvaluation(
-            chosen(log_probs, flat).view(tokens.shape),
-            self.values_of(hidden[:, 0]),
-            entropy(log_probs).view(tokens.shape),
-        )
-
-    @torch.no_grad()
-    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """From the hidden state from which the first token is read."""
-        return self.values_of(self._first(*self._embedded(observations)))
-
-    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Cross entropy of the token of each recorded action dimension, among those of actions."""
-        values = self._to_model(inputs[RAW_ACTIONS], inputs)
-        tokens = self.tokens.encode(values).flatten(1)
-        hidden = self._read(*self._embedded(inputs), tokens)
-        log_probs = torch.log_softmax(self.network.action_logits(hidden).float(), dim=-1)
-        return -chosen(log_probs, tokens).view(values.shape)
-
     def repeated_layers(self) -> list[torch.nn.Module]:
         """Layers of the language model and blocks of the vision transformers."""
         backbone: Any = self.network.vision_backbone
         blocks = [block for name in backbone.names for block in getattr(backbone, name).blocks]
         return [*self.network.language_model.model.layers, *blocks]
-
-    # -- what the two differ in -----------------------------------------------------------------
-
-    @abstractmethod
-    def _draw(
-        self,
-        embedded: Tensor,
-        mask: Tensor,
-        uniform: Tensor | None,
-        settings: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden state [B, width] of the first token, tokens [B, C · A] and their log-probs."""
-
-    @abstractmethod
-    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states [B, C · A, width] that tokens [B, C · A] are read from."""
-
-    @abstractmethod
-    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
-        """Hidden state [B, width] that the first token is read from."""
-
-    # -- in and out -----------------------------------------------------------------------------
 
     def _embedded(
         self, inputs: Mapping[str, Tensor], *, behind: tuple[int, ...] = ()
@@ -181,61 +91,12 @@ class _TokenPolicy(VLAPolicy):
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         return None
 
-    def _to_env(self, values: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[B, C, A] from normalised units, into the box of the environment."""
-        statistics = self.statistics.actions
-        if self._config.normalization == "bounds":
-            actions = statistics.from_bounds(values)
-        else:
-            actions = statistics.from_quantiles(values, epsilon=_EPSILON)
-        conventions = self._config.conventions
-        return self.in_box(conventions.to_env(actions, self.action_dim, inputs.get("states")))
 
-    def _to_model(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[B, C, A] recorded actions in normalised units, in [-1, 1]."""
-        conventions, dim = self._config.conventions, self.statistics.actions.dim
-        given = conventions.to_model(actions.float(), dim, inputs.get("states"))
-        return _normalized(self.statistics.actions, given, self._config).clamp(-1.0, 1.0)
-
-
-class OpenVLAPolicy(_TokenPolicy):
+class OpenVLAPolicy(OneByOne, _OpenVLA):
     """One token after another, each seeing those before it."""
 
-    def _draw(
-        self,
-        embedded: Tensor,
-        mask: Tensor,
-        uniform: Tensor | None,
-        settings: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        network, cache = self.network, self.network.new_cache()
-        first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
-        tokens: list[Tensor] = []
-        log_probs: list[Tensor] = []
-        for place in range(self.chunk * self.action_dim):
-            if place:
-                mask = functional.pad(mask, (0, 1), value=True)
-                hidden = network.causal(self._as_input(tokens[-1]), mask, cache=cache)
-            now = token_log_probs(network.action_logits(hidden), **settings)
-            drawn = drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
-            tokens.append(drawn)
-            log_probs.append(chosen(now, drawn))
-        return first[:, 0], torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1)
 
-    def _as_input(self, tokens: Tensor) -> Tensor:
-        return self.network.embed(tokens + self.tokens.first_id)
-
-    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        count = tokens.shape[1]
-        whole = torch.cat([embedded, self._as_input(tokens[:, :-1])], dim=1)
-        mask = functional.pad(mask, (0, count - 1), value=True)
-        return self.network.causal(whole, mask)[:, -count:]
-
-    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
-        return self.network.causal(embedded, mask)[:, -1]
-
-
-class OpenVLAOFTPolicy(_TokenPolicy):
+class OpenVLAOFTPolicy(_OpenVLA):
     """A chunk in one pass, in which every position sees every other one."""
 
     _config: OpenVLAOFTConfig
@@ -348,7 +209,7 @@ class OpenVLAOFTPolicy(_TokenPolicy):
         statistics = self.statistics.states
         if statistics is None:
             return inputs["states"].float()
-        return _normalized(statistics, inputs["states"].float(), self._config).clamp(-1.0, 1.0)
+        return normalized(statistics, inputs["states"].float(), self._config).clamp(-1.0, 1.0)
 
 
 class _Pixels(torch.nn.Module):
@@ -378,31 +239,6 @@ class _Pixels(torch.nn.Module):
             x = functional.grid_sample(x, places, align_corners=True)
         towers = len(self.mean) // 3
         return (x.repeat(1, towers, 1, 1) - self.mean) / self.deviation
-
-
-def _normalized(statistics: Statistics, values: Tensor, config: OpenVLAConfig) -> Tensor:
-    if config.normalization == "bounds":
-        return statistics.bounds(values)
-    return statistics.quantiles(values, epsilon=_EPSILON)
-
-
-def _statistics(config: OpenVLAConfig, env_spec: EnvSpec) -> ModelStatistics:
-    source = config.statistics or config.path
-    if source is not None:
-        found = read_statistics(source, config.statistics_key)
-        found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
-        return found
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim).clone()
-        for bound in (env_spec.action_low, env_spec.action_high)
-    )
-    if not bool((low.isfinite() & high.isfinite()).all()):
-        raise ConfigError(
-            "the environment's actions have no bounds to divide into tokens; nearest: statistics "
-            "of recorded ones, with: rlinf data stats",
-            key="model.statistics",
-        )
-    return ModelStatistics(Statistics(q01=low, q99=high, min=low, max=high))
 
 
 def _prompt(text: str) -> str:

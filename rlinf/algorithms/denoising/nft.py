@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.flow_config import NFTConfig
+from rlinf.algorithms.denoising.config import NFTConfig
 from rlinf.algorithms.grpo import GroupCredit
 from rlinf.algorithms.losses import aggregate, aggregation_normalizer
 from rlinf.algorithms.protocol import Algorithm, Modules, Share

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import LowRankLinear
 
 
 class ActionTokens(torch.nn.Module):
@@ -100,3 +102,14 @@ def entropy(log_probs: Tensor) -> Tensor:
     possible = log_probs > -torch.inf
     finite = log_probs.masked_fill(~possible, 0.0)  # 0 · log 0 = 0, and no NaN in gradients
     return -(finite * log_probs.exp()).sum(dim=-1)
+
+
+def logits_of_rows(layer: torch.nn.Module, hidden: Tensor, rows: slice) -> Tensor:
+    """Some rows of what an output layer, perhaps with an adapter, gives for hidden [..., width]."""
+    weight = layer.get_parameter("weight")
+    logits = functional.linear(hidden, weight[rows])
+    if isinstance(layer, LowRankLinear):
+        low = functional.linear(hidden, layer.lora_A)
+        update = functional.linear(low, layer.lora_B[rows])
+        logits = logits + update * layer.lora_scale.to(low.dtype)
+    return logits

@@ -21,7 +21,7 @@ Weighting = Literal["auto", "constant", "adaptive", "sigma"]
 class NFTConfig(RewardFilterConfig):
     """Negative-aware fine-tuning of a velocity, on the noising of what was done; no log-probs."""
 
-    implementation = "rlinf.algorithms.nft:NFT"
+    implementation = "rlinf.algorithms.denoising.nft:NFT"
     type: Literal["nft"] = "nft"
     """Which algorithm this section configures."""
     advantage: Literal["group", "raw"] = "group"

@@ -1,0 +1,1 @@
+"""Algorithms for policies that denoise their actions."""

@@ -1,0 +1,105 @@
+"""Qwen2.5-VL and Qwen3-VL as policies: each action dimension is a token behind the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.models.vision_language import attended_layers, vision_of
+from rlinf.models.vla.action_tokens import ActionTokens
+from rlinf.models.vla.instructions import InstructionTable
+from rlinf.models.vla.qwen_vl.config import QwenVLConfig
+from rlinf.models.vla.qwen_vl.files import (
+    BINS,
+    PictureSettings,
+    published_parts,
+    question,
+    tiny_parts,
+)
+from rlinf.models.vla.qwen_vl.network import QwenVLNetwork
+from rlinf.models.vla.token_policy import OneByOne
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+
+class QwenVLPolicy(OneByOne):
+    """Pictures, an instruction, and one token after another for each action dimension."""
+
+    network: QwenVLNetwork
+    _config: QwenVLConfig
+
+    def __init__(
+        self, config: QwenVLConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        views = [view for view in self.views if view is not None]
+        self.views = [*views]
+        if config.path is None:
+            parts = tiny_parts(config, seed=seed)
+        else:
+            parts = published_parts(config, config.path)
+        shapes = [env_spec.observation_shapes[key] for key, _ in views]
+        sizes = [
+            parts.settings.squares(shape[-3], shape[-2], config.max_image_tokens)
+            for shape in shapes
+        ]
+        beginning, pictures = parts.laid_out(sizes)
+        self.network = QwenVLNetwork(
+            parts.model, beginning, pictures, merge=parts.settings.merge, bins=BINS
+        )
+        self.patches = torch.nn.ModuleList(_Patches(parts.settings, *size) for size in sizes)
+        vocabulary = int(parts.model.config.get_text_config().vocab_size)
+        self.tokens = ActionTokens(vocabulary, BINS)
+        self.instructions = InstructionTable(
+            [question(text) for text in env_spec.task_descriptions],
+            parts.encode,
+            limit=config.max_prompt_tokens,
+            padding=0,
+            side="left",
+        )
+        if config.freeze_vision:
+            vision = vision_of(parts.model)
+            assert vision is not None
+            vision.requires_grad_(False)
+        self.add_values(config, self.network.width, seed=seed)
+
+    def repeated_layers(self) -> list[torch.nn.Module]:
+        """Layers of the language part, and those that read pictures."""
+        return attended_layers(self.network.model)
+
+    def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        shown = [each for each in self.pictures_of(inputs) if each is not None]
+        parts = [cut(each) for cut, each in zip(self.patches, shown, strict=True)]
+        return self.network.prompt(torch.cat(parts, dim=1), *self.instructions(inputs))
+
+
+class _Patches(torch.nn.Module):
+    """Pictures [B, H, W, 3] uint8 as patches [B, K, D] float32, those of a square together."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, settings: PictureSettings, rows: int, columns: int) -> None:
+        super().__init__()
+        self._settings, self._rows, self._columns = settings, rows, columns
+        for name in ("mean", "deviation"):
+            numbers = 255.0 * torch.tensor(getattr(settings, name))
+            self.register_buffer(name, numbers.view(-1, 1, 1), persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        patch, merge, frames = self._settings.patch, self._settings.merge, self._settings.frames
+        size = (self._rows * merge * patch, self._columns * merge * patch)
+        x = pictures.permute(0, 3, 1, 2).float()
+        if x.shape[-2:] != size:
+            x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
+            x = x.round().clamp(0, 255)
+        x = (x - self.mean) / self.deviation
+        x = x.view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
+        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).unsqueeze(6)
+        x = x.expand(*x.shape[:6], frames, patch, patch)
+        return x.reshape(len(x), self._rows * self._columns * merge**2, -1)

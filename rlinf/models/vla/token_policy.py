@@ -1,0 +1,212 @@
+"""Policies whose actions are tokens of a language model, drawn with a temperature."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf.errors import ConfigError
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
+from rlinf.models.vla.action_tokens import (
+    ActionTokens,
+    chosen,
+    drawn_tokens,
+    entropy,
+    token_log_probs,
+)
+from rlinf.models.vla.config import TokenConfig
+from rlinf.models.vla.policy import VLAPolicy
+from rlinf.models.vla.statistics import ModelStatistics, Statistics, read_statistics
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
+
+TOKENS, TEMPERATURE, TOP_K = "action_tokens", "temperature", "top_k"
+_EPSILON = 1e-8  # of OpenVLA's statistics
+
+
+class TokenPolicy(VLAPolicy):
+    """Each row of the inputs keeps the temperature and the number of tokens that it was drawn with:
+    training computes with these, whatever the section says by then.
+
+    A subclass makes :attr:`network` and :attr:`tokens`.
+    """
+
+    network: Any
+    """Has ``width``, ``embed``, ``action_logits``, ``causal`` and ``new_cache`` as
+    :class:`~rlinf.models.vla.openvla.network.OpenVLANetwork` has."""
+    tokens: ActionTokens
+
+    def __init__(
+        self, config: TokenConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        self._config = config
+        self.statistics = _statistics(config, env_spec, config.statistics_source)
+
+    @property
+    def noise(self) -> Mapping[str, NoiseSpec]:
+        """A uniform number for each token."""
+        return {ACTIONS: NoiseSpec((self.chunk, self.action_dim), "uniform")}
+
+    def sample(
+        self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
+    ) -> ActionSample:
+        """Tokens where the cumulated probabilities pass the noise; without it the most probable."""
+        embedded, mask = self._embedded(observations)
+        uniform = None if noise is None else noise[ACTIONS].flatten(1)
+        rows = (len(embedded),)
+        settings = {
+            TEMPERATURE: embedded.new_full(rows, self._config.temperature, dtype=torch.float32),
+            TOP_K: torch.full(rows, self._config.top_k, device=embedded.device),
+        }
+        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings)
+        tokens = tokens.view(-1, self.chunk, self.action_dim)
+        return ActionSample(
+            self._to_env(self.tokens.decode(tokens), observations),
+            log_probs.view_as(tokens),
+            {TOKENS: tokens, **settings},
+            self.values_of(first),
+        )
+
+    def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
+        """Of the stored tokens, under the temperature and top-k that they were drawn with."""
+        tokens = forward_inputs[TOKENS].long()
+        flat = tokens.flatten(1)
+        embedded, mask = self._embedded(forward_inputs)
+        hidden = self._read(embedded, mask, flat)
+        log_probs = token_log_probs(
+            self.network.action_logits(hidden),
+            temperature=forward_inputs[TEMPERATURE],
+            top_k=forward_inputs[TOP_K],
+            kept=flat,
+        )
+        return ActionEvaluation(
+            chosen(log_probs, flat).view(tokens.shape),
+            self.values_of(hidden[:, 0]),
+            entropy(log_probs).view(tokens.shape),
+        )
+
+    @torch.no_grad()
+    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """From the hidden state from which the first token is read."""
+        return self.values_of(self._first(*self._embedded(observations)))
+
+    def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Cross entropy of the token of each recorded action dimension, among those of actions."""
+        values = self._to_model(inputs[RAW_ACTIONS], inputs)
+        tokens = self.tokens.encode(values).flatten(1)
+        hidden = self._read(*self._embedded(inputs), tokens)
+        log_probs = torch.log_softmax(self.network.action_logits(hidden).float(), dim=-1)
+        return -chosen(log_probs, tokens).view(values.shape)
+
+    # -- what they differ in --------------------------------------------------------------------
+
+    @abstractmethod
+    def _draw(
+        self,
+        embedded: Tensor,
+        mask: Tensor,
+        uniform: Tensor | None,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden state [B, width] of the first token, tokens [B, C · A] and their log-probs."""
+
+    @abstractmethod
+    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Hidden states [B, C · A, width] that tokens [B, C · A] are read from."""
+
+    @abstractmethod
+    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        """Hidden state [B, width] that the first token is read from."""
+
+    @abstractmethod
+    def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Embeddings and mask of the prompt of each row."""
+
+    def _to_env(self, values: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[B, C, A] from normalised units, into the box of the environment."""
+        statistics = self.statistics.actions
+        if self._config.normalization == "bounds":
+            actions = statistics.from_bounds(values)
+        else:
+            actions = statistics.from_quantiles(values, epsilon=_EPSILON)
+        conventions = self._config.conventions
+        return self.in_box(conventions.to_env(actions, self.action_dim, inputs.get("states")))
+
+    def _to_model(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[B, C, A] recorded actions in normalised units, in [-1, 1]."""
+        conventions, dim = self._config.conventions, self.statistics.actions.dim
+        given = conventions.to_model(actions.float(), dim, inputs.get("states"))
+        return normalized(self.statistics.actions, given, self._config).clamp(-1.0, 1.0)
+
+
+class OneByOne(TokenPolicy):
+    """One token after another, each seeing those before it."""
+
+    def _draw(
+        self,
+        embedded: Tensor,
+        mask: Tensor,
+        uniform: Tensor | None,
+        settings: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        network, cache = self.network, self.network.new_cache()
+        first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
+        tokens: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for place in range(self.chunk * self.action_dim):
+            if place:
+                mask = functional.pad(mask, (0, 1), value=True)
+                hidden = network.causal(self._as_input(tokens[-1]), mask, cache=cache)
+            now = token_log_probs(network.action_logits(hidden), **settings)
+            drawn = drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
+            tokens.append(drawn)
+            log_probs.append(chosen(now, drawn))
+        return first[:, 0], torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1)
+
+    def _as_input(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.network.embed(tokens + self.tokens.first_id)
+        return found
+
+    def _read(self, embedded: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        whole = torch.cat([embedded, self._as_input(tokens[:, :-1])], dim=1)
+        mask = functional.pad(mask, (0, count - 1), value=True)
+        hidden: Tensor = self.network.causal(whole, mask)[:, -count:]
+        return hidden
+
+    def _first(self, embedded: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.network.causal(embedded, mask)[:, -1]
+        return hidden
+
+
+def normalized(statistics: Statistics, values: Tensor, config: TokenConfig) -> Tensor:
+    """Values in the units of the model, by the section's kind of normalisation."""
+    if config.normalization == "bounds":
+        return statistics.bounds(values)
+    return statistics.quantiles(values, epsilon=_EPSILON)
+
+
+def _statistics(config: TokenConfig, env_spec: EnvSpec, source: Path | None) -> ModelStatistics:
+    if source is not None:
+        found = read_statistics(source, config.statistics_key)
+        found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
+        return found
+    low, high = (
+        torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim).clone()
+        for bound in (env_spec.action_low, env_spec.action_high)
+    )
+    if not bool((low.isfinite() & high.isfinite()).all()):
+        raise ConfigError(
+            "the environment's actions have no bounds to divide into tokens; nearest: statistics "
+            "of recorded ones, with: rlinf data stats",
+            key="model.statistics",
+        )
+    return ModelStatistics(Statistics(q01=low, q99=high, min=low, max=high))

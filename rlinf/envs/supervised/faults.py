@@ -66,7 +66,7 @@ class FaultWatch:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
         raise RunFailure(
             f"{found} of the last {len(self._outcomes)} episodes were faulty, more than "
-            f"env.max_fault_rate={self._max_rate:g} of {window} allows ({counts}). "
+            f"env.train.max_fault_rate={self._max_rate:g} of {window} allows ({counts}). "
             f"The first fault, {self._first.reason.value} in env {self._first.env}:\n"
             f"{self._first.detail}"
         )

@@ -45,7 +45,7 @@ def test_an_option_is_explained_with_type_default_and_description() -> None:
     assert (task.owner, task.kind, task.default) == ("metaworld", "text", "required")
     assert task.description == "Task of MT50, for example ``reach-v3``."
     assert ("quickstart", "'window-open-v3'") in task.settings
-    sizes = {each.owner: each for each in explain(EmbodiedConfig, "image_size")}
+    sizes = {each.owner: each for each in explain(EmbodiedConfig, "options.image_size")}
     size = sizes["metaworld"]
     assert (size.key, size.kind, size.default) == (
         "env.train.options.image_size",

@@ -65,7 +65,7 @@ class VisuomotorPolicy(ChunkPolicy):
     def _network(self, config: VisuomotorConfig, env_spec: EnvSpec, *, seed: int) -> Any:
         published = self._published
         if published is None:
-            dim = max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1
+            dim = config.conventions.model_dim(env_spec.action_dim)
             states = self.state_dim if config.use_states else 0
             network = fresh_network(lambda: self._tiny_network(dim, states), seed=seed)
             for part in network.modules():

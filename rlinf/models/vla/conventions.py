@@ -52,6 +52,10 @@ class ActionConventions(StrictModel):
     """Dimensions of the env in which the model says how far from the present state, of the same
     dimension, and the env is told where."""
 
+    def model_dim(self, action_dim: int) -> int:
+        """D, the least that a model must give for an env with A actions."""
+        return max((*(self.dimensions or ()), action_dim - 1)) + 1
+
     def check_dimensions(self, action_dim: int, model_dim: int, state_dim: int = 0) -> None:
         """Refuse dimensions that an env with A actions, or a model, lacks; ConfigError."""
         used = self.dimensions

@@ -129,7 +129,7 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> SmolVLASize:
         image=64,
         shuffle=2,
         horizon=config.horizon or config.num_action_chunks,
-        action_dim=max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1,
+        action_dim=config.conventions.model_dim(env_spec.action_dim),
         state_dim=max(state_dim, 1),
     )
 

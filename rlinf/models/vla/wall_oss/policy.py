@@ -189,7 +189,7 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> WallSize:
         sections=(4, 4, 4),
         image=64,
         horizon=config.horizon or config.num_action_chunks,
-        action_dim=max((*(config.conventions.dimensions or ()), env_spec.action_dim - 1)) + 1,
+        action_dim=config.conventions.model_dim(env_spec.action_dim),
         state_dim=max(state_dim, 1),
     )
 

@@ -104,7 +104,10 @@ class DmControlEnv(SimulatorEnv):
     skips_observations = True
 
     def __init__(self, options: DmControlOptions) -> None:
+        from rlinf.envs.dm_control_quick import use_quick_versions
+
         super().__init__(options)
+        use_quick_versions()
         arm = options.task in MANIPULATION
         self._env = _arm_task(options.task) if arm else _suite_task(options.task)
         self._random = self._env.random_state if arm else self._env.task.random
@@ -166,8 +169,11 @@ class DmControlEnv(SimulatorEnv):
 
     def observe(self) -> Observation:
         """Return states and picture of the present state."""
-        flat = [np.ravel(value) for value in self._seen.values()]
-        observation = {"states": np.concatenate(flat).astype(np.float32)}
+        flat = [
+            value if getattr(value, "ndim", 0) == 1 else np.ravel(value)
+            for value in self._seen.values()
+        ]
+        observation = {"states": np.concatenate(flat, dtype=np.float32, casting="same_kind")}
         if self.options.images:
             observation["main_images"] = self._picture(self.options.image_size)
         return observation

@@ -6,8 +6,10 @@ Each is the ``gymnasium`` adapter with a table of tasks: states are flattened, a
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
+from inspect import isbuiltin
 from typing import Any, ClassVar
 
 from rlinf.envs.base import Observation, require_known, require_package
@@ -84,6 +86,15 @@ class PandaGymEnv(GymnasiumTask):
         licence="MIT; PyBullet zlib",
     )
 
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        # Its client looks every function up at every call; to look this one up disconnects.
+        inner: Any = self._env.unwrapped
+        client = inner.sim.physics_client
+        for name, member in vars(importlib.import_module("pybullet")).items():
+            if isbuiltin(member) and name != "disconnect":
+                setattr(client, name, getattr(client, name))
+
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
         """PyBullet's own renderer: it needs no graphics library."""
@@ -139,6 +150,35 @@ class PushTEnv(GymnasiumTask):
         licence="Apache-2.0",
         variables={"SDL_VIDEODRIVER": "dummy"},
     )
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        self._goal: Any = None
+        self._block: Any = None
+        inner: Any = self._env.unwrapped
+        inner._get_coverage = self._coverage
+
+    def _given(self, action: Any) -> Any:
+        """Two floats: the simulator counts with them ten times, and NumPy is slow for so few."""
+        from pymunk import Vec2d
+
+        return Vec2d(*action.tolist())
+
+    def _coverage(self) -> Any:
+        """Return how much of the goal is covered; its outline is drawn once per episode.
+
+        The two parts of the T are joined in their order: the simulator takes them from a set, whose
+        order is by address, and the last bit of its reward depends on that.
+        """
+        from gym_pusht.envs.pusht import pymunk_to_shapely
+
+        inner: Any = self._env.unwrapped
+        if inner.block is not self._block:
+            self._block = inner.block
+            goal = inner.get_goal_pose_body(inner.goal_pose)
+            self._goal = pymunk_to_shapely(goal, inner._block_shapes)
+        block = pymunk_to_shapely(inner.block, inner._block_shapes)
+        return self._goal.intersection(block).area / self._goal.area
 
 
 class XArmEnv(GymnasiumTask):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +16,7 @@ from rlinf.envs.base import (
     require_package,
     require_picture_sizes,
 )
+from rlinf.envs.mujoco_models import shared_models
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -40,6 +42,9 @@ SUITE = {
     "walker": "stand walk run",
 }
 """Domains of the suite, and the tasks of each."""
+
+_KEEP_MODEL = ("cartpole", "cheetah", "hopper", "humanoid", "pendulum", "walker")
+"""Domains whose tasks never change their model, which the envs of a process then share."""
 
 _FEATURES = (
     "stack_2_bricks", "stack_2_bricks_moveable_base", "stack_3_bricks",
@@ -91,6 +96,7 @@ class DmControlEnv(SimulatorEnv):
     """
 
     Options = DmControlOptions
+    example: ClassVar[dict[str, Any]] = {"task": "walker-walk"}
     # MuJoCo 4 has dropped fields of a model that dm_control reads.
     requirements = Requirements(
         packages=("dm-control==1.0.50", "mujoco==3.17.0", "gymnasium==1.4.0"),
@@ -213,8 +219,9 @@ def _suite_task(name: str) -> Any:
     from dm_control import suite
 
     domain, task = name.split("-")
-    # The seed is of what a model draws when it is built: how stiff the joints of lqr are.
-    return suite.load(domain, task, task_kwargs={"random": 0, "time_limit": float("inf")})
+    with shared_models() if domain in _KEEP_MODEL else contextlib.nullcontext():
+        # The seed is of what a model draws when it is built: how stiff the joints of lqr are.
+        return suite.load(domain, task, task_kwargs={"random": 0, "time_limit": float("inf")})
 
 
 def _arm_task(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -47,6 +47,7 @@ class GymnasiumEnv(SimulatorEnv):
     """
 
     Options = GymnasiumOptions
+    example: ClassVar[dict[str, Any]] = {"id": "Pendulum-v1"}
 
     def __init__(self, options: GymnasiumOptions) -> None:
         super().__init__(options)

@@ -6,6 +6,7 @@ Each is the ``gymnasium`` adapter with a table of tasks: states are flattened, a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 
 from rlinf.envs.base import Observation, require_known, require_package
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.mujoco_models import shared_models
 from rlinf.envs.requirements import Requirements
 
 _GYMNASIUM = "gymnasium==1.4.0"
@@ -40,13 +42,14 @@ class GymnasiumTask(GymnasiumEnv):
     requirements: ClassVar[Requirements]
 
     def __init__(self, options: TaskOptions) -> None:
-        super().__init__(
-            GymnasiumOptions(
-                id=f"{self.requirements.module}:{options.task}",
-                success_key=self.success_key(options.task),
-                kwargs={"max_episode_steps": -1, **self.arguments(options)},
+        with shared_models() if self.keeps_model(options.task) else contextlib.nullcontext():
+            super().__init__(
+                GymnasiumOptions(
+                    id=f"{self.requirements.module}:{options.task}",
+                    success_key=self.success_key(options.task),
+                    kwargs={"max_episode_steps": -1, **self.arguments(options)},
+                )
             )
-        )
         name = re.sub(r"-v\d+$", "", options.task.rpartition("/")[2])
         self.task_descriptions = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(),)
 
@@ -54,6 +57,11 @@ class GymnasiumTask(GymnasiumEnv):
     def success_key(cls, task: str) -> str:
         """Entry of ``info`` that says whether a task is solved."""
         return "is_success"
+
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """Whether a task never changes its MuJoCo model, which the envs of a process then share."""
+        return False
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -71,6 +79,7 @@ class PandaGymEnv(GymnasiumTask):
     """A Franka arm in PyBullet: reach, push, slide, pick and place, stack; by goals."""
 
     name = "panda_gym"
+    example: ClassVar[dict[str, Any]] = {"task": "PandaReachDense-v3"}
     # Flip's texture is not in its package.
     tasks = tuple(
         f"Panda{name}{control}{reward}-v3"
@@ -105,6 +114,7 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
     """Fetch arms, hands, mazes and a kitchen in MuJoCo, by goals."""
 
     name = "gymnasium_robotics"
+    example: ClassVar[dict[str, Any]] = {"task": "FetchReachDense-v4"}
     tasks = (
         *(
             f"Fetch{name}{reward}-v4"
@@ -136,11 +146,17 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
         """Fetch and HandReach say ``is_success``, Adroit and the mazes ``success``."""
         return "is_success" if task.startswith(("Fetch", "HandReach")) else "success"
 
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """Fetch and HandReach write nothing but where a picture shows the goal, before drawing."""
+        return task.startswith(("Fetch", "HandReach"))
+
 
 class PushTEnv(GymnasiumTask):
     """A disc that pushes a T onto its outline, in the plane; success is 95 % of it covered."""
 
     name = "pusht"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_pusht/PushT-v0"}
     tasks = ("gym_pusht/PushT-v0",)
     requirements = Requirements(
         packages=("gym-pusht==0.1.8", _GYMNASIUM),
@@ -185,6 +201,7 @@ class XArmEnv(GymnasiumTask):
     """An xArm 7 that lifts a cube, in MuJoCo."""
 
     name = "xarm"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_xarm/XarmLift-v0"}
     tasks = ("gym_xarm/XarmLift-v0",)
     requirements = Requirements(
         packages=("gym-xarm==0.1.1",),
@@ -194,6 +211,11 @@ class XArmEnv(GymnasiumTask):
         licence="Apache-2.0",
         variables={"MUJOCO_GL": "egl"},
     )
+
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """It writes nothing into it."""
+        return True
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -213,6 +235,7 @@ class AlohaEnv(GymnasiumTask):
     """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
 
     name = "aloha"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_aloha/AlohaTransferCube-v0"}
     never_black = ("main_images",)
     tasks = ("gym_aloha/AlohaTransferCube-v0", "gym_aloha/AlohaInsertion-v0")
     requirements = Requirements(
@@ -230,6 +253,7 @@ class FrankaSimEnv(GymnasiumTask):
     """The Franka simulation of HIL-SERL in MuJoCo: lift a cube, arrange boxes."""
 
     name = "franka_sim"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_hil/PandaPickCubeBase-v0"}
     tasks = ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0")
     requirements = Requirements(
         packages=("gym-hil==0.1.14", "mujoco==3.8.1"),

@@ -47,7 +47,8 @@ class Cluster(NodeTable, ClusterMembers):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Cluster:
         """The one cluster of this process."""
-        if cls._instance is None:
+        # Programs reset the cluster by deleting this attribute.
+        if getattr(cls, "_instance", None) is None:
             cls._instance = super().__new__(cls)
             cls._instance._ready = False
         return cls._instance
@@ -173,7 +174,7 @@ class Cluster(NodeTable, ClusterMembers):
         if not self._ready:
             return
         self._ready = False
-        if type(self)._instance is self:
+        if getattr(type(self), "_instance", None) is self:
             type(self)._instance = None
         if self._services is not None:
             atexit.unregister(self.shutdown)

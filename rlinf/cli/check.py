@@ -39,7 +39,7 @@ def check_env(
     config = validate(EnvConfig, recipe.data, recipe)
     check(config, recipe)
 
-    from rlinf.envs.conformance import check_env as run_suite
+    from rlinf.envs.env_conformance import check_env as run_suite
 
     _show(f"env {name}", run_suite(config))
 
@@ -62,7 +62,7 @@ def check_engine(
     config = validate(REGISTRY.load(name), recipe.data, recipe)
     check(config, recipe)
 
-    from rlinf.engines.conformance import check_engine as run_suite
+    from rlinf.engines.engine_conformance import check_engine as run_suite
 
     _show(f"engine {name}", run_suite(config))
 

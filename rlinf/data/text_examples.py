@@ -24,7 +24,7 @@ from rlinf.data.prompts.dataset import (
     unknown_token,
 )
 from rlinf.data.prompts.pictures import PicturedPrompt
-from rlinf.data.prompts.records import Message, Notes, RawPrompt, UnusableRecordError
+from rlinf.data.prompts.prompt_files import Message, Notes, RawPrompt, UnusableRecordError
 from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
 

@@ -23,7 +23,7 @@ from rlinf.config.options import ComponentOptions
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
-from rlinf.processes.supervised import ONE_THREAD, ProcessLostError, SupervisedProcess
+from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
 
 _INTERPRETERS = "give the path of an interpreter, for example envs/simulator/bin/python"
 _CHECK_SECONDS = 60.0

@@ -25,7 +25,7 @@ from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
 from rlinf.workers.config.answering import AnsweringConfig
-from rlinf.workers.config.pictures import check_model, model_problems, rollout_problems
+from rlinf.workers.config.picture_rules import check_model, model_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
 

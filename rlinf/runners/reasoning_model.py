@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
-from rlinf.engines.weights import sizes_of
+from rlinf.engines.weight_files import sizes_of
 from rlinf.errors import ConfigError, in_section
 from rlinf.flow.executor import Arguments
 from rlinf.flow.graph import Flow, Stage

@@ -20,10 +20,10 @@ from rlinf.flow.stream import InputStream
 from rlinf.models.language import build_language_model, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.services.files import WrittenFiles, place_for
+from rlinf.scheduler.services.shared_directory import WrittenFiles, place_for
 from rlinf.scheduler.transport.rendezvous import meet, open_place
+from rlinf.trainers.language_trainers import save_pretrained, shared_pictures
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained, shared_pictures
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.context import WorkerContext
 

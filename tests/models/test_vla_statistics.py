@@ -12,12 +12,8 @@ import torch
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 from rlinf.models.vla.conventions import ActionConventions, GripperConvention
-from rlinf.models.vla.statistics import (
-    ModelStatistics,
-    Statistics,
-    read_statistics,
-    write_statistics,
-)
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics_files import read_statistics, write_statistics
 
 RAW = np.random.default_rng(0).normal([0, 5, -2], [1, 0.1, 3], (500, 3)).astype(np.float32)
 

@@ -19,7 +19,7 @@ from rlinf.errors import ConfigError, UserError
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.workers.config.pictures import model_problems, rollout_problems
+from rlinf.workers.config.picture_rules import model_problems, rollout_problems
 
 from .reasoning_support import small_config, train
 from .supervised_support import run_recipe

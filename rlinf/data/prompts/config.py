@@ -24,7 +24,7 @@ from rlinf.data.prompts.dataset import (
     encode_prompts,
 )
 from rlinf.data.prompts.pictures import sources_of
-from rlinf.data.prompts.records import Notes, RawPrompt, raw_prompt, read_prompts
+from rlinf.data.prompts.prompt_files import Notes, RawPrompt, raw_prompt, read_prompts
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section
 

@@ -35,7 +35,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
-from rlinf.workers.config.pictures import check_model, model_problems
+from rlinf.workers.config.picture_rules import check_model, model_problems
 
 
 class SupervisedRunnerConfig(RunnerConfig):

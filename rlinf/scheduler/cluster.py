@@ -47,11 +47,12 @@ class Cluster(NodeTable, ClusterMembers):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Cluster:
         """The one cluster of this process."""
-        # Programs reset the cluster by deleting this attribute.
-        if getattr(cls, "_instance", None) is None:
-            cls._instance = super().__new__(cls)
-            cls._instance._ready = False
-        return cls._instance
+        # Programs begin anew by deleting this attribute.
+        cluster: Cluster | None = getattr(cls, "_instance", None)
+        if cluster is None:
+            cluster = cls._instance = super().__new__(cls)
+            cluster._ready = False
+        return cluster
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class LengthDistribution(StrictModel):
     is generated, the limit, and how heavy the tail is.
     """
 
-    mean: float = Field(gt=0, allow_inf_nan=False)
+    mean: float = Field(gt=0)
     """Mean, after the cut [tokens]."""
     maximum: int = Field(ge=1)
     """Limit; what would be longer ends there [tokens]."""

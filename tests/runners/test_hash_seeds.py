@@ -17,6 +17,8 @@ TWO_RANKS = (
     "cluster.runtime=ray",
     "cluster.cpu_devices_per_node=2",
     "cluster.component_placement={'rollout,reward': '0', actor: '0-1'}",
+    "runner.total_steps=2",
+    "warm_start.steps=5",
 )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
 from rlinf.conformance import CheckResult
+
+if TYPE_CHECKING:
+    from rlinf.config.base import StrictModel
+
+SectionT = TypeVar("SectionT", bound="StrictModel")
 
 app = typer.Typer(help="Run the conformance suite of an adapter or a set.", no_args_is_help=True)
 
@@ -30,14 +35,10 @@ def check_env(
     debug: Debug = False,
 ) -> None:
     """Check that an environment adapter keeps the env protocol."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.envs.config import EnvConfig
 
     section = {"type": name, "max_episode_steps": 50}
-    recipe = with_overrides(f"env {name}", section, settings or [])
-    config = validate(EnvConfig, recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"env {name}", EnvConfig, section, settings)
 
     from rlinf.envs.env_conformance import check_env as run_suite
 
@@ -54,13 +55,9 @@ def check_engine(
     debug: Debug = False,
 ) -> None:
     """Check that a rollout engine keeps the engine protocol, on a model of random weights."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.engines.config import REGISTRY
 
-    recipe = with_overrides(f"engine {name}", {"type": name}, settings or [])
-    config = validate(REGISTRY.load(name), recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"engine {name}", REGISTRY.load(name), {"type": name}, settings)
 
     from rlinf.engines.engine_conformance import check_engine as run_suite
 
@@ -82,8 +79,6 @@ def check_model(  # noqa: PLR0917 - options of the command
     debug: Debug = False,
 ) -> None:
     """Check that a policy keeps the policy protocol, in an environment of these shapes."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.config import REGISTRY, type_of_directory
 
@@ -94,9 +89,7 @@ def check_model(  # noqa: PLR0917 - options of the command
     given = {each.partition("=")[0] for each in settings or []} | section.keys()
     if "preset" in model.model_fields and not given & {"preset", "path"}:
         section["preset"] = "tiny"
-    recipe = with_overrides(f"model {name}", section, settings or [])
-    config = validate(model, recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"model {name}", model, section, settings)
 
     from rlinf.trainers.policy_conformance import check_policy
 
@@ -127,6 +120,19 @@ def check_demonstrations(
     found = Demonstrations.load(path.expanduser())  # compares the hash
     say(f"{found}; {', '.join(f'{k} {v}' for k, v in found.source.items() if k != 'spec')}")
     _show(f"demonstrations {path}", check_set(found))
+
+
+def _checked(
+    title: str, model: type[SectionT], section: Mapping[str, Any], settings: list[str] | None
+) -> SectionT:
+    """A section with what the command line says of it, which can be run on this machine."""
+    from rlinf.config.load import with_overrides
+    from rlinf.config.validate import check, validate
+
+    recipe = with_overrides(title, section, settings or [])
+    config = validate(model, recipe.data, recipe)
+    check(config, recipe)
+    return config
 
 
 def _show(title: str, results: Sequence[CheckResult]) -> None:

@@ -146,7 +146,12 @@ def warm_start(
     # The files are written where the worker is, and read where the driver is: on its own node.
     alone = config.cluster.num_nodes == 1
     place = {"source,actor": str(config.plan.components["actor"].devices[0]) if alone else "0"}
-    placed = {"plan": None, "residency": {}, "component_placement": place}
+    placed = {
+        "plan": None,
+        "residency": {},
+        "component_placement": place,
+        "auto_scheduler": False,
+    }
     teaching = {
         "optim": learning.optim,
         "lr_sched": learning.lr_sched,

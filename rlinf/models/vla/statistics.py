@@ -91,10 +91,6 @@ class Statistics:
         moved = [int(width.nonzero().max()) + 1 for width in widths if bool(width.any())]
         return max(moved, default=self.dim)
 
-    def to_json(self) -> dict[str, list[Any]]:
-        """Lists by name."""
-        return {name: value.tolist() for name, value in self.given().items()}
-
     # -- normalised units -----------------------------------------------------------------------
 
     def mean_std(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:

@@ -1,6 +1,6 @@
 """Files of normalisation statistics, as vision-language-action models publish them.
 
-Four layouts are read and written:
+Four layouts are read:
 
 ========= ============================================================ =========================
 layout    file                                                         its keys
@@ -8,7 +8,7 @@ layout    file                                                         its keys
 openpi    ``assets/ID/norm_stats.json``                                the ids
 openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
           ``config.json``
-lerobot   ``meta/stats.json``; of a model (read alone)                 none
+lerobot   ``meta/stats.json``; of a model                              none
           ``…_normalizer_processor.safetensors``, or before
           lerobot 0.4 buffers in ``model.safetensors``
 groot     ``experiment_cfg/metadata.json``                             the embodiments
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -30,15 +30,14 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
 
-Layout = Literal["openpi", "openvla", "lerobot", "groot"]
 BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
-_FILES: Mapping[Layout, str] = {
-    "openpi": "norm_stats.json",
-    "openvla": "dataset_statistics.json",
-    "lerobot": "meta/stats.json",
-    "groot": "experiment_cfg/metadata.json",
-}
+_FILES = (
+    "norm_stats.json",
+    "dataset_statistics.json",
+    "meta/stats.json",
+    "experiment_cfg/metadata.json",
+)
 
 
 def read_statistics(
@@ -65,7 +64,7 @@ def read_statistics(
     if not sets:
         raise ConfigError(
             f"{path} has no statistics; known files: "
-            f"{', '.join(_FILES.values())}, assets/ID/norm_stats.json, config.json with "
+            f"{', '.join(_FILES)}, assets/ID/norm_stats.json, config.json with "
             "norm_stats, *_normalizer_processor.safetensors"
         )
     if key is None and len(sets) > 1:
@@ -101,7 +100,7 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
         found |= _keyed(_tensors(file))
     if not found and (path / "model.safetensors").is_file():
         found |= _keyed(_buffers(path / "model.safetensors"))
-    for name in ("config.json", *_FILES.values()):  # a data set of its own goes before the model's
+    for name in ("config.json", *_FILES):  # a data set of its own goes before the model's
         if (path / name).is_file():
             content = _json(path / name)
             if name != "config.json" or "norm_stats" in content:
@@ -202,26 +201,3 @@ def _joined(values: Mapping[str, Any], wanted: Sequence[str] | None, of: str) ->
         return values
     names = [name for name in chosen[0] if all(name in part for part in chosen)]
     return {name: [number for part in chosen for number in part[name]] for name in names}
-
-
-def write_statistics(directory: Path, statistics: ModelStatistics, layout: Layout) -> Path:
-    """Write statistics where a model or set of this layout has them; returns the file."""
-    actions, states = statistics.actions.to_json(), statistics.states
-    state = {} if states is None else states.to_json()
-    key, name = statistics.key or "default", _FILES[layout]
-    content: dict[str, Any]
-    if layout == "openpi":
-        name = f"assets/{key}/{name}"
-        content = {"norm_stats": {"state": state, "actions": actions}}
-    elif layout == "openvla":
-        content = {key: {"action": actions, "proprio": state}}
-    elif layout == "lerobot":
-        content = {"observation.state": state, "action": actions}
-    else:
-        content = {
-            key: {"statistics": {"state": {"state": state}, "action": {"action": actions}}}
-        }  # fmt: skip
-    path = directory / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return path

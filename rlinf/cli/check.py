@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -15,7 +15,10 @@ from rlinf.conformance import CheckResult
 from rlinf.errors import ConfigError, RunFailure, UserError
 
 if TYPE_CHECKING:
+    from rlinf.config.base import StrictModel
     from rlinf.envs.config import EnvConfig
+
+SectionT = TypeVar("SectionT", bound="StrictModel")
 
 app = typer.Typer(help="Run the conformance suite of an adapter or a set.", no_args_is_help=True)
 
@@ -54,7 +57,7 @@ def check_env(
     if len(names) == 1 and not installed:
         config = _env_config(names[0], settings, {})
 
-        from rlinf.envs.conformance import check_env as run_suite
+        from rlinf.envs.env_conformance import check_env as run_suite
 
         _show(f"env {names[0]}", run_suite(config))
     else:
@@ -63,23 +66,17 @@ def check_env(
 
 def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) -> EnvConfig:
     """Return the section of an env, which can be built."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.envs.config import EnvConfig
 
-    section = {"type": name, "max_episode_steps": 50, "options": dict(options)}
-    if not options:
-        del section["options"]
-    recipe = with_overrides(f"env {name}", section, settings)
-    config = validate(EnvConfig, recipe.data, recipe)
-    check(config, recipe)
-    return config
+    section = {"type": name, "max_episode_steps": 50}
+    given = {**section, "options": dict(options)} if options else section
+    return _checked(f"env {name}", EnvConfig, given, settings)
 
 
 def _check_envs(names: Sequence[str], settings: Sequence[str]) -> None:
     """Run the suites of several env types, then print what each came to; 1 where one failed."""
     from rlinf.envs.base import REGISTRY
-    from rlinf.envs.conformance import examine_env
+    from rlinf.envs.env_conformance import examine_env
 
     adapters = {name: REGISTRY.load(name) for name in names}  # an unknown name is refused first
     rows, sound = [], 0
@@ -112,15 +109,11 @@ def check_engine(
     debug: Debug = False,
 ) -> None:
     """Check that a rollout engine keeps the engine protocol, on a model of random weights."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.engines.config import REGISTRY
 
-    recipe = with_overrides(f"engine {name}", {"type": name}, settings or [])
-    config = validate(REGISTRY.load(name), recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"engine {name}", REGISTRY.load(name), {"type": name}, settings)
 
-    from rlinf.engines.conformance import check_engine as run_suite
+    from rlinf.engines.engine_conformance import check_engine as run_suite
 
     _show(f"engine {name}", run_suite(config))
 
@@ -140,8 +133,6 @@ def check_model(  # noqa: PLR0917 - options of the command
     debug: Debug = False,
 ) -> None:
     """Check that a policy keeps the policy protocol, in an environment of these shapes."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.config import REGISTRY, type_of_directory
 
@@ -152,9 +143,7 @@ def check_model(  # noqa: PLR0917 - options of the command
     given = {each.partition("=")[0] for each in settings or []} | section.keys()
     if "preset" in model.model_fields and not given & {"preset", "path"}:
         section["preset"] = "tiny"
-    recipe = with_overrides(f"model {name}", section, settings or [])
-    config = validate(model, recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"model {name}", model, section, settings)
 
     from rlinf.trainers.policy_conformance import check_policy
 
@@ -185,6 +174,19 @@ def check_demonstrations(
     found = Demonstrations.load(path.expanduser())  # compares the hash
     say(f"{found}; {', '.join(f'{k} {v}' for k, v in found.source.items() if k != 'spec')}")
     _show(f"demonstrations {path}", check_set(found))
+
+
+def _checked(
+    title: str, model: type[SectionT], section: Mapping[str, Any], settings: Sequence[str] | None
+) -> SectionT:
+    """A section with what the command line says of it, which can be run on this machine."""
+    from rlinf.config.load import with_overrides
+    from rlinf.config.validate import check, validate
+
+    recipe = with_overrides(title, section, settings or [])
+    config = validate(model, recipe.data, recipe)
+    check(config, recipe)
+    return config
 
 
 def _show(title: str, results: Sequence[CheckResult]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf.envs.base import ADAPTERS, REGISTRY
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.conformance import check_env
+from rlinf.envs.env_conformance import check_env
 from rlinf.envs.installation import State, requirements_of, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError

@@ -106,25 +106,33 @@ class SupervisedVectorEnv(VectorEnv):
             episodes=None if episode_seeds is None else _plain(episode_seeds),
             **{name: getattr(config, name) for name in _RULES_OF_CONFIG},
         )
-        cores = list(affinity or _usable_cores())
+        self._pool = self._started(rules, list(affinity or _usable_cores()))
+        self._block = self._pool.block
+        self._block["epoch"][:] = -1
+        self._observations = self._block.group("observation")
+        self._finals = self._block.group("final")
+
+    def _started(self, rules: EpisodeRules, cores: list[int]) -> EnvPool:
+        """The processes, among which the envs of each stage are divided."""
+        config, num_envs = self.config, self.num_envs
         # A batch uses the cores by itself, and is the faster the larger it is.
         together = issubclass(REGISTRY.load(config.type), SimulatorBatch)
         processes = config.processes or (1 if together else len(cores))
-        processes = min(processes, num_envs // stages)
-        slices = np.arange(num_envs).reshape(stages, -1)
+        processes = min(processes, num_envs // self.stages)
+        slices = np.arange(num_envs).reshape(self.stages, -1)
         parts = [np.array_split(rows, processes) for rows in slices]  # each stage over all of them
         # Workers begin at different cores.
-        first = first_env // num_envs * processes
+        first = self.first_env // num_envs * processes
         turns = [cores[(first + number) % len(cores)] for number in range(processes)]
         pinned = config.pin_processes and processes > 1
-        self._pool = EnvPool(
+        return EnvPool(
             {
                 "type": config.type,
                 "options": dataclasses.asdict(config.adapter_options),
                 "rules": dataclasses.asdict(rules),
                 "numbers": self.numbers,
                 "num_envs": num_envs,
-                "max_chunk": max_chunk,
+                "max_chunk": self._max_chunk,
             },
             [[part[process].tolist() for part in parts] for process in range(processes)],
             [[core] for core in turns] if pinned else [cores] * processes,
@@ -136,10 +144,6 @@ class SupervisedVectorEnv(VectorEnv):
                 start_deadline=config.start_deadline,
             ),
         )
-        self._block = self._pool.block
-        self._block["epoch"][:] = -1
-        self._observations = self._block.group("observation")
-        self._finals = self._block.group("final")
 
     @property
     def env_spec(self) -> EnvSpec:

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.cli.tasks import read_config
 from rlinf.flow.graph import Flow
 from rlinf.flow.plan import Plan
-from rlinf.planner.cluster import cluster_of
+from rlinf.planner.cluster_shape import cluster_of
 from rlinf.planner.profile import Profile
 from rlinf.planner.search import predict
 from rlinf.planner.simulation import Conditions, simulate

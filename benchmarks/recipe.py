@@ -31,7 +31,7 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from rlinf.data.evaluation import EvaluationResult
+from rlinf.data.episode_evaluation import EvaluationResult
 from rlinf.data.text_evaluation import TextEvaluationResult
 from rlinf.monitor.curve import EVAL_SUCCESS, Curve, overlay_curves
 

@@ -1,8 +1,8 @@
 """What handing devices over inside a step would save, on a cluster that need not exist.
 
-The same choices as in a run (:mod:`rlinf.rescale.decisions`) act on simulated engines and a
+The same choices as in a run (:mod:`rlinf.rescale.choices`) act on simulated engines and a
 simulated trainer. Engines decode as
-:class:`~rlinf.planner.simulation.generation.GenerationModel` says; time
+:class:`~rlinf.planner.simulation.answer_lengths.GenerationModel` says; time
 advances in small steps. Nothing here is measured but how long a choice takes.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf.planner.simulation.generation import GenerationModel
-from rlinf.rescale.decisions import (
+from rlinf.planner.simulation.answer_lengths import GenerationModel
+from rlinf.rescale.choices import (
     DecodeCost,
     RolloutState,
     TrainerState,

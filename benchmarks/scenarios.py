@@ -19,7 +19,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.planning_traits import ComponentConstraint, Constraints
-from rlinf.planner.cluster import GIGABYTE, ClusterShape, parse_cluster_shape
+from rlinf.planner.cluster_shape import GIGABYTE, ClusterShape, parse_cluster_shape
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.planner.search import Planned, plan
 from rlinf.planner.simulation import Conditions, GenerationModel, Simulation, simulate

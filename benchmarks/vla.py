@@ -32,7 +32,8 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
-from rlinf.models.policy import Policy, draw_noise, travelling
+from rlinf.models.policy import Policy, draw_noise
+from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import square_pixels
 
 MODELS: dict[str, dict[str, Any]] = {

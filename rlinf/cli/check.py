@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
 from rlinf.conformance import CheckResult
+from rlinf.errors import ConfigError, RunFailure, UserError
+
+if TYPE_CHECKING:
+    from rlinf.config.base import StrictModel
+    from rlinf.envs.config import EnvConfig
+
+SectionT = TypeVar("SectionT", bound="StrictModel")
 
 app = typer.Typer(help="Run the conformance suite of an adapter or a set.", no_args_is_help=True)
 
@@ -22,26 +30,73 @@ def _group() -> None:
 
 @app.command("env")
 def check_env(
-    name: Annotated[str, typer.Argument(help="Env type, as `rlinf list envs` shows it.")],
-    settings: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys of an env section: options.task=reach-v3 …"),
+        typer.Argument(
+            metavar="NAME... [KEY=VALUE...]",
+            help="Env types, as `rlinf list envs` shows them, and keys of an env section: "
+            "options.task=reach-v3 …; of several types each plays its example.",
+        ),
     ] = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="Check every type whose simulator is ready.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Check that an environment adapter keeps the env protocol."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
+    """Check that environment adapters keep the env protocol."""
+    names = [word for word in words or [] if "=" not in word]
+    settings = [word for word in words or [] if "=" in word]
+    if installed:
+        from rlinf.envs.installation import ready
+
+        if names:
+            raise ConfigError(f"either --installed or names: {', '.join(names)}")
+        names = ready()
+    if not names:
+        raise ConfigError("name an env type, as `rlinf list envs` shows it, or give --installed")
+    if len(names) == 1 and not installed:
+        config = _env_config(names[0], settings, {})
+
+        from rlinf.envs.env_conformance import check_env as run_suite
+
+        _show(f"env {names[0]}", run_suite(config))
+    else:
+        _check_envs(names, settings)
+
+
+def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) -> EnvConfig:
+    """Return the section of an env, which can be built."""
     from rlinf.envs.config import EnvConfig
 
     section = {"type": name, "max_episode_steps": 50}
-    recipe = with_overrides(f"env {name}", section, settings or [])
-    config = validate(EnvConfig, recipe.data, recipe)
-    check(config, recipe)
+    given = {**section, "options": dict(options)} if options else section
+    return _checked(f"env {name}", EnvConfig, given, settings)
 
-    from rlinf.envs.conformance import check_env as run_suite
 
-    _show(f"env {name}", run_suite(config))
+def _check_envs(names: Sequence[str], settings: Sequence[str]) -> None:
+    """Run the suites of several env types, then print what each came to; 1 where one failed."""
+    from rlinf.envs.base import REGISTRY
+    from rlinf.envs.env_conformance import examine_env
+
+    adapters = {name: REGISTRY.load(name) for name in names}  # an unknown name is refused first
+    rows, sound = [], 0
+    for name, adapter in adapters.items():
+        try:
+            found = examine_env(_env_config(name, settings, adapter.example))
+        except (UserError, RunFailure) as error:
+            rows.append((name, "not run", "", " ".join(str(error).split())))
+            continue
+        failed = [each.name for each in found.results if not each.passed]
+        _table(f"env {name}", found.results)
+        say()
+        passed = f"{len(found.results) - len(failed)} of {len(found.results)}"
+        speed = "" if math.isnan(found.steps_per_second) else f"{found.steps_per_second:.0f}"
+        rows.append((name, passed, speed, ", ".join(failed)))
+        sound += not failed
+    show_table("", ("env", "passed", "env steps/s", "failed"), rows)
+    say(f"\n{sound} of {len(rows)} env types passed")
+    if sound < len(rows):
+        raise typer.Exit(1)
 
 
 @app.command("engine")
@@ -54,15 +109,11 @@ def check_engine(
     debug: Debug = False,
 ) -> None:
     """Check that a rollout engine keeps the engine protocol, on a model of random weights."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.engines.config import REGISTRY
 
-    recipe = with_overrides(f"engine {name}", {"type": name}, settings or [])
-    config = validate(REGISTRY.load(name), recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"engine {name}", REGISTRY.load(name), {"type": name}, settings)
 
-    from rlinf.engines.conformance import check_engine as run_suite
+    from rlinf.engines.engine_conformance import check_engine as run_suite
 
     _show(f"engine {name}", run_suite(config))
 
@@ -82,8 +133,6 @@ def check_model(  # noqa: PLR0917 - options of the command
     debug: Debug = False,
 ) -> None:
     """Check that a policy keeps the policy protocol, in an environment of these shapes."""
-    from rlinf.config.load import with_overrides
-    from rlinf.config.validate import check, validate
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.config import REGISTRY, type_of_directory
 
@@ -94,9 +143,7 @@ def check_model(  # noqa: PLR0917 - options of the command
     given = {each.partition("=")[0] for each in settings or []} | section.keys()
     if "preset" in model.model_fields and not given & {"preset", "path"}:
         section["preset"] = "tiny"
-    recipe = with_overrides(f"model {name}", section, settings or [])
-    config = validate(model, recipe.data, recipe)
-    check(config, recipe)
+    config = _checked(f"model {name}", model, section, settings)
 
     from rlinf.trainers.policy_conformance import check_policy
 
@@ -129,11 +176,28 @@ def check_demonstrations(
     _show(f"demonstrations {path}", check_set(found))
 
 
+def _checked(
+    title: str, model: type[SectionT], section: Mapping[str, Any], settings: Sequence[str] | None
+) -> SectionT:
+    """A section with what the command line says of it, which can be run on this machine."""
+    from rlinf.config.load import with_overrides
+    from rlinf.config.validate import check, validate
+
+    recipe = with_overrides(title, section, settings or [])
+    config = validate(model, recipe.data, recipe)
+    check(config, recipe)
+    return config
+
+
 def _show(title: str, results: Sequence[CheckResult]) -> None:
     """Print the outcome of every check; exit with 1 where one failed."""
-    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
-    show_table(title, ("check", "", ""), marks)
+    _table(title, results)
     failed = [each.name for each in results if not each.passed]
     say(f"\n{len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)
+
+
+def _table(title: str, results: Sequence[CheckResult]) -> None:
+    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
+    show_table(title, ("check", "", ""), marks)

@@ -20,7 +20,7 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.cli.simulated_plan import Asked
     from rlinf.cli.tasks import AnyTask
-    from rlinf.planner.cluster import ClusterShape
+    from rlinf.planner.cluster_shape import ClusterShape
     from rlinf.planner.profile import Profile
     from rlinf.planner.search import Planned
 
@@ -70,7 +70,7 @@ def plan(
     from rlinf.cli.simulated_plan import asked_for
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.validate import check
-    from rlinf.planner.cluster import parse_cluster_shape
+    from rlinf.planner.cluster_shape import parse_cluster_shape
 
     task, loaded, config = read_config(recipe, overrides or [])
     require_training(task, recipe)
@@ -149,7 +149,7 @@ def _show_plan(
     save: Path | None = None,
 ) -> None:
     from rlinf.cli.simulated_plan import show_simulation
-    from rlinf.planner.cluster import cluster_of
+    from rlinf.planner.cluster_shape import cluster_of
 
     found, notes, command = _solved(task, config, profile, shape, save)
     wanted = shape or cluster_of(config)
@@ -190,7 +190,7 @@ def _solved(
     task: AnyTask, config: Any, profile: Profile, shape: ClusterShape | None, save: Path | None
 ) -> tuple[Planned, list[str], list[str] | None]:
     """The fastest plan, what else is to be said, and the overrides that run it, if any do."""
-    from rlinf.planner.cluster import cluster_overrides
+    from rlinf.planner.cluster_shape import cluster_overrides
     from rlinf.planner.planned import command_overrides, find_accepted_plan, find_plan
 
     flow = task.flow(config)
@@ -207,7 +207,7 @@ def _solved(
 
 def _unit(config: Any, profile: Profile, kind: str, *, own: bool) -> str:
     """What a device of a cluster is; without a kind, one like those that were measured."""
-    from rlinf.planner.cluster import CPU
+    from rlinf.planner.cluster_shape import CPU
 
     [measured] = profile.kinds if len(profile.kinds) == 1 else [""]
     kind = kind or measured

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from rlinf.cli.run_paths import find_run_or_checkpoint
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
 from rlinf.errors import ConfigError, MissingPackageError
+
+if TYPE_CHECKING:
+    from rlinf.cli.tasks import AnyTask
 
 TOKEN_VARIABLE = "RLINF_SERVE_TOKEN"
 _FOLLOW_SECONDS = 2.0
@@ -85,12 +88,7 @@ def policy(
     keys = dict(_renaming(each) for each in key or [])
     path = find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
-    from rlinf.cli.tasks import task_of_run
-    from rlinf.workers.config.acting import EvaluatedConfig
-
-    task = task_of_run(path)
-    if not issubclass(task.config_class, EvaluatedConfig):
-        raise ConfigError(f"{source} has no policy for actions; nearest: a run of a robot")
+    task = _acting_task(source, path)
     if follow and path.parent.name == "checkpoints":
         raise ConfigError("--follow: a checkpoint does not change; give the run instead")
 
@@ -107,6 +105,16 @@ def policy(
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     _serve(task, path, settings, block_size, device, made=token is None)
+
+
+def _acting_task(source: str, path: Path) -> AnyTask:
+    from rlinf.cli.tasks import task_of_run
+    from rlinf.workers.config.acting import EvaluatedConfig
+
+    task = task_of_run(path)
+    if not issubclass(task.config_class, EvaluatedConfig):
+        raise ConfigError(f"{source} has no policy for actions; nearest: a run of a robot")
+    return task
 
 
 def _serve(

@@ -14,7 +14,7 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow
     from rlinf.flow.plan import Plan
-    from rlinf.planner.cluster import ClusterShape
+    from rlinf.planner.cluster_shape import ClusterShape
     from rlinf.planner.profile import Profile
     from rlinf.planner.simulation import DeviceGroup, LengthDistribution, Simulation
 

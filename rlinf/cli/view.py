@@ -16,7 +16,7 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow, Stage
     from rlinf.flow.plan import Plan
-    from rlinf.monitor.report.graph import Graph, StageBox
+    from rlinf.monitor.report.flow_picture import Graph, StageBox
     from rlinf.monitor.report.page import RunReport
     from rlinf.monitor.report.trace import Trace
     from rlinf.monitor.timeline import Event
@@ -96,7 +96,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
 
 def flow_graph(flow: Flow) -> Graph:
     """The nodes and edges of a flow, as the report draws them."""
-    from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox
+    from rlinf.monitor.report.flow_picture import Arrow, Graph, NodeBox, StageBox
 
     def boxes(stages: Iterable[Stage]) -> tuple[StageBox, ...]:
         return tuple(StageBox(stage.label, stage.component, stage.method) for stage in stages)
@@ -132,7 +132,7 @@ def _trace(
 
 def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
     """What the plan should take by the profile of the run; None where nothing was measured yet."""
-    from rlinf.planner.cluster import as_measured, cluster_of
+    from rlinf.planner.cluster_shape import as_measured, cluster_of
     from rlinf.planner.measure import PROFILE_FILE
     from rlinf.planner.profile import Profile
     from rlinf.planner.simulation import Conditions, simulate

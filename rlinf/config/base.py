@@ -18,8 +18,9 @@ class StrictModel(BaseModel):
     """A configuration section.
 
     An unknown key is an error, a value of another type is an error (``"3"`` is not ``3``; an
-    integer is accepted where a float is expected), and an instance is immutable. The docstring
-    under an attribute is the description that ``rlinf explain`` prints.
+    integer is accepted where a float is expected), so is a number that is not finite, and an
+    instance is immutable. The docstring under an attribute is the description that ``rlinf
+    explain`` prints.
 
     Values come from YAML, which has no tuples and no paths. A list is therefore accepted for a
     ``tuple`` field, text for a ``Path`` field, and a member's value for an ``Enum`` field.
@@ -32,6 +33,7 @@ class StrictModel(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
     @field_validator("*", mode="before")

@@ -90,6 +90,8 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
             return ready
     if path.is_file():
         raise ConfigError(f"recipe file '{name_or_path}' must end in .yaml")
+    if path.is_dir():
+        raise ConfigError(f"'{name_or_path}' is a directory; a recipe is a file that ends in .yaml")
     hint = did_you_mean(name, recipe_names())
     kind = "file or recipe" if Path(name_or_path).suffix in _SUFFIXES else "recipe"
     raise ConfigError(f"no {kind} '{name_or_path}'; {hint or 'there are no ready recipes'}")

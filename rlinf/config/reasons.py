@@ -19,6 +19,7 @@ _BOUNDS = {
     "less_than": ("<", "lt"),
     "less_than_equal": ("<=", "le"),
     "multiple_of": ("a multiple of", "multiple_of"),
+    "too_short": ("must hold at least", "min_length"),
 }
 
 _TYPES = {
@@ -105,6 +106,9 @@ def _not_a_choice(value: Any, expected: str) -> str:
 
 def _out_of_bounds(kind: str, value: Any, context: Mapping[str, Any]) -> str:
     word, name = _BOUNDS[kind]
+    if kind == "too_short":
+        least = context[name]
+        return f"{word} {least} item{'s' if least > 1 else ''}"
     bound, nearest = context[name], None
     if word in (">=", "<="):
         nearest = bound
@@ -143,6 +147,6 @@ def _text_hint(kind: str, value: str) -> str:
         return f", for example [{value}]"
     if kind in ("int_type", "float_type"):
         with suppress(ValueError):
-            float(value)
-            return f", not text; without quotes: {value}"
+            if math.isfinite(float(value)):
+                return f", not text; without quotes: {value}"
     return ", not text"

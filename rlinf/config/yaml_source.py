@@ -9,6 +9,8 @@ import yaml
 
 from rlinf.errors import ConfigError
 
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+"""Of PyYAML; of a number with thousands of digits; of thousands of brackets."""
 _Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 
@@ -20,6 +22,10 @@ class _RecipeLoader(yaml.SafeLoader):
     """
 
     yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.deep_construct = True  # refuses an anchor that holds itself
 
 
 _FLOAT = (
@@ -55,10 +61,11 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
             return {}, {}
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{where}: the top of a recipe must be a mapping (key: value)")
+        data = loader.construct_document(node)
         lines: dict[str, int] = {}
         _note_lines(node, "", where, lines)
-        return loader.construct_document(node), lines
-    except yaml.YAMLError as error:
+        return data, lines
+    except _UNREADABLE as error:
         raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
     finally:
         loader.dispose()
@@ -69,7 +76,7 @@ def read_value(text: str, where: str) -> Any:
     loader = _RecipeLoader(text)
     try:
         return loader.get_single_data()
-    except yaml.YAMLError as error:
+    except _UNREADABLE as error:
         raise ConfigError(
             f"{where}: {text!r} is not a YAML value: {_one_line(error)}. "
             "Text with special characters needs quotes, inside those of the shell."
@@ -106,7 +113,7 @@ def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str
                     _note_lines(item, f"{key}.{place}.", where, lines)
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return " ".join(str(error).split())

@@ -20,7 +20,7 @@ from rlinf.config.registry import Registry
 from rlinf.errors import ConfigError
 
 Split = Literal["train", "held_out"]
-Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0)]
 HELD_OUT_ONE_IN = 8
 """Of so many prompts one is held out."""
 ANSWER_TAGS = ("<answer>", "</answer>")

@@ -1,6 +1,6 @@
 """Evaluation of generated text as a contract: prompts, samples, seeds and reward, with a hash.
 
-See :mod:`rlinf.data.evaluation`.
+See :mod:`rlinf.data.specifications`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rlinf.data.estimates import Estimate, Metric, estimate
-from rlinf.data.evaluation import HashedSpec, SpecifiedResult, in_order
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
+from rlinf.data.specifications import HashedSpec, SpecifiedResult, in_order
 from rlinf.errors import ConfigError
 from rlinf.rewards.math_answer import MathConfig, MathReward
 from rlinf.rewards.protocol import RewardInput

@@ -12,10 +12,9 @@ from typing import Annotated, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.data.pictures import PictureReader, Pictures
-from rlinf.data.prompts.config import Part, RecordFilesConfig, has_pictures, raw_items
+from rlinf.data.prompts.config import Part, RecordFilesConfig, TextSourceConfig, raw_items
 from rlinf.data.prompts.dataset import (
     BATCH,
     PromptTokenizer,
@@ -24,7 +23,7 @@ from rlinf.data.prompts.dataset import (
     unknown_token,
 )
 from rlinf.data.prompts.pictures import PicturedPrompt
-from rlinf.data.prompts.records import Message, Notes, RawPrompt, UnusableRecordError
+from rlinf.data.prompts.prompt_files import Message, Notes, RawPrompt, UnusableRecordError
 from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
 
@@ -37,7 +36,7 @@ class ExampleFilesConfig(RecordFilesConfig):
     assistant, is the answer."""
 
 
-class TextExamplesConfig(StrictModel):
+class TextExamplesConfig(TextSourceConfig):
     """Where prompts and their answers come from, and how they become tokens."""
 
     files: ExampleFilesConfig | None = None
@@ -83,24 +82,12 @@ class TextExamplesConfig(StrictModel):
         files = self.files
         return files is None or bool(self.held_out or files.validation)
 
-    def check(self) -> None:
-        """Look for the files, or generate the task."""
-        for name, section in (("files", self.files), ("task", self.task)):
-            if section is not None:
-                with in_section(name):
-                    section.check()
-
     def texts(self) -> Iterator[str]:
         """Every text of a generated task (ConfigError if of files), to train a tokenizer on."""
         if self.task is None:
             raise ConfigError("a tokenizer is only trained on the texts of a generated task")
         for item in self.task.items("train"):
             yield from (item.prompt, item.target)
-
-    @property
-    def has_pictures(self) -> bool:
-        """Whether prompts may have pictures."""
-        return has_pictures(self.files, self.task)
 
     def build(
         self, tokenizer: PromptTokenizer, reader: PictureReader | None = None

@@ -52,7 +52,6 @@ def train_tokenizer(
     """
     try:
         from tokenizers import AddedToken, trainers
-        from transformers import PreTrainedTokenizerFast
     except ImportError as error:
         raise _missing(error) from error
     texts = list(texts)
@@ -76,6 +75,18 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(plain, trainer)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in whole])
+    _save(tokenizer, folder)
+    loaded = load_tokenizer(folder)
+    check_round_trip(loaded, texts)
+    return loaded
+
+
+def _save(tokenizer: Any, folder: Path | str) -> None:
+    """As transformers reads it."""
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise _missing(error) from error
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -87,9 +98,6 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
     )
     wrapped.save_pretrained(str(folder))
-    loaded = load_tokenizer(folder)
-    check_round_trip(loaded, texts)
-    return loaded
 
 
 def load_tokenizer(folder: Path | str) -> Any:

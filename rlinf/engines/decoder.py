@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig
-from rlinf.engines.prompts import Prefilled
+from rlinf.engines.prefill import Prefilled
 from rlinf.engines.protocol import KeptCache
 
 _ROUND = 64  # columns by which buffers grow

@@ -23,7 +23,7 @@ from rlinf.data.sequences import StopReason
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.decoder import Decoder
-from rlinf.engines.prompts import Begun, Prompts
+from rlinf.engines.prefill import Begun, Prompts
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -35,7 +35,7 @@ from rlinf.engines.protocol import (
 from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens
 from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
-from rlinf.engines.weights import adopt_weights, assign_weights
+from rlinf.engines.weight_files import adopt_weights, assign_weights
 from rlinf.errors import ConfigError
 from rlinf.models.language import architecture_class, saved_buffers
 from rlinf.models.vision_language import set_text_attention, vision_of

@@ -9,7 +9,7 @@ import torch
 
 from rlinf.data.pictures import shift_of
 from rlinf.data.sequences import Completion, StopReason
-from rlinf.engines.prompts import Text
+from rlinf.engines.prefill import Text
 from rlinf.engines.protocol import GenerationRequest
 from rlinf.engines.requests import extended_mask
 from rlinf.engines.sampling import Draw, Filters, uniforms

@@ -23,7 +23,7 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens, text_of
-from rlinf.engines.weights import end_tokens_of, sizes_of
+from rlinf.engines.weight_files import end_tokens_of, sizes_of
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.language import file_weights, without_weights
 

@@ -23,7 +23,7 @@ from rlinf.config.options import ComponentOptions
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
-from rlinf.processes.supervised import ONE_THREAD, ProcessLostError, SupervisedProcess
+from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
 
 _INTERPRETERS = "give the path of an interpreter, for example envs/simulator/bin/python"
 _CHECK_SECONDS = 60.0
@@ -38,7 +38,7 @@ class EnvConfig(StrictModel):
     options: Annotated[dict[str, Any], ComponentOptions(REGISTRY)] = Field(default_factory=dict)
     """Options of the adapter, for example ``{task: reach-v3}``."""
 
-    ratio: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    ratio: float = Field(default=1.0, gt=0)
     """Share of this section in the environments and evaluation episodes, relative to the other
     sections of the list: 3 beside 1 is three quarters."""
 
@@ -57,7 +57,7 @@ class EnvConfig(StrictModel):
     use_fixed_reset_states: bool = False
     """Whether every reset of an env leads to the same state, in every epoch."""
 
-    reward_scale: float = Field(default=1.0, allow_inf_nan=False)
+    reward_scale: float = 1.0
     """Factor on every reward that training sees; episode returns are reported without it."""
 
     processes: int | None = Field(default=None, gt=0)

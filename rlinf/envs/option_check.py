@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf.envs.base import REGISTRY
-from rlinf.processes.supervised import serve
+from rlinf.processes.child import serve
 
 
 def main(lifeline: int, commands: int) -> None:
-    """Answer one question; see :func:`~rlinf.processes.supervised.serve`."""
+    """Answer one question; see :func:`~rlinf.processes.child.serve`."""
     serve(lifeline, commands, _judge)
 
 

@@ -255,7 +255,7 @@ class Executor:
         for node in nodes:
             name = f"{self._flow.name}/{node.name}/{running.step}"
             devices = self._plan.devices(node.components)
-            for component in self._handing_over.intersection(node.components):
+            for component in (name for name in node.components if name in self._handing_over):
                 # In the same order as those of nodes, so that none can wait for a later one.
                 running.leases[component] = tuple(
                     self._cluster.reserve_lease(f"{name}/{component}/{device}", (device,))

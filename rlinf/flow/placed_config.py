@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
@@ -123,13 +124,20 @@ class PlacedConfig(StrictModel):
         """Components that can give their device memory back between phases."""
         return ()
 
+    @property
+    def placed_by_default(self) -> tuple[str, ...]:
+        """Components that are at the first device where nothing else is said of them."""
+        return ()
+
     def placement(self) -> dict[str, Any]:
         """Placement of each component; without one, every component is one process on node 0."""
         if isinstance(self.cluster.plan, Plan):
             parts = self.cluster.plan.components.items()
-            return {name: part.placement for name, part in parts}
-        given = self.cluster.component_placement
-        return dict(given) if given else {",".join(self.components): "0"}
+            given = {name: part.placement for name, part in parts}
+        else:
+            given = self.cluster.component_placement or {",".join(self.components): "0"}
+        rest = [name for name in self.placed_by_default if name not in _names_in(given)]
+        return {**given, ",".join(rest): "0"} if rest else {**given}
 
     def pipeline_stages(self, component: str) -> int:
         """Sub-batches of a component that are in flight at once."""
@@ -227,11 +235,21 @@ class PlacedConfig(StrictModel):
         if self.cluster.runtime == "ray" and find_spec("ray") is None:
             raise MissingPackageError("ray", "ray", "cluster.runtime: ray")
 
-    def check_cluster(self) -> None:
-        """Refuse keys of the cluster that have no effect on a task, and impossible placements.
+    # -- rules between sections -----------------------------------------------------------------
 
-        To be called by the validator of a task's config.
-        """
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        self._check_cluster()
+        for problem in self.problems():
+            raise problem
+        return self
+
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """What stands against the values of several sections together; the first is told."""
+        yield from ()
+
+    def _check_cluster(self) -> None:
+        """Refuse keys of the cluster that have no effect on a task, and impossible placements."""
         cluster = self.cluster
         if cluster.runtime == "local" and cluster.num_nodes > 1:
             raise illegal(
@@ -249,7 +267,7 @@ class PlacedConfig(StrictModel):
         if isinstance(cluster.plan, Plan):
             self._check_plan(cluster.plan)
             return
-        placed = {name.strip() for key in self.placement() for name in str(key).split(",")}
+        placed = _names_in(self.placement())
         known = set(self.components)
         missing, unknown = known - placed, placed - known
         if missing or unknown:
@@ -302,6 +320,11 @@ class PlacedConfig(StrictModel):
             if value == "offload" and name not in self.offloading:
                 hint = f"components that have: {join_choices(self.offloading) or 'none'}"
                 raise illegal("cluster.residency", f"{name} has nothing to offload", hint=hint)
+
+
+def _names_in(placement: Mapping[str, Any]) -> set[str]:
+    """Components that a placement names."""
+    return {name.strip() for key in placement for name in str(key).split(",")}
 
 
 def _stages_in(data: Any) -> tuple[Plan, int] | None:

@@ -35,7 +35,7 @@ from rlinf.config.validate import validate
 from rlinf.config.yaml_source import read_yaml, write_yaml
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.scheduler.errors import PlacementError
-from rlinf.scheduler.ranks import parse_ranks
+from rlinf.scheduler.rank_text import parse_ranks
 
 Residency = Literal["resident", "offload"]
 PLAN_FILE = "plan.yaml"

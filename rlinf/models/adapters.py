@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import AdapterConfig, LoraConfig
-from rlinf.models.policy import Policy, merged
+from rlinf.models.policy import Policy
+from rlinf.models.policy_weights import merged
 from rlinf.models.vision_language import vision_of
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ class ModelConfig(StrictModel):
             self, env_spec, value_dim=value_dim, seed=seed
         )
         if self.starting_weights is not None:
-            from rlinf.models.policy import load_initial_weights
+            from rlinf.models.policy_weights import load_initial_weights
 
             load_initial_weights(policy, self.starting_weights)
         return policy

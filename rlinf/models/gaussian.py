@@ -14,14 +14,8 @@ from torch.nn import functional
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
-from rlinf.models.policy import (
-    ACTIONS,
-    RAW_ACTIONS,
-    ActionEvaluation,
-    ActionSample,
-    ObservationNormalizer,
-    Policy,
-)
+from rlinf.models.observation_normalizer import ObservationNormalizer
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, Policy
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

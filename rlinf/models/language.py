@@ -22,7 +22,7 @@ from rlinf.models.adapters import (
     plain_name,
 )
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, LoraConfig
-from rlinf.models.policy import merged
+from rlinf.models.policy_weights import merged
 from rlinf.models.vision_language import created, vision_of
 
 _SHOWN = 6  # names listed per kind of difference

@@ -73,10 +73,10 @@ class RunDirectory:
         found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
         if found:
             run.close()
+            go_on = f", or go on with this run: rlinf resume {path}" if run.config.exists() else "."
             raise UserError(
                 f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
-                f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir, or go on "
-                f"with this run: rlinf resume {path}"
+                f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
             )
         for directory in (run.checkpoints, run.evaluations, run.videos):
             directory.mkdir()

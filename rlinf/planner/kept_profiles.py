@@ -20,7 +20,7 @@ from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.planning_traits import warm_up_steps
-from rlinf.planner.cluster import kinds_of_components
+from rlinf.planner.cluster_shape import kinds_of_components
 from rlinf.planner.measure import (
     PROFILE_FILE,
     OverheadRecorder,

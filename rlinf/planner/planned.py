@@ -15,7 +15,7 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning_traits import Trial
-from rlinf.planner.cluster import (
+from rlinf.planner.cluster_shape import (
     ClusterShape,
     check_measured,
     cluster_of,

@@ -32,7 +32,7 @@ from rlinf.flow.planning_traits import Knob
 from rlinf.flow.stage_worker import WorkerPlace
 from rlinf.monitor.memory import ProcessMemory, TreeWatch
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner.cluster import free_memory
+from rlinf.planner.cluster_shape import free_memory
 from rlinf.planner.planned import quiet
 
 _LOOK_SECONDS = 0.1

@@ -21,7 +21,7 @@ from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner.cluster import cluster_of
+from rlinf.planner.cluster_shape import cluster_of
 from rlinf.planner.kept_profiles import fingerprints, new_recorder
 from rlinf.planner.measure import StepRecorder, merged, overhead
 from rlinf.planner.planned import legal_trials

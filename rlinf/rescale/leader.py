@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rlinf.rescale.decisions import DecodeCost, DeviceChoice, RolloutState, borrow, release
+from rlinf.rescale.choices import DecodeCost, DeviceChoice, RolloutState, borrow, release
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.measured import PredictionBias
 from rlinf.workers.global_batches import complete_batches

@@ -16,7 +16,7 @@ from typing import Any, cast
 from rlinf.engines.protocol import Engine, FinishedCompletion
 from rlinf.engines.requests import given_tokens
 from rlinf.flow.stream import Emit, NextItem
-from rlinf.rescale.decisions import DecodeCost, from_both_ends, shares
+from rlinf.rescale.choices import DecodeCost, from_both_ends, shares
 from rlinf.rescale.leader import (
     GroupsToAdopt,
     ReleaseDevice,

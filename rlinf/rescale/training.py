@@ -14,7 +14,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from rlinf.data.sequences import PromptGroup
-from rlinf.rescale.decisions import DeviceChoice, TrainerState, largest_size, resize
+from rlinf.rescale.choices import DeviceChoice, TrainerState, largest_size, resize
 from rlinf.rescale.joining_ranks import Instruction, JoiningRanks, Kind, MoveFailed
 from rlinf.rescale.leader import TrainingSeconds
 from rlinf.rescale.measured import TrainerTimes

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlinf.errors import MissingPackageError
-from rlinf.rewards.protocol import AnswerConfig, Number, RewardFunction, RewardInput
+from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
 from rlinf.rewards.text import last_boxed, references
 
 _AGAIN_SECONDS = 0.2
@@ -28,7 +28,7 @@ class MathConfig(AnswerConfig):
 
     type: Literal["math"] = "math"
     """Which reward this section configures."""
-    min_value: Number = -1.0
+    min_value: float = -1.0
     """Value of a wrong answer."""
     require_boxed: bool = False
     """Take the answer from the last `\\boxed{…}` alone; otherwise, where there is none, from the

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from rlinf.errors import RunFailure
-from rlinf.processes.supervised import ProcessLostError, SupervisedProcess
+from rlinf.processes.child import ProcessLostError, SupervisedProcess
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import FaultKind, RewardInput, RewardOutput
 

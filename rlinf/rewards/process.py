@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf.errors import in_section
-from rlinf.processes.supervised import serve
+from rlinf.processes.child import serve
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import RewardFunction, RewardInput, RewardOutput
 
@@ -61,7 +61,7 @@ def main(lifeline: int, commands: int, progress: int) -> None:
     """Serve one pool until it goes away.
 
     Args:
-        lifeline: See :func:`~rlinf.processes.supervised.serve`, like ``commands``.
+        lifeline: See :func:`~rlinf.processes.child.serve`, like ``commands``.
         commands: Descriptor of the socket to the pool.
         progress: Descriptor of a file that holds the number of the function at work, for the case
             that it never ends.

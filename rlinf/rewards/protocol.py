@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
@@ -21,8 +21,6 @@ StopReason = Literal["stop", "length", "abort"]
 FaultKind = Literal["exception", "not_a_number", "timeout", "died"]
 """What can go wrong with a sample: the function raised, returned no finite number, took longer than
 the deadline, or its process ended."""
-
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ class RewardFunctionConfig(StrictModel):
 
     type: str
     """Which reward this section configures."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """Factor of its value in the sum; negative for a penalty that counts upward, 0 to log only."""
 
     @property
@@ -106,11 +104,11 @@ class RewardFunctionConfig(StrictModel):
 class AnswerConfig(RewardFunctionConfig):
     """What rewards have in common that tell right from wrong."""
 
-    max_value: Number = 1.0
+    max_value: float = 1.0
     """Value of a right answer."""
-    min_value: Number = 0.0
+    min_value: float = 0.0
     """Value of a wrong answer."""
-    scale: Number = 1.0
+    scale: float = 1.0
     """Factor of both."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
-from rlinf.rewards.protocol import AnswerConfig, Number, RewardFunctionConfig, RewardInput
+from rlinf.rewards.protocol import AnswerConfig, RewardFunctionConfig, RewardInput
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
@@ -113,7 +113,7 @@ class ExactMatchConfig(AnswerConfig):
     """Leave out a, an and the."""
     strip_whitespace: bool = True
     """Take any run of white space for one space, and none at the ends."""
-    found_value: Number | None = None
+    found_value: float | None = None
     """Value of a wrong answer that stands where it should; null: `min_value`."""
     max_tags: int = Field(default=10, ge=1)
     """A right answer is worth a quarter where more than so many `<answer>` tags were opened."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from rlinf.checkpoint.config import CheckpointConfig
@@ -71,14 +71,8 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
             ("new tokens", f"up to {self.rollout.sampling.max_new_tokens} per completion"),
         ]
 
-    @model_validator(mode="after")
-    def _rules(self) -> BenchmarkRunConfig:
-        self.check_cluster()
-        for problem in self._problems():
-            raise problem
-        return self
-
-    def _problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
         yield from self.correctness_problems(self.reward)
         if self.rollout.sampling.greedy and self.rollout.samples > 1:
             yield illegal(

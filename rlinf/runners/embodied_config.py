@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
@@ -32,15 +31,12 @@ class EmbodiedConfig(ActingConfig):
     @property
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run."""
-        shown = () if self.demonstrations is None else ("source",)
-        return ("env", "rollout", *shown, "actor")
+        return ("env", "rollout", *self.placed_by_default, "actor")
 
-    def placement(self) -> dict[str, Any]:
-        """As given; what hands out demonstrations is at the first device where nothing is said."""
-        given = super().placement()
-        placed = {name.strip() for key in given for name in str(key).split(",")}
-        missing = self.demonstrations is not None and "source" not in placed
-        return {**given, "source": "0"} if missing else given
+    @property
+    def placed_by_default(self) -> tuple[str, ...]:
+        """What hands out demonstrations."""
+        return () if self.demonstrations is None else ("source",)
 
     @property
     def value_dim(self) -> int:
@@ -69,14 +65,9 @@ class EmbodiedConfig(ActingConfig):
 
     # -- rules between sections -----------------------------------------------------------------
 
-    @model_validator(mode="after")
-    def _rules(self) -> EmbodiedConfig:
-        self.check_cluster()
-        for problem in (*self.acting_problems(), *self._problems()):
-            raise problem
-        return self
-
-    def _problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
+        yield from super().problems()
         name, batch = self.algorithm.type, self.actor.global_batch_size
         if self.algorithm.needs_replay:
             yield illegal(

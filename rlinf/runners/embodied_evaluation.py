@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf.data.evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
+from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.mixture import vector_env
@@ -136,7 +136,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
         from rlinf.checkpoint.weights import export_weights
-        from rlinf.models.policy import BASE
+        from rlinf.models.policy_weights import BASE
 
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"
@@ -206,7 +206,7 @@ def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
 
 def base_of(workers: Mapping[str, Any]) -> str | None:
     """What the policy in the state of a run's workers was trained from."""
-    from rlinf.models.policy import BASE
+    from rlinf.models.policy_weights import BASE
 
     found: str | None = workers["actor"]["trainer"].get(BASE)
     return found
@@ -267,7 +267,7 @@ class TrainedPolicy:
 
     def build(self, spec: EnvSpec) -> Policy:
         """The policy for envs of this spec, with its weights, on the CPU."""
-        from rlinf.models.policy import load_travelling
+        from rlinf.models.policy_weights import load_travelling
 
         policy = self.config.build_policy(spec).eval()
         load_travelling(policy, self._weights, base=self._base)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.data.evaluation import HashedSpec, SpecifiedResult
-from rlinf.data.evaluation import compare as compare_results
+from rlinf.data.specifications import HashedSpec, SpecifiedResult
+from rlinf.data.specifications import compare as compare_results
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE

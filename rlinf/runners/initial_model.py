@@ -13,7 +13,7 @@ from rlinf.data.tokenizer import train_tokenizer
 from rlinf.errors import in_section
 from rlinf.models.language import build_network, load_tokenizer, save_language_model
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.scheduler.services.files import SharedDirectory
+from rlinf.scheduler.services.shared_directory import SharedDirectory
 
 INITIAL_MODEL = "initial_model"
 

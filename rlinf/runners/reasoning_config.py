@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.data.prompts.config import PromptDataConfig
 from rlinf.engines.config import SamplingConfig
-from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import RunnerConfig
 from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.rewards.config import CorrectnessConfig
@@ -25,7 +24,7 @@ from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
 from rlinf.workers.config.answering import AnsweringConfig
-from rlinf.workers.config.pictures import check_model, model_problems, rollout_problems
+from rlinf.workers.config.language import picture_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
 
@@ -67,12 +66,6 @@ class ReasoningConfig(AnsweringConfig):
     def has_pictures(self) -> bool:
         """Whether prompts may have pictures."""
         return self.data.has_pictures
-
-    def check(self) -> None:
-        """Look at the files, also at what says how pictures are read."""
-        super().check()
-        if self.has_pictures:
-            check_model(self.model)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -145,17 +138,15 @@ class ReasoningConfig(AnsweringConfig):
 
     # -- rules between sections -----------------------------------------------------------------
 
-    @model_validator(mode="after")
-    def _rules(self) -> ReasoningConfig:
-        self.check_cluster()
-        problems = (
-            *self._batch_problems(), *self._staleness_problems(), *self._algorithm_problems(),
-            *self._data_rules(), *self._picture_problems(), *order_problems(self),
-            *rescaling_problems(self),
-        )  # fmt: skip
-        for problem in problems:
-            raise problem
-        return self
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
+        yield from self._batch_problems()
+        yield from self._staleness_problems()
+        yield from self._algorithm_problems()
+        yield from self._data_problems()
+        yield from self._picture_problems()
+        yield from order_problems(self)
+        yield from rescaling_problems(self)
 
     def _staleness_problems(self) -> Iterator[PydanticCustomError]:
         rollout, partial = self.rollout, self.rollout.partial
@@ -193,7 +184,7 @@ class ReasoningConfig(AnsweringConfig):
                 hint=f"nearest: {near}",
             )
             return
-        problems = list(self._rank_problems())
+        problems = list(self.trainer_problems({"actor": self.actor, "critic": self.critic}))
         yield from problems
         if problems:
             return
@@ -205,23 +196,6 @@ class ReasoningConfig(AnsweringConfig):
                 f"{self.actor.n_minibatches}) does not divide over {ranks} actor ranks",
                 hint=f"nearest: {join_choices(nearest_divisors(batch, ranks))} ranks",
             )
-
-    def _rank_problems(self) -> Iterator[PydanticCustomError]:
-        trainers = {"actor": self.actor, "critic": self.critic}
-        for name, trainer in trainers.items():
-            if trainer is None:
-                continue
-            ranks = self.world_size(name)
-            if self.cluster.runtime == "local" and ranks > 1:
-                yield illegal(
-                    "cluster.component_placement",
-                    f"places {ranks} {name} ranks, which need a process each",
-                    hint=f"cluster.runtime: ray, or one {name} rank",
-                )
-            try:
-                trainer.check_ranks(ranks)
-            except ConfigError as error:
-                yield illegal(f"{name}.{error.key}", error.reason)
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
         algorithm = self.algorithm
@@ -239,8 +213,6 @@ class ReasoningConfig(AnsweringConfig):
         if getattr(self.weight_sync, "in_place", False):
             why = "engines are given whole tensors here, and have none that a patch could write to"
             yield illegal("weight_sync.in_place", why, hint="nearest: false")
-        if self.model.lora is not None:
-            yield illegal("model.lora", "has no effect here", hint="write it as actor.lora")
         if self.critic is not None and self.critic.model and self.critic.model.lora is not None:
             hint = "leave it out: a critic trains all its weights"
             yield illegal("critic.model.lora", "has no effect on a critic", hint=hint)
@@ -248,7 +220,7 @@ class ReasoningConfig(AnsweringConfig):
     def _picture_problems(self) -> Iterator[PydanticCustomError]:
         if not self.has_pictures:
             return
-        yield from model_problems(self.model, {"actor": self.actor, "critic": self.critic})
+        yield from picture_problems(self.model, {"actor": self.actor, "critic": self.critic})
         yield from rollout_problems(self.rollout)
         if self.data.long_prompts == "truncate":
             why = "a prompt that is cut could lose a part of a picture"
@@ -257,7 +229,7 @@ class ReasoningConfig(AnsweringConfig):
             why = "devices that change hands inside a step were not tried with pictures"
             yield illegal("cluster.auto_scheduler", why, hint="nearest: false")
 
-    def _data_rules(self) -> Iterator[PydanticCustomError]:
+    def _data_problems(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None
         if self.data.validates:
             yield from self.validation.correctness_problems(self.reward, "validation.")
@@ -275,9 +247,4 @@ class ReasoningConfig(AnsweringConfig):
                     f"names a tool `{name}` that answers cannot call",
                     hint=f"write it as rollout.agent.tools.{name}, or data.task.calls=null",
                 )
-        if self.model.path is None and not generated:
-            yield illegal(
-                "model.path",
-                "is missing: a tokenizer is trained on generated tasks only",
-                hint="the directory of a model or tokenizer",
-            )
+        yield from self.model_problems(generated=generated)

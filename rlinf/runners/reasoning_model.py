@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from rlinf.data.prompts.dataset import PromptDataset, PromptSets
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
-from rlinf.engines.weights import sizes_of
+from rlinf.engines.weight_files import sizes_of
 from rlinf.errors import ConfigError, in_section
 from rlinf.flow.executor import Arguments
 from rlinf.flow.graph import Flow, Stage
@@ -146,7 +146,12 @@ def warm_start(
     # The files are written where the worker is, and read where the driver is: on its own node.
     alone = config.cluster.num_nodes == 1
     place = {"source,actor": str(config.plan.components["actor"].devices[0]) if alone else "0"}
-    placed = {"plan": None, "residency": {}, "component_placement": place}
+    placed = {
+        "plan": None,
+        "residency": {},
+        "component_placement": place,
+        "auto_scheduler": False,
+    }
     teaching = {
         "optim": learning.optim,
         "lr_sched": learning.lr_sched,

@@ -156,7 +156,7 @@ def note_choices(
 
 
 def write_choices(directory: Path, step: int, choices: Iterable[Mapping[str, Any]]) -> None:
-    """Append to the decisions of a run what :class:`~rlinf.rescale.decisions.DeviceChoice`, as
+    """Append to the decisions of a run what :class:`~rlinf.rescale.choices.DeviceChoice`, as
     plain data, says of a step."""
     for choice in choices:
         decision = Decision(

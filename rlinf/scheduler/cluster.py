@@ -47,10 +47,12 @@ class Cluster(NodeTable, ClusterMembers):
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Cluster:
         """The one cluster of this process."""
-        if cls._instance is None:
-            cls._instance = super().__new__(cls)
-            cls._instance._ready = False
-        return cls._instance
+        # Programs begin anew by deleting this attribute.
+        cluster: Cluster | None = getattr(cls, "_instance", None)
+        if cluster is None:
+            cluster = cls._instance = super().__new__(cls)
+            cluster._ready = False
+        return cluster
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class Cluster(NodeTable, ClusterMembers):
         if not self._ready:
             return
         self._ready = False
-        if type(self)._instance is self:
+        if getattr(type(self), "_instance", None) is self:
             type(self)._instance = None
         if self._services is not None:
             atexit.unregister(self.shutdown)

@@ -20,7 +20,7 @@ from rlinf.scheduler.cluster_sections import (
 )
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError, PlacementError
-from rlinf.scheduler.ranks import format_ranks, parse_ranks
+from rlinf.scheduler.rank_text import format_ranks, parse_ranks
 
 RESERVED_LABELS = ("cluster", "node")
 

@@ -6,7 +6,9 @@ import random
 import secrets
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,17 +142,29 @@ def _master(cluster: Cluster, first: WorkerInfo) -> tuple[str, int]:
     raise SchedulerError(f"no free port for group master on node {node_rank}")
 
 
-def free_port(highest: int | None = None) -> int:
-    """A port of this machine that nothing listens on, at most ``highest``."""
-    for port in [0] if highest is None else range(highest, 1023, -1):
+def free_ports(highest: int | None = None) -> Iterator[int]:
+    """Ports of this machine that nothing listens on, each at most once up to ``highest``."""
+    # In no order, so that programs which look at the same time do not find the same one.
+    candidates = repeat(0) if highest is None else _shuffled(range(1024, min(highest, 65535) + 1))
+    for port in candidates:
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
             except OSError:
                 continue
             free: int = probe.getsockname()[1]
-            return free
+        yield free
+
+
+def free_port(highest: int | None = None) -> int:
+    """A port of this machine that nothing listens on, at most ``highest``."""
+    for port in free_ports(highest):
+        return port
     raise SchedulerError(f"no free port up to {highest}")
+
+
+def _shuffled(numbers: range) -> list[int]:
+    return random.SystemRandom().sample(numbers, len(numbers))
 
 
 def _launch(  # noqa: PLR0917 - private

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf.scheduler.errors import PlacementSyntaxError
-from rlinf.scheduler.ranks import ALL, format_ranks, parse_range
+from rlinf.scheduler.rank_text import ALL, format_ranks, parse_range
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.models.policy import ActionSample, Policy, load_travelling
+from rlinf.models.policy import ActionSample, Policy
+from rlinf.models.policy_weights import load_travelling
 from rlinf.serving.requests import ActionRequest
 
 

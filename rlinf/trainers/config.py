@@ -322,7 +322,7 @@ class LanguageTrainerConfig(PhaseConfig, PolicyTrainerConfig):
         )
 
     def build(self, model: Any, algorithm: Algorithm, **options: Any) -> Trainer:
-        """See :func:`~rlinf.trainers.sequences.policy_trainer`."""
+        """See :func:`~rlinf.trainers.language_trainers.policy_trainer`."""
         trainer: Trainer = load_attribute(self.implementation)(model, algorithm, self, **options)
         return trainer
 
@@ -330,7 +330,7 @@ class LanguageTrainerConfig(PhaseConfig, PolicyTrainerConfig):
 class FSDPTrainerConfig(LanguageTrainerConfig):
     """Fully sharded data parallelism, with tensor parallelism; on one rank a plain module."""
 
-    implementation = "rlinf.trainers.sequences:policy_trainer"
+    implementation = "rlinf.trainers.language_trainers:policy_trainer"
     type: Literal["fsdp"] = "fsdp"
     """Which trainer this section configures."""
 

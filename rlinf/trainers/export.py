@@ -22,7 +22,8 @@ from rlinf.models.adapters import (
     without_adapters,
 )
 from rlinf.models.language import file_weights, saved_buffers
-from rlinf.models.policy import Policy, merged, travelling
+from rlinf.models.policy import Policy
+from rlinf.models.policy_weights import merged, travelling
 from rlinf.trainers.scoring import ScoringModel
 from rlinf.trainers.trained import TrainedModule
 

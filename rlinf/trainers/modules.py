@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rlinf.checkpoint.weights import check_compatible
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.adapters import is_adapter, without_adapter
-from rlinf.models.policy import Policy, read_weights, repeated_layers
+from rlinf.models.policy import Policy, repeated_layers
+from rlinf.models.policy_weights import read_weights
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.scoring import ScoringModel
@@ -55,8 +56,9 @@ class TrainedModules:
     ) -> None:
         self.config = config
         self.ranks = ranks if isinstance(ranks, Replicas) else Grid(ranks, config.ranks_per_replica)
-        for name in modules.keys() - optim.keys():
-            modules[name].requires_grad_(False)
+        for name, module in modules.items():
+            if name not in optim:
+                module.requires_grad_(False)
         self._optim = dict(optim)
         self.held: dict[str, TrainedModule] = {
             name: self.hold(name, module, self.ranks) for name, module in modules.items()
@@ -351,8 +353,9 @@ class Reference(KeptWeights):
             check_compatible(own, found, source=str(path))
         except CheckpointError as error:
             raise ConfigError(str(error), key="algorithm.teacher") from error
-        for name in held.named.keys() & found.keys():
-            held.fill(name, self.weights, found[name])
+        for name in held.named:  # on all ranks in the same order
+            if name in found:
+                held.fill(name, self.weights, found[name])
         _copy(self.buffers, [found[name] for name in held.buffers()])
 
     @contextmanager

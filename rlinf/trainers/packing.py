@@ -12,7 +12,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.trainers.config import SequenceConfig
-from rlinf.trainers.layout import lengths_of, prompts_of, window_of
+from rlinf.trainers.forward_inputs import lengths_of, prompts_of, window_of
 
 Parts = list[list[int]]
 

@@ -28,15 +28,8 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.models.adapters import adapt_policy, in_precision
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import AdapterConfig
-from rlinf.models.policy import (
-    RAW_ACTIONS,
-    ActionSample,
-    Policy,
-    draw_noise,
-    load_travelling,
-    merged_adapters,
-    travelling,
-)
+from rlinf.models.policy import RAW_ACTIONS, ActionSample, Policy, draw_noise
+from rlinf.models.policy_weights import load_travelling, merged_adapters, travelling
 from rlinf.trainers.config import RowTrainerConfig
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Ranks, Replicas

@@ -20,7 +20,7 @@ from rlinf.data.pictures import PictureReader
 from rlinf.errors import ConfigError
 from rlinf.models import vision_language
 from rlinf.models.vision_language import attended_layers, set_text_attention, vision_of
-from rlinf.trainers.layout import Arrangement, Layout, layout_of
+from rlinf.trainers.forward_inputs import Arrangement, Layout, layout_of
 
 _ATTENTION = "rlinf_packed"
 _NOT_COMPUTED = ("softcap", "s_aux", "head_mask")

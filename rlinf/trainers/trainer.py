@@ -22,7 +22,8 @@ from rlinf.algorithms.supervised import with_noise
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
-from rlinf.models.policy import BASE, ActionEvaluation, Policy, checkpoint_layers
+from rlinf.models.policy import ActionEvaluation, Policy, checkpoint_layers
+from rlinf.models.policy_weights import BASE
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.export import Content, weights_of
 from rlinf.trainers.modules import (
@@ -98,7 +99,7 @@ class Trainer:
         self._prefixes = {
             each.name: section if each.name == POLICY else each.name for each in self._losses
         }
-        trained = {name for each in self._losses for name in each.parameters}
+        trained = dict.fromkeys(name for each in self._losses for name in each.parameters)
         self._optim = {name: (optim or {}).get(name, config.optim) for name in trained}
         self.modules = TrainedModules(modules, config, ranks, optim=self._optim)
         self.version = 0

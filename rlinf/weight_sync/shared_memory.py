@@ -17,10 +17,10 @@ from rlinf.processes.byte_layout import ByteLayout, lay_out
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.weight_sync.config import SharedMemoryConfig
+from rlinf.weight_sync.double_buffer import MOST_READERS, BlockReader, BlockWriter
 from rlinf.weight_sync.errors import WeightSyncError
 from rlinf.weight_sync.link import Header, Place, Request, agreed_dtypes
 from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
-from rlinf.weight_sync.shared_block import MOST_READERS, BlockReader, BlockWriter
 
 
 class SharedMemorySender(WeightSender[SharedMemoryConfig]):

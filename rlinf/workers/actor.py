@@ -22,19 +22,17 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
-from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.training_ranks import TrainingWorker
+from rlinf.workers.training_ranks import WeightSendingWorker
 
 
-class ActorWorker(TrainingWorker):
+class ActorWorker(WeightSendingWorker):
     """One data-parallel rank of the trainer."""
 
     def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
-        self._weights: WeightSender[Any] | None = None
 
     def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
         """Build policy and trainer; returns the number of parameters."""
@@ -53,10 +51,7 @@ class ActorWorker(TrainingWorker):
             seed=config.seed,
             failure_directory=self._context.failures,
         )
-        if self._rank == 0:
-            receivers = config.world_size("rollout")
-            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
-            self._weights = config.weight_sync.build_sender(self, parties)
+        self._open_weights()
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
         return {"parameters": sum(parameter.numel() for parameter in trained)}
 
@@ -126,13 +121,6 @@ class ActorWorker(TrainingWorker):
             self._trainer.observe(seen)
         return metrics
 
-    def send_weights(self) -> int:
-        """Send the weights from rank 0 to every rollout worker; returns their version."""
-        weights = dict(self._trainer.weights())
-        if self._weights is not None:
-            self._weights.send(weights, self._trainer.version)
-        return self._trainer.version
-
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks in rank order: gathered and summed on rank 0, then broadcast."""
         everyone = [(self._group_name, list(range(self._world_size)))]
@@ -144,9 +132,3 @@ class ActorWorker(TrainingWorker):
         total = sum_ranks(parts)
         self.broadcast(total, groups=everyone)
         return total
-
-    def close(self) -> None:
-        """Give back what weights are sent from, and leave the other ranks."""
-        if self._weights is not None:
-            self._weights.close()
-        super().close()

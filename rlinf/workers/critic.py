@@ -15,7 +15,7 @@ from rlinf.models.language import (
     padding_token,
     picture_reader,
 )
-from rlinf.trainers.sequences import critic_trainer
+from rlinf.trainers.language_trainers import critic_trainer
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import TrainingWorker, read_batch

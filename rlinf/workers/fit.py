@@ -14,9 +14,9 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
 from rlinf.models.policy import Policy
+from rlinf.trainers.language_trainers import policy_trainer
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.scoring import TokenScorer
-from rlinf.trainers.sequences import policy_trainer
 from rlinf.trainers.trained import PlainModule
 from rlinf.trainers.trainer import Trainer
 from rlinf.workers.actor import ActorWorker

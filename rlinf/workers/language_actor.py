@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Generator
 from typing import Any
 
@@ -12,19 +11,19 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import padding_token
 from rlinf.trainers.ranks import Ranks
-from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     LanguageWorker,
+    WeightSendingWorker,
     read_batch,
     token_batch,
     without_old_tokens,
 )
 
 
-class LanguageActorWorker(LanguageWorker):
+class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
     """One rank of the trainer of a language model."""
 
     _config: AnsweringConfig
@@ -32,7 +31,6 @@ class LanguageActorWorker(LanguageWorker):
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._algorithm = config.algorithm.build()
-        self._weights: WeightSender[Any] | None = None
         self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
@@ -54,10 +52,7 @@ class LanguageActorWorker(LanguageWorker):
         )
         if self._hook is not None:
             self._hook.attach(self._trainer)
-        if self._rank == 0:
-            receivers = config.world_size("rollout")
-            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
-            self._weights = config.weight_sync.build_sender(self, parties)
+        self._open_weights()
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
@@ -140,26 +135,12 @@ class LanguageActorWorker(LanguageWorker):
             groups, pad_id=padding_token(self._tokenizer), version=self._trainer.version
         )
 
-    def send_weights(self) -> int:
-        """Send the weights from rank 0 to every generation worker; returns their version."""
-        if not self._has_model:
-            return self._trainer.version
-        weights = self._trainer.weights()
-        if self._weights is not None:
-            self._weights.send(dict(weights), self._trainer.version)
-        else:
-            # Takes part in gathering, and keeps none: they would be the whole model.
-            deque(weights, maxlen=0)
-        return self._trainer.version
-
     @property
     def _has_model(self) -> bool:
         return self._hook is None or self._hook.has_part
 
     def close(self) -> None:
         """Give the memory back, and leave the other ranks."""
-        if self._weights is not None:
-            self._weights.close()
         super().close()
         if self._hook is not None:
             self._hook.close()

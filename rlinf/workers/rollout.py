@@ -20,10 +20,9 @@ from rlinf.models.policy import (
     ActionSample,
     Policy,
     draw_noise,
-    load_travelling,
     of_own_dimensions,
-    travelling,
 )
+from rlinf.models.policy_weights import load_travelling, travelling
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext

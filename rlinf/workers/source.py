@@ -24,7 +24,7 @@ from rlinf.flow.stream import Emit
 from rlinf.models.config import ModelConfig
 from rlinf.models.language import load_tokenizer, picture_reader
 from rlinf.models.policy import RAW_ACTIONS
-from rlinf.trainers.sequences import text_batch
+from rlinf.trainers.language_trainers import text_batch
 from rlinf.trainers.trainer import row_order
 from rlinf.workers.config.answering import WarmStartConfig
 from rlinf.workers.config.supervised import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from rlinf.flow.stream import InputStream
 from rlinf.models.language import build_language_model, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.services.files import WrittenFiles, place_for
+from rlinf.scheduler.services.shared_directory import WrittenFiles, place_for
 from rlinf.scheduler.transport.rendezvous import meet, open_place
+from rlinf.trainers.language_trainers import save_pretrained, shared_pictures
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained, shared_pictures
 from rlinf.trainers.trainer import Trainer
+from rlinf.weight_sync.protocol import Parties, WeightSender
 from rlinf.workers.context import WorkerContext
 
 Made = TypeVar("Made")
@@ -117,6 +119,38 @@ class TrainingWorker(StageWorker):
             self._trainer.close()
         if self._ranks is not None:
             self._ranks.close()
+
+
+class WeightSendingWorker(TrainingWorker):
+    """One rank of the trainer of what acts, or answers, with weights that it is sent."""
+
+    _config: Any
+    _weights: WeightSender[Any] | None = None
+
+    def _open_weights(self) -> None:
+        """Let rank 0 send weights to every rollout worker."""
+        if self._rank == 0:
+            receivers = self._config.world_size("rollout")
+            parties = Parties(sender="actor", receiver="rollout", receivers=receivers)
+            self._weights = self._config.weight_sync.build_sender(self, parties)
+
+    def send_weights(self) -> int:
+        """Send the weights from rank 0 to every rollout worker; returns their version."""
+        if not self._has_model:
+            return self._trainer.version
+        weights = self._trainer.weights()
+        if self._weights is not None:
+            self._weights.send(dict(weights), self._trainer.version)
+        else:
+            # Takes part in gathering, and keeps none: they would be the whole model.
+            deque(weights, maxlen=0)
+        return self._trainer.version
+
+    def close(self) -> None:
+        """Give back what weights are sent from, and leave the other ranks."""
+        if self._weights is not None:
+            self._weights.close()
+        super().close()
 
 
 class LanguageWorker(TrainingWorker):

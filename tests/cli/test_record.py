@@ -92,7 +92,7 @@ def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):
 def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
     pytest.importorskip("pyarrow")
     from rlinf.data.lerobot.reader import LeRobotSet
-    from rlinf.models.vla.statistics import read_statistics
+    from rlinf.models.vla.statistics_files import read_statistics
 
     sets = {kind: tmp_path / kind for kind in ("rlinf", "lerobot")}
     words = ["record", "quickstart", *SHORT, "--episodes", "2", "--num-envs", "2"]

@@ -11,7 +11,7 @@ from rlinf.cli.main import main
 from rlinf.monitor.report.trace import trace_of
 from rlinf.monitor.timeline import read_events
 from rlinf.planner import kept_profiles
-from rlinf.planner.cluster import parse_cluster_shape
+from rlinf.planner.cluster_shape import parse_cluster_shape
 from rlinf.planner.planned import find_plan
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.planner.simulation import Conditions, simulate

@@ -55,6 +55,8 @@ def test_yaml_forms_are_accepted(key: str, given: Any, expected: Any) -> None:
     [
         ("ratio", "1"),
         ("ratio", True),
+        ("ratio", float("inf")),
+        ("ratio", float("nan")),
         ("sizes", ["1"]),
         ("sizes", [1.0]),
         ("sizes", 1),

@@ -25,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -107,6 +108,11 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({"r.yaml": "a: [1\n"}, ["r.yaml"], ["r.yaml", "not readable as YAML"]),
         ({"r.yaml": "\tb: 1\n"}, ["r.yaml"], ["r.yaml", "line 1"]),
         ({"r.yaml": "- 1\n"}, ["r.yaml"], ["must be a mapping"]),
+        ({"r.yaml": "a: &a [*a]\n"}, ["r.yaml"], ["r.yaml", "not readable", "recursive"]),
+        ({"r.yaml": "a: &a {b: *a}\n"}, ["r.yaml"], ["r.yaml", "not readable", "recursive"]),
+        ({"r.yaml": f"a: {'9' * 5000}\n"}, ["r.yaml"], ["r.yaml", "not readable", "digits"]),
+        ({"r.yaml": f"a: {'[' * 5000}\n"}, ["r.yaml"], ["r.yaml", "not readable", "recursion"]),
+        ({"folder/r.yaml": "a: 1\n"}, ["folder"], ["'folder' is a directory", "ends in .yaml"]),
         ({"r.yaml": "base: gone\n"}, ["r.yaml"], ["r.yaml line 1", "no recipe 'gone'"]),
         ({"r.yaml": "base: [a]\n"}, ["r.yaml"], ["r.yaml line 1", "must be one recipe"]),
         (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
+from rlinf.config.base import StrictModel
 from rlinf.config.load import load_recipe
 from rlinf.config.nearest import nearest_divisors, nearest_multiples
 from rlinf.config.validate import validate
@@ -53,6 +55,8 @@ from tests.config.sample import GOOD, Recipe
             {"optimizer": {"hidden": 64}},
             "optimizer.hidden = 64 (r): must be a list, for example [64]",
         ),
+        ({"optimizer": {"learning_rate": float("inf")}}, "must be a finite number"),
+        ({"optimizer": {"learning_rate": "nan"}}, "must be a number, not text"),
         ({"optimizer": {"hidden": [64, "x"]}}, "optimizer.hidden.1 = 'x' (r): must be a whole"),
         ({"optimizer": {"warm_start": 3}}, "optimizer.warm_start = 3 (r): must be a path"),
         (
@@ -105,3 +109,20 @@ def test_nearest_divisors_and_multiples_against_brute_force() -> None:
     assert nearest_multiples(8, 30) == [24, 32]
     assert nearest_multiples(8, 32) == [32]
     assert nearest_multiples(8, 3) == [8]
+
+
+class Sizes(StrictModel):
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([], "r: 1 problem\n  sizes = [] (r): must hold at least 1 item"),
+        ([0], "r: 1 problem\n  sizes.0 = 0 (r): must be >= 1; nearest: 1"),
+    ],
+)
+def test_items_that_are_wrong_are_not_missing_as_well(sizes: list[int], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(Sizes, {"sizes": sizes}, "r")
+    assert str(caught.value) == message

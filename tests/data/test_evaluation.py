@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.data.estimates import mcnemar_exact, paired_difference_interval, wilson_interval
-from rlinf.data.evaluation import (
-    EpisodeOutcome,
-    EvaluationResult,
-    EvaluationSpec,
-    compare,
-)
+from rlinf.data.specifications import compare
 from rlinf.errors import ConfigError
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rlinf.data.estimates import estimate, majority, pass_at_k, wilson_interval
-from rlinf.data.evaluation import compare
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
-from rlinf.data.prompts.records import LoadingReport
+from rlinf.data.prompts.prompt_files import LoadingReport
 from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.data.specifications import compare
 from rlinf.data.text_evaluation import (
     PromptOutcome,
     TextEvaluationResult,

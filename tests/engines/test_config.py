@@ -11,7 +11,7 @@ import torch
 
 from rlinf.engines.config import REGISTRY, HFEngineConfig, SamplingConfig, VLLMEngineConfig
 from rlinf.engines.protocol import Lora, ModelSource
-from rlinf.engines.weights import AdapterFile, end_tokens_of, given_names
+from rlinf.engines.weight_files import AdapterFile, end_tokens_of, given_names
 from rlinf.errors import ConfigError, MissingPackageError
 
 

@@ -15,9 +15,9 @@ import torch
 
 from rlinf.engines import hf
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
-from rlinf.engines.conformance import check_engine
 from rlinf.engines.conformance_subject import VOCABULARY as LETTERS
 from rlinf.engines.conformance_subject import Subject
+from rlinf.engines.engine_conformance import check_engine
 from rlinf.engines.protocol import GenerationRequest, ModelSource
 from rlinf.errors import ConfigError
 

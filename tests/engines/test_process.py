@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from rlinf.engines.config import HFEngineConfig
-from rlinf.engines.conformance import check_engine
+from rlinf.engines.engine_conformance import check_engine
 from rlinf.engines.process.engine import ProcessEngine
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest, ModelSource
@@ -109,7 +109,7 @@ def kill_the_first() -> None:
     """Kill the first engine process that is seen."""
     while True:
         for child in psutil.Process().children():
-            if "rlinf.engines.process.server" in child.cmdline():
+            if "rlinf.engines.process.child" in child.cmdline():
                 child.kill()
                 return
         time.sleep(0.005)

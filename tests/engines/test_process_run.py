@@ -28,7 +28,7 @@ def engine_processes(*, with_weights: bool = False) -> list[int]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            serves = "rlinf.engines.process.server" in child.cmdline()
+            serves = "rlinf.engines.process.child" in child.cmdline()
             maps = Path(f"/proc/{child.pid}/maps").read_text() if with_weights else ""
         except (psutil.Error, OSError):
             continue

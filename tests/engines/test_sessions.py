@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlinf.data.sequences import Completion
-from rlinf.engines import prompts as prompt_reading
+from rlinf.engines import prefill as prompt_reading
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import GenerationRequest
 from rlinf.engines.sessions import Session, Sessions

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from rlinf.engines.config import SamplingConfig, VLLMEngineConfig
-from rlinf.engines.conformance import check_engine
 from rlinf.engines.conformance_subject import Subject, open_subject, prompt
+from rlinf.engines.engine_conformance import check_engine
 from rlinf.engines.protocol import ModelSource
 from rlinf.engines.vllm.asynchronous import AsyncVLLMEngine
 from rlinf.errors import ConfigError, RunFailure

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from rlinf.envs.conformance import check_env
+from rlinf.envs.env_conformance import check_env
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.conformance import CHECKS, check_env
+from rlinf.envs.env_conformance import CHECKS, check_env
 from rlinf.errors import ConfigError
 
 

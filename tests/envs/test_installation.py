@@ -295,7 +295,7 @@ def test_the_command_line_lists_what_is_there(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_small_simulators_are_installed_and_keep_the_protocol(name: str, options: dict) -> None:
-    from rlinf.envs.conformance import check_env
+    from rlinf.envs.env_conformance import check_env
 
     directory = installation.install(name)
     megabytes = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()) >> 20

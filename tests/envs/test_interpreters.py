@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 import rlinf
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.conformance import check_env
+from rlinf.envs.env_conformance import check_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 OLDEST = "3.8"

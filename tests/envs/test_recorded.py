@@ -19,7 +19,7 @@ from rlinf.cli.main import main
 from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, instruction_text
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.conformance import check_env
+from rlinf.envs.env_conformance import check_env
 from rlinf.envs.installation import State
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError

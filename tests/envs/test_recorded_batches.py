@@ -17,7 +17,7 @@ from rlinf.cli.main import main
 from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.conformance import check_env
+from rlinf.envs.env_conformance import check_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 

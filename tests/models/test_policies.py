@@ -14,7 +14,8 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, CNNConfig, MLPConfig, ModelConfig
 from rlinf.models.gaussian import MLPPolicy, gaussian_entropy, gaussian_log_prob
-from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ObservationNormalizer, Policy
+from rlinf.models.observation_normalizer import ObservationNormalizer
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, Policy
 
 STATE_DIM, ACTION_DIM = 5, 3
 

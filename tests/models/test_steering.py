@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlinf.algorithms.denoising.config import DSRLConfig
 from rlinf.errors import ConfigError
-from rlinf.models.policy import RAW_ACTIONS, draw_noise, load_travelling, travelling
+from rlinf.models.policy import RAW_ACTIONS, draw_noise
+from rlinf.models.policy_weights import load_travelling, travelling
 from rlinf.models.steering import NoiseQFunctions, SteeredPolicy
 from rlinf.models.steering_config import SteeredConfig
 from rlinf.trainers.config import RowTrainerConfig

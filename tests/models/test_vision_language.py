@@ -26,9 +26,9 @@ from rlinf.models.language import build_network
 from rlinf.models.language_config import LoraConfig
 from rlinf.models.vision_language import vision_of
 from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.language_trainers import policy_trainer, save_pretrained, text_batch
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.scoring import TokenScorer
-from rlinf.trainers.sequences import policy_trainer, save_pretrained, text_batch
 from tests.trainers.language_models import algorithm
 from tests.vision import Tiny
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +14,8 @@ import torch
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 from rlinf.models.vla.conventions import ActionConventions, GripperConvention
-from rlinf.models.vla.statistics import (
-    ModelStatistics,
-    Statistics,
-    read_statistics,
-    write_statistics,
-)
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics_files import read_statistics
 
 RAW = np.random.default_rng(0).normal([0, 5, -2], [1, 0.1, 3], (500, 3)).astype(np.float32)
 
@@ -60,12 +58,26 @@ def test_a_dimension_that_never_moved_is_zero_in_bounds() -> None:
     assert held.from_bounds(held.bounds(x)).tolist() == x.tolist()
 
 
-@pytest.mark.parametrize("layout", ["openpi", "openvla", "lerobot", "groot"])
-def test_what_is_written_is_read(layout: str, tmp_path: Path) -> None:
-    held = ModelStatistics(statistics(mask=[True, True, False]), statistics(RAW[:, :2]), "mine")
-    write_statistics(tmp_path, held, layout)
-    found = read_statistics(tmp_path, None if layout == "lerobot" else "mine")
-    for name, value in held.actions.given().items():
+LAYOUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "assets/mine/norm_stats.json": lambda a, s: {"norm_stats": {"state": s, "actions": a}},
+    "dataset_statistics.json": lambda a, s: {"mine": {"action": a, "proprio": s}},
+    "meta/stats.json": lambda a, s: {"observation.state": s, "action": a},
+    "experiment_cfg/metadata.json": lambda a, s: {
+        "mine": {"statistics": {"state": {"state": s}, "action": {"action": a}}}
+    },
+}
+"""Content of each published file, of the statistics of actions and states."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_is_read(name: str, tmp_path: Path) -> None:
+    actions, states = statistics(mask=[True, True, False]), statistics(RAW[:, :2])
+    content = LAYOUTS[name](*(
+        {key: value.tolist() for key, value in each.given().items()} for each in (actions, states)
+    ))  # fmt: skip
+    published(tmp_path, name, content)
+    found = read_statistics(tmp_path, None if name == "meta/stats.json" else "mine")
+    for name, value in actions.given().items():
         torch.testing.assert_close(getattr(found.actions, name), value)
     assert found.states is not None
     assert found.states.dim == 2

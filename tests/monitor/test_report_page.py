@@ -14,7 +14,7 @@ import pytest
 
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision, note_decision, read_decisions
-from rlinf.monitor.report.graph import Arrow, Graph, NodeBox, StageBox, draw_graph
+from rlinf.monitor.report.flow_picture import Arrow, Graph, NodeBox, StageBox, draw_graph
 from rlinf.monitor.report.page import RunReport, render, write_report
 
 from .test_report_trace import trace_of, two_steps

@@ -56,6 +56,9 @@ def test_a_non_empty_directory_is_not_reused(tmp_path):
         a_run(tmp_path, path=tmp_path / "mine")
     with RunDirectory.open(tmp_path / "mine") as run:
         assert run.config.read_text() == "seed: 1\n"
+    (tmp_path / "mine" / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"not empty .* Give another one with --run-dir\.$"):
+        a_run(tmp_path, path=tmp_path / "mine")
 
 
 def test_only_a_run_can_be_opened(tmp_path):

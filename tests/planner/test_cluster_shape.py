@@ -1,7 +1,7 @@
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.planner.cluster import kind_of_model, parse_cluster_shape
+from rlinf.planner.cluster_shape import kind_of_model, parse_cluster_shape
 
 
 def test_a_shape_is_read_with_kind_and_memory():

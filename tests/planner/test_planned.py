@@ -12,8 +12,8 @@ from rlinf.errors import ConfigError
 from rlinf.flow import placed_config
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
-from rlinf.planner import cluster, planned
-from rlinf.planner.cluster import (
+from rlinf.planner import cluster_shape, planned
+from rlinf.planner.cluster_shape import (
     ClusterShape,
     NodeGroup,
     cluster_of,
@@ -438,8 +438,8 @@ def test_an_accelerator_has_the_memory_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gigabytes: int | None
 ) -> None:
     monkeypatch.setattr(placed_config, "accelerators_here", lambda: 2)
-    monkeypatch.setattr(cluster, "accelerators_here", lambda: 2)
-    monkeypatch.setattr(cluster, "_accelerator_model", lambda: model)
+    monkeypatch.setattr(cluster_shape, "accelerators_here", lambda: 2)
+    monkeypatch.setattr(cluster_shape, "_accelerator_model", lambda: model)
     [group] = cluster_of(reasoning_support.small_config(tmp_path)).groups
     assert group.devices_per_node == 2
     assert group.memory_bytes == (None if gigabytes is None else gigabytes * GB)

@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.child import serve
 from rlinf.processes.shared_block import SharedBlock
-from rlinf.processes.supervised import serve
 
 FIELDS = {"count": ((1,), np.dtype(np.int64))}
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.processes.child import ProcessLostError, RefusedValueError, SupervisedProcess
 from rlinf.processes.shared_block import (
     MemoryShortageError,
     SharedBlock,
@@ -15,7 +16,6 @@ from rlinf.processes.shared_block import (
     open_memory,
     reserve,
 )
-from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
 
 CHILD = "tests.processes.obedient_child"
 

@@ -8,7 +8,7 @@ from math import exp
 
 import pytest
 
-from rlinf.rescale.decisions import (
+from rlinf.rescale.choices import (
     DecodeCost,
     RolloutState,
     TrainerState,

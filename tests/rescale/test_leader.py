@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.rescale.decisions import DecodeCost
+from rlinf.rescale.choices import DecodeCost
 from rlinf.rescale.leader import (
     ReleaseDevice,
     RolloutEnded,

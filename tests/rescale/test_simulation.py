@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.rescale_simulation import Setting, best_static, play
 from rlinf.planner.simulation import LengthDistribution
-from rlinf.planner.simulation.generation import GenerationModel
+from rlinf.planner.simulation.answer_lengths import GenerationModel
 
 LENGTHS = LengthDistribution(mean=1000, maximum=8000, sigma=0.9, correlation=0.5)
 SETTING = Setting(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlinf.cli.main import main
-from rlinf.data.evaluation import EvaluationResult
+from rlinf.data.episode_evaluation import EvaluationResult
 from rlinf.data.lerobot.writer import write_lerobot
 
 from .supervised_support import (

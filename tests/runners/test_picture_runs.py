@@ -19,7 +19,7 @@ from rlinf.errors import ConfigError, UserError
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.workers.config.pictures import model_problems, rollout_problems
+from rlinf.workers.config.language import picture_problems, rollout_problems
 
 from .reasoning_support import small_config, train
 from .supervised_support import run_recipe
@@ -124,7 +124,7 @@ def test_other_engines_and_tensor_parallelism_are_refused(tmp_path):
     (problem,) = rollout_problems(rollout)
     assert "the engine vllm is given no pictures here" in str(problem)
     divided = config.actor.model_copy(update={"tensor_parallel_size": 2})
-    (problem,) = model_problems(config.model, {"actor": divided, "critic": None})
+    (problem,) = picture_problems(config.model, {"actor": divided, "critic": None})
     assert "reads pictures is not divided so" in str(problem)
 
 

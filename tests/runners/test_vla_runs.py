@@ -18,7 +18,7 @@ from rlinf.cli.tasks import task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
-from rlinf.models.policy import load_initial_weights, travelling
+from rlinf.models.policy_weights import load_initial_weights, travelling
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig

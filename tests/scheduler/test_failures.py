@@ -166,3 +166,29 @@ def test_the_exit_code_on_ray(ending, code):
     returned, errors = run_script("ray", ending)
     assert returned == code, errors
     assert set(shared_memory_directory().glob("rlinf-*")) <= before
+
+
+RESET = """
+    import ray
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    for value in ("first", "second"):
+        cluster = Cluster(num_nodes=1)
+        group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "again")
+        assert group.add(1).wait() == [(0, 2)]
+        ray.shutdown()
+        del Cluster._instance
+    ray.init(num_cpus=1)
+    raise SystemExit(9)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
+    before = set(shared_memory_directory().glob("rlinf-*"))
+    script = Warm(["-c", textwrap.dedent(RESET)])
+    _, errors = script.communicate(timeout=120)
+    assert script.wait() == 9, errors
+    assert b"Traceback" not in errors
+    assert set(shared_memory_directory().glob("rlinf-*")) <= before

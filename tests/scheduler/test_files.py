@@ -8,8 +8,8 @@ import pytest
 
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import Process, set_process
-from rlinf.scheduler.services import files
-from rlinf.scheduler.services.files import SharedDirectory, WrittenFiles, place_for
+from rlinf.scheduler.services import shared_directory as files
+from rlinf.scheduler.services.shared_directory import SharedDirectory, WrittenFiles, place_for
 from rlinf.scheduler.transport.blocks import BlockPool
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.payload import Codec

@@ -11,7 +11,7 @@ def test_events_are_lines_and_one_document(tmp_path):
     tracer = Tracer(tmp_path / "trace" / "events.jsonl")
     tracer.record({"ph": "B", "name": "a", "ts": 1, "pid": 1, "tid": 1})
     tracer.record({"ph": "E", "name": "a", "ts": 2, "pid": 1, "tid": 1})
-    tracer.finalize()
+    assert tracer.finalize() == str(tmp_path / "trace" / "events.jsonl") == tracer.finalize()
     tracer.record({"ignored": True})
     lines = (tmp_path / "trace" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["ph"] for line in lines] == ["B", "E"]
@@ -28,6 +28,26 @@ def test_nothing_is_recorded_without_a_tracer():
     Tracer.trace_begin("a")
     Tracer.trace_end("a")
     assert function() == 3
+
+
+def test_functions_are_traced_with_and_without_a_category():
+    recorded: list[dict] = []
+
+    @Tracer.trace_func
+    def bare() -> int:
+        return 1
+
+    @Tracer.trace_func(cat="named")
+    def with_category() -> int:
+        return 2
+
+    Tracer.enable(recorded.extend)
+    try:
+        assert (bare(), with_category()) == (1, 2)
+    finally:
+        Tracer.disable()
+    begun = [(event["name"], event["cat"]) for event in recorded if event["ph"] == "B"]
+    assert begun == [("bare", "driver"), ("with_category", "named")]
 
 
 PROGRAM = """

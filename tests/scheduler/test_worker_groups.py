@@ -191,6 +191,9 @@ def test_ports_differ(shared):
     group = shared(Basic)
     ports = group.port().wait() + group.port().wait()
     assert len(set(ports)) == 6
+    limited = group.port(30_000).wait() + group.port(30_000).wait()
+    assert len(set(limited)) == 6
+    assert max(limited) <= 30_000
 
 
 def test_alive(shared):

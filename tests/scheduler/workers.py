@@ -127,8 +127,8 @@ class Basic(Impatient):
     def log_something(self) -> None:
         self.log_info("something happened")
 
-    def port(self) -> int:
-        return self.acquire_free_port()
+    def port(self, highest: int | None = None) -> int:
+        return self.acquire_free_port(highest)
 
     def alive(self, name: str) -> bool:
         return self.check_worker_alive(name)

@@ -15,8 +15,8 @@ from rlinf.algorithms.supervised import Supervised
 from rlinf.models.language import build_language_model
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import PolicyTrainerConfig
+from rlinf.trainers.language_trainers import policy_trainer, text_batch
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import policy_trainer, text_batch
 from tests.trainers.processes import results_of
 from tests.vision import TASK, picture_prompts
 

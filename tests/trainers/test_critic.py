@@ -10,8 +10,8 @@ import torch
 
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import CriticTrainerConfig
+from rlinf.trainers.language_trainers import critic_trainer
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import critic_trainer
 from tests.trainers.language_models import algorithm, model, random_batch
 
 PPO = {"value_clip": None}

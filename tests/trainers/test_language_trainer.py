@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from rlinf.algorithms.protocol import Scores
 from rlinf.errors import CheckpointError, RunFailure
 from rlinf.trainers.config import FSDPTrainerConfig
+from rlinf.trainers.language_trainers import save_pretrained
 from rlinf.trainers.packing import _select
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained
 from rlinf.trainers.trainer import global_batches
 from tests.trainers.language_models import algorithm, model, naive_log_probs, random_batch, trainer
 from tests.warm import Warm

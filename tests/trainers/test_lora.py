@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from rlinf.trainers.config import FSDPTrainerConfig
-from rlinf.trainers.sequences import save_pretrained
+from rlinf.trainers.language_trainers import save_pretrained
 from tests.trainers.language_models import algorithm, model, naive_log_probs, random_batch, trainer
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlinf.errors import ConfigError
-from rlinf.trainers import layout as layouts
-from rlinf.trainers.layout import layout_of
+from rlinf.trainers import forward_inputs as layouts
+from rlinf.trainers.forward_inputs import layout_of
+from rlinf.trainers.language_trainers import text_batch
 from rlinf.trainers.scoring import TokenScorer, token_log_probs
-from rlinf.trainers.sequences import text_batch
 from tests.trainers.language_models import (
     LENGTH,
     PROMPT,

@@ -11,8 +11,8 @@ from rlinf.algorithms.supervised import Supervised
 from rlinf.data.prompts.loader import Draws
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import ActorConfig, FSDPTrainerConfig
+from rlinf.trainers.language_trainers import policy_trainer, text_batch
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import policy_trainer, text_batch
 from rlinf.trainers.trainer import Trainer
 from tests.trainers.language_models import model
 

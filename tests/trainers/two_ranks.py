@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from rlinf.trainers.language_trainers import save_pretrained
 from rlinf.trainers.ranks import Ranks
-from rlinf.trainers.sequences import save_pretrained
 from tests.trainers.language_models import (
     algorithm,
     log_probs_and_entropy,

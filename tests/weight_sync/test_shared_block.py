@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlinf.processes.byte_layout import lay_out
+from rlinf.weight_sync.double_buffer import BlockReader, BlockWriter
 from rlinf.weight_sync.errors import TornReadError, WeightSyncError
-from rlinf.weight_sync.shared_block import BlockReader, BlockWriter
 
 NUMEL = 150_000
 SECONDS = 1.0
@@ -121,7 +121,7 @@ def test_the_writer_waits_for_who_holds_a_buffer():
 
 
 def test_a_dead_reader_does_not_stop_the_writer(monkeypatch):
-    monkeypatch.setattr("rlinf.weight_sync.shared_block._LIVENESS_SECONDS", 0.01)
+    monkeypatch.setattr("rlinf.weight_sync.double_buffer._LIVENESS_SECONDS", 0.01)
     writer = new_writer()
     write(writer, 1)
     reader = BlockReader(writer.path, 0, writer.layout)

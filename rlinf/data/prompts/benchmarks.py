@@ -19,7 +19,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.data.prompts.config import EncodingConfig, LongPrompts, check_file
 from rlinf.data.prompts.dataset import PromptDataset, PromptTokenizer, encode_prompts
-from rlinf.data.prompts.records import (
+from rlinf.data.prompts.prompt_files import (
     Notes,
     RawPrompt,
     UnusableRecordError,

@@ -24,7 +24,7 @@ from rlinf.data.prompts.dataset import (
     encode_prompts,
 )
 from rlinf.data.prompts.pictures import sources_of
-from rlinf.data.prompts.records import Notes, RawPrompt, raw_prompt, read_prompts
+from rlinf.data.prompts.prompt_files import Notes, RawPrompt, raw_prompt, read_prompts
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section
 
@@ -157,7 +157,23 @@ class EncodingConfig(StrictModel):
     """Leave out longer prompts, keep their first tokens, or refuse the set."""
 
 
-class PromptDataConfig(EncodingConfig):
+class TextSourceConfig(StrictModel):
+    """Where prompts come from: files, or a generated task."""
+
+    files: RecordFilesConfig | None = None
+    """Prompts in files."""
+    task: Annotated[PromptTask, Component(REGISTRY)] | None = None
+    """A generated set instead of files."""
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether prompts may have pictures."""
+        if self.files is None:
+            return self.task is not None and self.task.has_pictures
+        return self.files.image_key is not None
+
+
+class PromptDataConfig(TextSourceConfig, EncodingConfig):
     """Where prompts come from, files or a generated task, and in which order they are drawn."""
 
     files: FilesConfig | None = None
@@ -184,11 +200,6 @@ class PromptDataConfig(EncodingConfig):
     def validates(self) -> bool:
         """Whether there are prompts of which an evaluation can be made."""
         return self.files is None or bool(self.files.validation)
-
-    @property
-    def has_pictures(self) -> bool:
-        """Whether prompts may have pictures."""
-        return has_pictures(self.files, self.task)
 
     def build(self, tokenizer: PromptTokenizer, reader: PictureReader | None = None) -> PromptSets:
         """Read or generate the prompts, and tokenise them; ConfigError where nothing is left.
@@ -244,13 +255,6 @@ class PromptDataConfig(EncodingConfig):
             files.refuse_broken(name, notes)
         return _not_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
 
-    def check(self) -> None:
-        """Look for the files, or generate the task."""
-        for name, section in (("files", self.files), ("task", self.task)):
-            if section is not None:
-                with in_section(name):
-                    section.check()
-
 
 def raw_items(items: Iterable[PromptItem], *, targets: bool = False) -> list[RawPrompt]:
     """Items of a task as prompts, with their answers or the targets that are learnt."""
@@ -264,15 +268,6 @@ def raw_items(items: Iterable[PromptItem], *, targets: bool = False) -> list[Raw
         )
         for number, item in enumerate(items)
     ]
-
-
-def has_pictures(files: RecordFilesConfig | None, task: PromptTask | None) -> bool:
-    """Whether what files or a task hold has pictures."""
-    return task.has_pictures if files is None and task is not None else _keyed(files)
-
-
-def _keyed(files: RecordFilesConfig | None) -> bool:
-    return files is not None and files.image_key is not None
 
 
 def _not_empty(dataset: PromptDataset, source: str, key: str) -> PromptDataset:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlinf.data.pictures import PictureReader, Pictures, places_of
 from rlinf.data.prompts.pictures import PicturedPrompt
-from rlinf.data.prompts.records import (
+from rlinf.data.prompts.prompt_files import (
     LoadingReport,
     Message,
     Notes,

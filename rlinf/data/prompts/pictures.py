@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from rlinf.data.pictures import BEGIN, END, PLACE, Picture, PictureReader, Pictures
-from rlinf.data.prompts.records import PICTURE_MARK as MARK
-from rlinf.data.prompts.records import Message, RawPrompt, UnusableRecordError
+from rlinf.data.prompts.prompt_files import PICTURE_MARK as MARK
+from rlinf.data.prompts.prompt_files import Message, RawPrompt, UnusableRecordError
 from rlinf.errors import ConfigError
 
 Source = bytes | Path

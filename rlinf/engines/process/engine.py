@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from rlinf.engines.config import EngineConfig, EngineProcessConfig
-from rlinf.engines.process.server import Start, pickled, unpickled
+from rlinf.engines.process.child import Start, pickled, unpickled
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import (
     Engine,
@@ -27,8 +27,8 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.errors import ConfigError, RunFailure, UserError
+from rlinf.processes.child import ProcessLostError, RefusedValueError, SupervisedProcess
 from rlinf.processes.shared_block import memory_path, open_memory
-from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
 
 Operation = Literal[
     "submit", "step", "progress", "abort", "replace_weights", "release_memory", "restore_memory"
@@ -167,7 +167,7 @@ class ProcessEngine(Engine):
         )
         try:
             process = SupervisedProcess(
-                "rlinf.engines.process.server",
+                "rlinf.engines.process.child",
                 {"arguments": pickled((start,))},
                 environment={"OMP_NUM_THREADS": str(start.threads)},
                 # One that stops in the middle of a message must not hold us for ever.

@@ -26,7 +26,7 @@ from rlinf.engines.config import SamplingConfig, VLLMEngineConfig, local_directo
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, ModelSource
 from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens, text_of
-from rlinf.engines.weights import (
+from rlinf.engines.weight_files import (
     AdapterFile,
     end_tokens_of,
     given_names,

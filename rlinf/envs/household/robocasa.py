@@ -8,7 +8,7 @@ import importlib.util
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -100,6 +100,7 @@ class RobocasaEnv(SimulatorEnv):
     """
 
     Options = RobocasaOptions
+    example: ClassVar[dict[str, Any]] = {"task": "CloseDrawer", "image_size": 64}
     requirements = Requirements(
         packages=(
             "rlinf-robocasa365==1.0.1",

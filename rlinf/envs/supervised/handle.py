@@ -11,7 +11,7 @@ import psutil
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import RunFailure
-from rlinf.processes.supervised import ProcessLostError, RefusedValueError, SupervisedProcess
+from rlinf.processes.child import ProcessLostError, RefusedValueError, SupervisedProcess
 
 _CLOSE_SECONDS = 2.0
 

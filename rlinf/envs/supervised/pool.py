@@ -13,6 +13,7 @@ from rlinf.envs.supervised.failing_tasks import never_began
 from rlinf.envs.supervised.faults import EnvReport
 from rlinf.envs.supervised.handle import Command, EnvProcess, ProcessLimits
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.processes.child import ProcessLostError
 from rlinf.processes.shared_block import (
     MemoryShortageError,
     SharedBlock,
@@ -20,7 +21,6 @@ from rlinf.processes.shared_block import (
     open_memory,
     reserve,
 )
-from rlinf.processes.supervised import ProcessLostError
 
 MAX_RESTARTS_IN_A_ROW = 5
 MAX_TOO_LARGE_IN_A_ROW = 8

@@ -17,8 +17,8 @@ from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.errors import RunFailure
+from rlinf.processes.child import CLOSE, serve
 from rlinf.processes.shared_block import SharedBlock
-from rlinf.processes.supervised import CLOSE, serve
 
 
 def main(lifeline: int, commands: int, memory: int) -> None:

@@ -106,25 +106,33 @@ class SupervisedVectorEnv(VectorEnv):
             episodes=None if episode_seeds is None else _plain(episode_seeds),
             **{name: getattr(config, name) for name in _RULES_OF_CONFIG},
         )
-        cores = list(affinity or _usable_cores())
+        self._pool = self._started(rules, list(affinity or _usable_cores()))
+        self._block = self._pool.block
+        self._block["epoch"][:] = -1
+        self._observations = self._block.group("observation")
+        self._finals = self._block.group("final")
+
+    def _started(self, rules: EpisodeRules, cores: list[int]) -> EnvPool:
+        """The processes, among which the envs of each stage are divided."""
+        config, num_envs = self.config, self.num_envs
         # A batch uses the cores by itself, and is the faster the larger it is.
         together = issubclass(REGISTRY.load(config.type), SimulatorBatch)
         processes = config.processes or (1 if together else len(cores))
-        processes = min(processes, num_envs // stages)
-        slices = np.arange(num_envs).reshape(stages, -1)
+        processes = min(processes, num_envs // self.stages)
+        slices = np.arange(num_envs).reshape(self.stages, -1)
         parts = [np.array_split(rows, processes) for rows in slices]  # each stage over all of them
         # Workers begin at different cores.
-        first = first_env // num_envs * processes
+        first = self.first_env // num_envs * processes
         turns = [cores[(first + number) % len(cores)] for number in range(processes)]
         pinned = config.pin_processes and processes > 1
-        self._pool = EnvPool(
+        return EnvPool(
             {
                 "type": config.type,
                 "options": dataclasses.asdict(config.adapter_options),
                 "rules": dataclasses.asdict(rules),
                 "numbers": self.numbers,
                 "num_envs": num_envs,
-                "max_chunk": max_chunk,
+                "max_chunk": self._max_chunk,
             },
             [[part[process].tolist() for part in parts] for process in range(processes)],
             [[core] for core in turns] if pinned else [cores] * processes,
@@ -136,10 +144,6 @@ class SupervisedVectorEnv(VectorEnv):
                 start_deadline=config.start_deadline,
             ),
         )
-        self._block = self._pool.block
-        self._block["epoch"][:] = -1
-        self._observations = self._block.group("observation")
-        self._finals = self._block.group("final")
 
     @property
     def env_spec(self) -> EnvSpec:
@@ -286,23 +290,28 @@ class SupervisedVectorEnv(VectorEnv):
         part, block = self._slice(stage), self._block
         numbers = self.numbers[part]
         faults = tuple(f for f in self._faults if f.env < 0 or numbers[0] <= f.env <= numbers[-1])
-        self._faults = [fault for fault in self._faults if fault not in faults]
+        if faults:
+            self._faults = [fault for fault in self._faults if fault not in faults]
         final = block["final"][part].copy()
-        finals = {key: array[part][final] for key, array in self._finals.items()}
+        finals = None
+        if True in final.tolist():  # most chunks end no episode
+            finals = {key: array[part][final] for key, array in self._finals.items()}
         valid = block["valid"][part] & ~self._carried_invalid[part]
         self._carried_invalid[part] = False
         terminations, truncations = np.zeros((2, len(numbers), chunk), bool)
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
-        recorded = part.start + np.flatnonzero(block["recorded"][part])
+        recorded = [row for row, told in enumerate(block["recorded"][part].tolist(), part.start)
+                    if told]  # fmt: skip
         unplayed = [record for record in self._unplayed if numbers[0] <= record.env <= numbers[-1]]
-        self._unplayed = [record for record in self._unplayed if record not in unplayed]
+        if unplayed:
+            self._unplayed = [record for record in self._unplayed if record not in unplayed]
         return VectorStep(
             observations=self.observations(stage),
             rewards=block["rewards"][part, :chunk].copy(),
             terminations=terminations,
             truncations=truncations,
-            final_observations=finals if final.any() else None,
+            final_observations=finals,
             final_mask=final,
             valid=valid,
             active=block["active"][part].copy(),

@@ -28,7 +28,7 @@ from rlinf.models.visuomotor.policy import VisuomotorPolicy
 from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, layers_of, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.vla.loading import NameLayout, Translated
-from rlinf.models.vla.statistics import BUFFERS
+from rlinf.models.vla.statistics_files import BUFFERS
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -29,7 +29,7 @@ from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.visuomotor.unet import DiffusionNetwork, DiffusionSize
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.loading import NameLayout, Translated
-from rlinf.models.vla.statistics import BUFFERS
+from rlinf.models.vla.statistics_files import BUFFERS
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

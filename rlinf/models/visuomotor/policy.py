@@ -17,7 +17,8 @@ from rlinf.models.visuomotor.resnet import FrozenBatchNorm
 from rlinf.models.vla.chunk_policy import ChunkPolicy, Kind
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.networks import fresh_network
-from rlinf.models.vla.statistics import Method, Statistics, read_statistics
+from rlinf.models.vla.statistics import Method, Statistics
+from rlinf.models.vla.statistics_files import read_statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -10,7 +10,8 @@ from typing import Any
 
 from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import Translated
-from rlinf.models.vla.statistics import BUFFERS, Method
+from rlinf.models.vla.statistics import Method
+from rlinf.models.vla.statistics_files import BUFFERS
 
 NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
 """Rules of a layout for the statistics that lerobot before 0.4 had among the weights."""

@@ -75,7 +75,7 @@ class PublishedConfig(ModelConfig):
 
     def statistics_in(self, source: Path) -> ModelStatistics:
         """Statistics in a directory or file; ConfigError where it has none of the key."""
-        from rlinf.models.vla.statistics import read_statistics
+        from rlinf.models.vla.statistics_files import read_statistics
 
         return read_statistics(source, self.statistics_key)
 

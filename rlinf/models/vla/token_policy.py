@@ -22,7 +22,8 @@ from rlinf.models.vla.action_tokens import (
 )
 from rlinf.models.vla.config import TokenConfig
 from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import ModelStatistics, Statistics, read_statistics
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics_files import read_statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

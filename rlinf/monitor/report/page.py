@@ -15,7 +15,7 @@ from rlinf.checkpoint.files import write_atomic
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision
 from rlinf.monitor.report.charts import Tile, chart_data, gantt_panel, tiles
-from rlinf.monitor.report.graph import Graph, draw_graph
+from rlinf.monitor.report.flow_picture import Graph, draw_graph
 from rlinf.monitor.report.trace import DeviceShare, Trace
 
 REPORT_FILE = "report.html"

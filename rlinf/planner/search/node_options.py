@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rlinf.flow.graph import Node
 from rlinf.planner.search.formulas import Floats, loop_seconds
-from rlinf.planner.search.options import (
+from rlinf.planner.search.pareto import (
     Blocks,
     Integers,
     NodeOptions,

@@ -12,11 +12,11 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.planning_traits import ComponentConstraint, Constraints
-from rlinf.planner.cluster import ClusterShape
+from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.costs import CostModel
 from rlinf.planner.profile import Profile, named_kinds
 from rlinf.planner.search.formulas import Floats
-from rlinf.planner.search.options import Integers
+from rlinf.planner.search.pareto import Integers
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlinf.planner.search.formulas import PARTS, Floats, Form, Kind, compose, least_total
 from rlinf.planner.search.node_options import MemoryOfOthers, node_options
-from rlinf.planner.search.options import Integers, Join, NodeOptions, Options, join
+from rlinf.planner.search.pareto import Integers, Join, NodeOptions, Options, join
 from rlinf.planner.search.problem import Problem
 
 # So few pairs are composed in less time than it takes to say which of them may win.

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.planner.search.composition import JoinTree, NodeTree, Tree, layout, node_trees, value
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.node_options import all_serve, memory_of
-from rlinf.planner.search.options import Integers, NodePlacement
+from rlinf.planner.search.pareto import Integers, NodePlacement
 from rlinf.planner.search.problem import Problem
-from rlinf.planner.search.tree import JoinTree, NodeTree, Tree, layout, node_trees, value
 
 SIGNS = {"temporal": " ; ", "spatial": " | ", "parallel": " & "}
 

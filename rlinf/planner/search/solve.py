@@ -12,14 +12,14 @@ from rlinf.config.nearest import join_choices, nearest_divisors
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Node
 from rlinf.flow.planning_traits import Constraints
-from rlinf.planner.cluster import GIGABYTE, ClusterShape
+from rlinf.planner.cluster_shape import GIGABYTE, ClusterShape
 from rlinf.planner.profile import Profile, named_kinds
+from rlinf.planner.search.composition import Tree, layout, read_tree
 from rlinf.planner.search.node_options import memory_of_others, node_options
-from rlinf.planner.search.options import Integers, Options
+from rlinf.planner.search.pareto import Integers, Options
 from rlinf.planner.search.problem import Problem, make_problem
 from rlinf.planner.search.recursion import Search
 from rlinf.planner.search.report import Planned, describe, write_plan
-from rlinf.planner.search.tree import Tree, layout, read_tree
 
 # Sizes per component in the first, rough search, and how much slower its alternatives may be.
 ROUGH_SIZES = 12

@@ -12,7 +12,7 @@ from rlinf.flow.graph import Node
 from rlinf.flow.plan import Plan
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.problem import Problem
-from rlinf.planner.simulation.generation import GenerationModel
+from rlinf.planner.simulation.answer_lengths import GenerationModel
 
 
 def chunk_by_chunk(arrivals: Floats, begin: float, units: int, seconds: float) -> Floats:

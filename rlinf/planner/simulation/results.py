@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.flow.graph import Node
 from rlinf.flow.plan import Plan
 from rlinf.monitor.timeline import Event, Timeline
-from rlinf.planner.cluster import ClusterShape
+from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.simulation.node_run import NodeWork
 

@@ -27,11 +27,11 @@ from rlinf.flow.graph import Flow, Node
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning_traits import ComponentConstraint, Constraints, PlanningTraits
-from rlinf.planner.cluster import ClusterShape
+from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.problem import Problem, make_problem
-from rlinf.planner.simulation.generation import (
+from rlinf.planner.simulation.answer_lengths import (
     ASSUMED_CORRELATION,
     ASSUMED_SIGMA,
     GenerationModel,

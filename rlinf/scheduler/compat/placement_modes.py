@@ -11,7 +11,7 @@ from rlinf.scheduler.component_placement import ComponentPlacement, read_config
 from rlinf.scheduler.errors import PlacementError, PlacementModeError
 from rlinf.scheduler.node import NodeTable
 from rlinf.scheduler.placement import PackedPlacementStrategy
-from rlinf.scheduler.ranks import format_ranks
+from rlinf.scheduler.rank_text import format_ranks
 
 
 class PlacementMode(Enum):

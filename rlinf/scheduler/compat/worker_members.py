@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from typing import Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.cluster_launch import free_port
+from rlinf.scheduler.cluster_launch import free_ports
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.services.leases import DeviceLock
@@ -39,15 +40,13 @@ class WorkerMembers:
         return self._worker_address.get_parent_rank()
 
     def acquire_free_port(self, max_port_num: int | None = None) -> int:
-        """A free port of this node, up to the highest, that no other worker of it was given."""
+        """A free port of this node, up to the highest, that no worker of it was given before."""
         process = require_process()
-        for _ in range(_PORT_ATTEMPTS):
-            port = free_port()
-            if max_port_num is not None and port > max_port_num:
-                port = free_port(max_port_num)
+        for port in islice(free_ports(max_port_num), _PORT_ATTEMPTS):
             if process.ask_driver("registry.take_port", process.node_rank, port, self._worker_name):
                 return port
-        raise SchedulerError(f"no free port on node {process.node_rank}")
+        limit = "" if max_port_num is None else f" up to {max_port_num}"
+        raise SchedulerError(f"no free port{limit} on node {process.node_rank}")
 
     def log_on_first_rank(self, message: object) -> None:
         """Log at level INFO on rank 0 only."""

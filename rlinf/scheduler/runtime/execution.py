@@ -47,29 +47,30 @@ def run_method(
     with process.waits.running(worker.worker_address.get_name(), method):
         try:
             args, kwargs = process.decode(arguments)
-            result = getattr(worker, method)(*args, **kwargs)
-            process.settle_puts()
-            payload = process.encode(result, reader_node=caller_node)
+            return _returned(getattr(worker, method)(*args, **kwargs), caller_node, begin)
         except BaseException as error:  # noqa: BLE001 - it is raised in the caller
             return failed_outcome(error, method, caller_node, begin)
-    return Outcome(payload, False, time.perf_counter() - begin)
 
 
 async def run_async_method(
     worker: Worker, method: str, arguments: Payload, caller_node: int | None = None
 ) -> Outcome:
     """As :func:`run_method`, of a worker that has async methods; plain ones run on the loop too."""
-    process = require_process()
     begin = time.perf_counter()
     try:
-        args, kwargs = process.decode(arguments)
+        args, kwargs = require_process().decode(arguments)
         result = getattr(worker, method)(*args, **kwargs)
         if inspect.isawaitable(result):
             result = await result
-        process.settle_puts()
-        payload = process.encode(result, reader_node=caller_node)
+        return _returned(result, caller_node, begin)
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller
         return failed_outcome(error, method, caller_node, begin)
+
+
+def _returned(result: Any, caller_node: int | None, begin: float) -> Outcome:
+    process = require_process()
+    process.settle_puts()
+    payload = process.encode(result, reader_node=caller_node)
     return Outcome(payload, False, time.perf_counter() - begin)
 
 

@@ -25,7 +25,7 @@ from rlinf.scheduler.errors import (
     WorkerDiedError,
 )
 from rlinf.scheduler.placement import NodePlacementStrategy
-from rlinf.scheduler.process import set_process
+from rlinf.scheduler.process import current_process, set_process
 from rlinf.scheduler.runtime.attach import (
     ATTACH_VARIABLE,
     ChannelHost,
@@ -65,6 +65,7 @@ class RayRuntime(RayClientRuntime):
                 "it sets Ray's name space and logging."
             )
         connect(config)
+        self._own_node = own_id = ray.get_runtime_context().get_node_id()
         self._files: ClusterFiles | None = None
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
@@ -74,7 +75,6 @@ class RayRuntime(RayClientRuntime):
             nodes = find_nodes(config, deadline_seconds, all_nodes)
             self._files = ClusterFiles.create()
             token, namespace = self._files.token, _claim_namespace()
-            own_id = ray.get_runtime_context().get_node_id()
             own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
             several = len(nodes) > 1
             network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
@@ -173,7 +173,7 @@ class RayRuntime(RayClientRuntime):
     def shutdown(self) -> None:
         """End our workers, stop Ray if it is ours, and remove our files."""
         self._ended.set()
-        if ray.is_initialized():
+        if self._ray_is_ours():
             if self._registry is not None:
                 # One worker of each other node removes the cluster's files there.
                 nodes = {
@@ -191,9 +191,16 @@ class RayRuntime(RayClientRuntime):
             ray.shutdown()
         if hasattr(self, "process"):
             self.process.endpoint.close()
-        set_process(None)
+        if current_process() is getattr(self, "process", None):
+            set_process(None)
         if self._files is not None:
             self._files.close()
+
+    def _ray_is_ours(self) -> bool:
+        """Whether Ray is still the one that we joined: a program may have stopped it itself."""
+        if not ray.is_initialized():
+            return False
+        return bool(ray.get_runtime_context().get_node_id() == self._own_node)
 
 
 def attach_to_running() -> bool:

@@ -154,8 +154,11 @@ class RegistryService:
         return record.launch if record else None
 
     def take_port(self, node_rank: int, port: int, worker: str) -> bool:
-        """Claim a port of a node for a worker's life; False if another worker has it."""
-        return self._ports.setdefault((node_rank, port), worker) == worker
+        """Claim a port of a node for a worker's life; False if it is claimed already."""
+        if (node_rank, port) in self._ports:
+            return False
+        self._ports[node_rank, port] = worker
+        return True
 
     def started(self, name: str) -> bool:
         """Whether a worker's process is up."""

@@ -53,7 +53,7 @@ class Tracer:
     _lock = threading.Lock()
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("w", encoding="utf-8")
         self._file_lock = threading.Lock()
@@ -69,18 +69,20 @@ class Tracer:
                 self._file.writelines(json.dumps(event) + "\n" for event in events)
                 self._file.flush()
 
-    def finalize(self) -> None:
+    def finalize(self) -> str:
         """Close the file, and write the events once more beside it as one JSON document.
 
-        Viewers load that one; the file of lines survives a run that was killed.
+        Viewers load that one; the file of lines survives a run that was killed. Returns the path
+        of the file of lines.
         """
         with self._file_lock:
             if self._file.closed:
-                return
+                return str(self._path)
             self._file.close()
         lines = self._path.read_text(encoding="utf-8").splitlines()
         document = '{"traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
         self._path.with_suffix(".json").write_text(document, encoding="utf-8")
+        return str(self._path)
 
     @classmethod
     def enable(cls, sink: Callable[[list[Event]], None]) -> None:
@@ -129,13 +131,17 @@ class Tracer:
             cls.trace_end(name, cat)
 
     @classmethod
-    def trace_func(cls, cat: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator that records every call of a function, plain or async, as a span."""
+    def trace_func(cls, func_or_cat: Callable[..., Any] | str = "", cat: str = "") -> Any:
+        """Decorator that records every call of a function, plain or async, as a span.
+
+        Used as ``@trace_func``, ``@trace_func("category")`` or ``@trace_func(cat="category")``.
+        """
+        category = func_or_cat if isinstance(func_or_cat, str) and func_or_cat else cat
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            return within(lambda _: cls.trace_span(function.__qualname__, cat), function)
+            return within(lambda _: cls.trace_span(function.__name__, category), function)
 
-        return decorate
+        return decorate(func_or_cat) if callable(func_or_cat) else decorate
 
     @classmethod
     def _add(cls, phase: str, name: str, cat: str, args: dict[str, Any] | None) -> None:

@@ -152,8 +152,9 @@ class EvaluatedConfig(PlacedConfig):
         """Sub-batches of a worker's environments that are in flight at once."""
         return self.rollout.pipeline_stage_num if component in {"env", "rollout"} else 1
 
-    def evaluation_problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""
+        yield from super().problems()
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
         parts, count, shares = workers * stages, self.evaluation.num_envs, self.evaluation_shares
         unit = parts * shares.unit
@@ -202,7 +203,7 @@ class EvaluatedConfig(PlacedConfig):
     @property
     def divides_policy(self) -> bool:
         """Whether each actor rank has a part of the policy."""
-        return False
+        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
 
 class ActingConfig(EvaluatedConfig):
@@ -228,11 +229,6 @@ class ActingConfig(EvaluatedConfig):
     def optimizers(self) -> dict[str, OptimizerConfig]:
         """Settings of modules that are not trained by ``actor.optim``."""
         return {}
-
-    @property
-    def divides_policy(self) -> bool:
-        """Whether each actor rank has a part of the policy."""
-        return self.actor.type == "fsdp" and self.world_size("actor") > 1
 
     # -- derived sizes --------------------------------------------------------------------------
 
@@ -281,9 +277,9 @@ class ActingConfig(EvaluatedConfig):
             if len(sections) > 1
         ]
 
-    # -- rules between sections, for the validator of a task's config ----------------------------
+    # -- rules between sections -----------------------------------------------------------------
 
-    def acting_problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments, steps and workers."""
         workers, stages = self.world_size("env"), self.rollout.pipeline_stage_num
         shares = self.env.shares
@@ -302,7 +298,7 @@ class ActingConfig(EvaluatedConfig):
                 f"is not a multiple of the {chunk} actions of a chunk (model.num_action_chunks)",
                 hint=f"nearest: {join_choices(nearest_multiples(chunk, self.rollout.steps))}",
             )
-        yield from self.evaluation_problems()
+        yield from super().problems()
 
     # -- planning -------------------------------------------------------------------------------
 

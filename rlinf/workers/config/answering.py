@@ -14,7 +14,6 @@ from rlinf.config.component import Component, illegal
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
-from rlinf.flow.placed_config import PlacedConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.config import (
@@ -24,6 +23,7 @@ from rlinf.trainers.config import (
     SupervisedConfig,
 )
 from rlinf.weight_sync.config import AutoConfig, WeightSyncSection
+from rlinf.workers.config.language import LanguageRunConfig
 
 EngineSection = Annotated[EngineConfig, Component(engines.REGISTRY)]
 TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
@@ -83,7 +83,7 @@ class ReasoningRolloutConfig(StrictModel):
         return self.prompts * self.group_size
 
 
-class AnsweringConfig(PlacedConfig):
+class AnsweringConfig(LanguageRunConfig):
     """A run in which a language model is trained on its answers to prompts."""
 
     model: LanguageModelConfig
@@ -96,17 +96,12 @@ class AnsweringConfig(PlacedConfig):
     weight_sync: WeightSyncSection = AutoConfig()
 
     @property
-    def has_pictures(self) -> bool:
-        """Whether prompts may have pictures."""
-        return False
-
-    @property
     @abstractmethod
     def training_steps(self) -> int:
         """Training phases of the run."""
 
 
-class WarmStartConfig(PlacedConfig):
+class WarmStartConfig(LanguageRunConfig):
     """What a model is taught before the first step of a run, as a run of its own."""
 
     task: Literal["warm_start"] = "warm_start"

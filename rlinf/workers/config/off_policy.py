@@ -116,14 +116,9 @@ class OffPolicyConfig(ActingConfig):
 
     # -- rules between sections -----------------------------------------------------------------
 
-    @model_validator(mode="after")
-    def _rules(self) -> OffPolicyConfig:
-        self.check_cluster()
-        for problem in (*self.acting_problems(), *self._problems()):
-            raise problem
-        return self
-
-    def _problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
+        yield from super().problems()
         if self.replay.capacity < self.samples:
             yield illegal(
                 "replay.capacity",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,7 +19,6 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.data.imitation import DemonstrationsConfig
 from rlinf.data.text_examples import TextExamplesConfig
-from rlinf.errors import ConfigError
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
 from rlinf.flow.planning_traits import (
     ComponentConstraint,
@@ -35,7 +34,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
-from rlinf.workers.config.pictures import check_model, model_problems
+from rlinf.workers.config.language import LanguageRunConfig, picture_problems
 
 
 class SupervisedRunnerConfig(RunnerConfig):
@@ -145,14 +144,8 @@ class SupervisedRunConfig(PlacedConfig):
 
     # -- rules between sections -----------------------------------------------------------------
 
-    @model_validator(mode="after")
-    def _rules(self) -> Self:
-        self.check_cluster()
-        for problem in (*self._batch_problems(), *self._own_problems()):
-            raise problem
-        return self
-
-    def _batch_problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
         actor, ranks = self.actor, self.world_size("actor")
         if actor.update_epoch != 1:
             why = "has no effect: every global batch is drawn anew"
@@ -171,12 +164,10 @@ class SupervisedRunConfig(PlacedConfig):
                 "nothing validates",
                 hint="write data.held_out, or leave the section out",
             )
-
-    def _own_problems(self) -> Iterator[PydanticCustomError]:
-        yield from ()
+        yield from super().problems()
 
 
-class FineTuningConfig(SupervisedRunConfig):
+class FineTuningConfig(SupervisedRunConfig, LanguageRunConfig):
     """A run that trains a language model on prompts and answers."""
 
     task: Literal["sft"]
@@ -189,12 +180,6 @@ class FineTuningConfig(SupervisedRunConfig):
     def has_pictures(self) -> bool:
         """Whether prompts may have pictures."""
         return self.data.has_pictures
-
-    def check(self) -> None:
-        """Look at the files, also at what says how pictures are read."""
-        super().check()
-        if self.has_pictures:
-            check_model(self.model)
 
     @property
     def offloading(self) -> tuple[str, ...]:
@@ -209,28 +194,13 @@ class FineTuningConfig(SupervisedRunConfig):
         size, batch = self.actor.ranks_per_replica, self.actor.global_batch_size
         return tuple(size * n for n in range(1, batch + 1) if batch % n == 0)
 
-    def _own_problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
+        yield from super().problems()
         if self.has_pictures:
-            yield from model_problems(self.model, {"actor": self.actor})
-        ranks = self.world_size("actor")
-        if self.cluster.runtime == "local" and ranks > 1:
-            yield illegal(
-                "cluster.component_placement",
-                f"places {ranks} actor ranks, which need a process each",
-                hint="cluster.runtime: ray, or one actor rank",
-            )
-        try:
-            self.actor.check_ranks(ranks)
-        except ConfigError as error:
-            yield illegal(f"actor.{error.key}", error.reason)
-        if self.model.lora is not None:
-            yield illegal("model.lora", "has no effect here", hint="write it as actor.lora")
-        if self.model.path is None and self.data.task is None:
-            yield illegal(
-                "model.path",
-                "is missing: a tokenizer is trained on generated tasks only",
-                hint="the directory of a model or tokenizer",
-            )
+            yield from picture_problems(self.model, {"actor": self.actor})
+        yield from self.trainer_problems({"actor": self.actor})
+        yield from self.model_problems(generated=self.data.task is not None)
 
 
 class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
@@ -252,12 +222,10 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
         """Worker groups of the run: simulators and who acts in them for the evaluation."""
         return ("source", "actor", "env", "rollout")
 
-    def placement(self) -> dict[str, Any]:
-        """As given; who only evaluates is at the first device where nothing else is said."""
-        given = super().placement()
-        placed = {name.strip() for key in given for name in str(key).split(",")}
-        rest = [name for name in ("env", "rollout") if name not in placed]
-        return {**given, ",".join(rest): "0"} if rest else given
+    @property
+    def placed_by_default(self) -> tuple[str, ...]:
+        """Who only evaluates."""
+        return ("env", "rollout")
 
     @property
     def value_dim(self) -> int:
@@ -265,16 +233,13 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
         return 0
 
     @property
-    def divides_policy(self) -> bool:
-        """Whether each actor rank has a part of the policy."""
-        return self.actor.type == "fsdp" and self.world_size("actor") > 1
-
-    @property
     def legal_ranks(self) -> tuple[int, ...]:
         """Ranks whose shares of the global batch are whole micro batches."""
         return dividing_ranks(self.actor)
 
-    def _own_problems(self) -> Iterator[PydanticCustomError]:
+    def problems(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems`."""
+        yield from super().problems()
         if len(self.env.sections) > 1:
             yield illegal(
                 "env.train",
@@ -288,7 +253,6 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
                     "has no effect: the policy plays in the end alone",
                     hint="write evaluation.interval",
                 )
-        yield from self.evaluation_problems()
         yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.data.prompts.loader import PromptLoader
-from rlinf.data.prompts.records import LoadingReport
+from rlinf.data.prompts.prompt_files import LoadingReport
 from rlinf.errors import CheckpointError
 
 

@@ -18,7 +18,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import type_of_directory
 from rlinf.models.language_config import AdapterConfig
-from rlinf.models.policy import travelling
+from rlinf.models.policy_weights import travelling
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
 from rlinf.models.visuomotor.act_policy import ACTPolicy
 from tests.models.test_policies import env_spec

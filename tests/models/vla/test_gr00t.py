@@ -18,7 +18,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, SiglipVisionConfig, Sigl
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
-from rlinf.models.policy import draw_noise, travelling
+from rlinf.models.policy import draw_noise
+from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.gr00t.layouts import LAYOUTS
 from rlinf.models.vla.gr00t.network import GR00TNetwork, GR00TSize
 from rlinf.models.vla.gr00t.policy import GR00TPolicy

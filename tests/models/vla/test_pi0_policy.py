@@ -16,7 +16,8 @@ from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
-from rlinf.models.policy import draw_noise, travelling
+from rlinf.models.policy import draw_noise
+from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.models.vla.pi0.prompts import StatePrompts, published_encoder, tiny_encoder
 from tests.models.test_policies import env_spec

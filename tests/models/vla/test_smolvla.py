@@ -15,7 +15,8 @@ from torch.distributions import Normal
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
-from rlinf.models.policy import draw_noise, travelling
+from rlinf.models.policy import draw_noise
+from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import square_pixels
 from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
 from rlinf.models.vla.smolvla.policy import LAYOUTS, SmolVLAPolicy

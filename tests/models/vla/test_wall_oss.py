@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
-from rlinf.models.policy import draw_noise, travelling
+from rlinf.models.policy import draw_noise
+from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import resized_pixels
 from rlinf.models.vla.wall_oss.layouts import LAYOUTS
 from rlinf.models.vla.wall_oss.network import WallNetwork, WallPrefix, WallSize, grid_positions

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from rlinf.flow.graph import Flow, Stage
-from rlinf.planner.cluster import ClusterShape, NodeGroup
+from rlinf.planner.cluster_shape import ClusterShape, NodeGroup
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.planner.search import ComponentConstraint, Constraints
 from tests.planner.search.brute_force import Way, play_loop

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Stage
-from rlinf.planner.cluster import ClusterShape, NodeGroup, parse_cluster_shape
+from rlinf.planner.cluster_shape import ClusterShape, NodeGroup, parse_cluster_shape
 from rlinf.planner.profile import ComponentProfile, Measurement, ScalingLaw
 from rlinf.planner.search import ComponentConstraint, Constraints, plan, predict
-from rlinf.planner.search.options import undominated
+from rlinf.planner.search.pareto import undominated
 from tests.planner.simulation.flows import chain, cluster, component, profile
 
 

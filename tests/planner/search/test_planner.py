@@ -6,7 +6,7 @@ import pytest
 from rlinf.errors import ConfigError
 from rlinf.planner.search import plan, predict
 from rlinf.planner.search.formulas import Stream
-from rlinf.planner.search.options import Options
+from rlinf.planner.search.pareto import Options
 from rlinf.planner.search.recursion import Composition, OptionBounds
 from tests.planner.search.brute_force import fastest
 from tests.planner.search.random_problems import random_problem

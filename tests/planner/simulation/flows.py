@@ -2,7 +2,7 @@
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.planner.cluster import ClusterShape, NodeGroup
+from rlinf.planner.cluster_shape import ClusterShape, NodeGroup
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 
 

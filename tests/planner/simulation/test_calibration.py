@@ -12,7 +12,7 @@ from rlinf.planner.simulation import (
     parse_lengths,
     simulate,
 )
-from rlinf.planner.simulation.generation import calibrated
+from rlinf.planner.simulation.answer_lengths import calibrated
 from tests.planner.simulation.flows import chain, cluster, component, placed, profile
 
 LENGTHS = LengthDistribution(mean=500, maximum=2000, sigma=0.8, correlation=0.5)

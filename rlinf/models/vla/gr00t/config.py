@@ -83,7 +83,7 @@ class GR00TConfig(FlowConfig):
 
     def statistics_in(self, source: Path) -> ModelStatistics:
         """Those of the embodiment, of the named parts."""
-        from rlinf.models.vla.statistics import read_statistics
+        from rlinf.models.vla.statistics_files import read_statistics
 
         key = self.statistics_key
         if key is None and self.statistics is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.policy import merged
+from rlinf.models.policy_weights import merged
 from rlinf.models.vla.loading import NameLayout, load_published
 from rlinf.models.vla.openvla.network import TOWERS, Architecture, Extras, OpenVLANetwork
 from rlinf.models.vla.openvla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlinf.flow.executor import Arguments, StepReport
 from rlinf.flow.graph import Flow, Stage
@@ -51,11 +51,6 @@ class BanditConfig(PlacedConfig):
     def components(self) -> tuple[str, ...]:
         """Who pulls, and who learns."""
         return ("player", "learner")
-
-    @model_validator(mode="after")
-    def _rules(self) -> BanditConfig:
-        self.check_cluster()
-        return self
 
     @property
     def planning(self) -> PlanningTraits:

@@ -10,11 +10,11 @@ from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow, Node
 from rlinf.flow.plan import Plan
 from rlinf.flow.planning_traits import Constraints
-from rlinf.planner.cluster import ClusterShape
+from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
 from rlinf.planner.search.formulas import PARTS, Form, Kind, Stream, compose, single_node
 from rlinf.planner.search.node_options import block_order, price
-from rlinf.planner.search.options import NodePlacement, Options, PlacementGrid
+from rlinf.planner.search.pareto import NodePlacement, Options, PlacementGrid
 from rlinf.planner.search.problem import Problem, make_problem
 
 

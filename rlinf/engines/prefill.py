@@ -112,7 +112,7 @@ class Prompts:
             key = text.key
             keys.append((key, not drawn))
             texts[key] = text
-        wants_logits = {key for key, wanted in keys if wanted}
+        wants_logits = dict.fromkeys(key for key, wanted in keys if wanted)
         known = {key: self._known[key] for key in texts if key in self._known}
         new = [key for key in texts if key not in known]
         computed = self.read([texts[key] for key in new], [key in wants_logits for key in new])

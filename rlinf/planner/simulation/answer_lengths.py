@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ ASSUMED_CORRELATION = 0.5
 """Part of its variance that responses to one prompt share where nobody knows it."""
 DRAWS = 41
 """Steps of which the median of a model is taken."""
+_NORMAL = NormalDist()
 
 
 class LengthDistribution(StrictModel):
@@ -42,7 +44,7 @@ class LengthDistribution(StrictModel):
     is generated, the limit, and how heavy the tail is.
     """
 
-    mean: float = Field(gt=0, allow_inf_nan=False)
+    mean: float = Field(gt=0)
     """Mean, after the cut [tokens]."""
     maximum: int = Field(ge=1)
     """Limit; what would be longer ends there [tokens]."""
@@ -88,17 +90,12 @@ class LengthDistribution(StrictModel):
 
     def _mean_of(self, location: float) -> float:
         limit = math.log(self.maximum)
-        below = _normal((limit - location - self.sigma**2) / self.sigma)
-        above = 1 - _normal((limit - location) / self.sigma)
+        below = _NORMAL.cdf((limit - location - self.sigma**2) / self.sigma)
+        above = 1 - _NORMAL.cdf((limit - location) / self.sigma)
         return math.exp(location + self.sigma**2 / 2) * below + self.maximum * above
 
     def __str__(self) -> str:
         return f"lognormal:{self.mean:g}:{self.sigma:g}:{self.maximum}:{self.correlation:g}"
-
-
-def _normal(value: float) -> float:
-    """Distribution function of the standard normal distribution."""
-    return 0.5 * (1 + math.erf(value / math.sqrt(2)))
 
 
 def parse_lengths(text: str) -> LengthDistribution:

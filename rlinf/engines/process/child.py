@@ -15,7 +15,7 @@ import torch
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.process.weight_block import BlockAddress
 from rlinf.engines.protocol import Engine, ModelSource
-from rlinf.processes.supervised import serve
+from rlinf.processes.child import serve
 
 TOLD = ("continues_exactly", "keeps_stale_caches", "generates_between_steps")
 """What the parent is told of the engine when it is built."""
@@ -42,7 +42,7 @@ def unpickled(data: np.ndarray) -> Any:
 
 
 def main(lifeline: int, commands: int) -> None:
-    """Serve one parent; see :func:`~rlinf.processes.supervised.serve`."""
+    """Serve one parent; see :func:`~rlinf.processes.child.serve`."""
     serve(lifeline, commands, _Server().answer)
 
 

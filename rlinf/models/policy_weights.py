@@ -1,0 +1,117 @@
+"""Weights of policies beside a run: what travels and is saved, what files hold, adapters merged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from rlinf.checkpoint.weights import check_compatible
+from rlinf.errors import CheckpointError, ConfigError
+from rlinf.models.policy import Policy
+
+BASE = "base"
+"""Name of :attr:`Policy.base` in what is written."""
+
+
+def travelling(policy: Policy) -> dict[str, Tensor]:
+    """What is sent to those who act and written into checkpoints, by name: all parameters, or those
+    that are trained where the others have a :attr:`~Policy.base`; and saved buffers."""
+    named = dict(policy.named_parameters())
+    buffers = {name: each for name, each in policy.state_dict().items() if name not in named}
+    own = {n: p for n, p in named.items() if policy.base is None or p.requires_grad}
+    return own | buffers
+
+
+def load_travelling(
+    policy: Policy, weights: Mapping[str, Tensor], *, base: str | None = None
+) -> None:
+    """Take what :func:`travelling` of an equal policy gave.
+
+    Raises:
+        CheckpointError: It is that of another one; nothing changed.
+        ConfigError: It is only a part, of a policy with another ``base``, where one is given.
+    """
+    own = travelling(policy)
+    check_compatible(own, weights)
+    if any(name not in own for name, _ in policy.named_parameters()):
+        check_base(policy, base, source="the checkpoint")
+    policy.load_state_dict(weights, strict=False)
+
+
+def check_base(policy: Policy, base: str | None, *, source: str) -> None:
+    """Refuse, by a ConfigError, weights that were trained on another base than the policy has."""
+    if base is not None and base != policy.base:
+        raise ConfigError(
+            f"{source} was trained from other weights ({base}) than the model has now "
+            f"({policy.base}); nearest: the model that it was trained from",
+            key="model.path",
+        )
+
+
+def merged(weight: Tensor, first: Tensor, second: Tensor, scale: float | Tensor) -> Tensor:
+    """W + s · B A, computed in float32.
+
+    Args:
+        weight: [out, in].
+        first: A, [rank, in].
+        second: B, [out, rank].
+        scale: s.
+    """
+    return (weight.float() + scale * (second.float() @ first.float())).to(weight.dtype)
+
+
+def merged_adapters(tensors: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in which adapters ``X.lora_A`` stand for matrices ``X.weight`` of a base, with these
+    matrices in place of the adapters."""
+    found = {name: tensor for name, tensor in tensors.items() if ".lora_" not in name}
+    for name in tensors:
+        layer, is_part, kind = name.rpartition(".lora_")
+        if is_part and kind == "A":
+            parts = (tensors[f"{layer}.lora_{each}"] for each in ("A", "B", "scale"))
+            found[f"{layer}.weight"] = merged(base[f"{layer}.weight"], *parts)
+    return found
+
+
+def read_weights(path: Path, *, key: str = "model.path") -> dict[str, Tensor]:
+    """What a run left behind in a file; a ConfigError where it holds no weights."""
+    try:
+        return safetensors.torch.load_file(path.expanduser())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} holds no weights: {error}", key=key) from error
+
+
+def load_initial_weights(policy: Policy, path: Path) -> None:
+    """Let a policy begin with the weights of a file.
+
+    The critic begins afresh where the file holds none, as that of a policy which has imitated;
+    what the file leaves out of a policy with a :attr:`~Policy.base` is as the base has it, and the
+    file becomes part of the base. ConfigError, and nothing changed, where it holds other tensors
+    than the policy has, or only a part of what was trained from another base.
+    """
+    key = "model.path" if policy.base is None else "model.weights"
+    found = read_weights(path, key=key)
+    with safetensors.safe_open(path.expanduser(), "pt") as file:
+        base = (file.metadata() or {}).get(BASE)
+    own = policy.state_dict()
+    of_values = {id(parameter) for parameter in policy.value_parameters()}
+    critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
+    if policy.base is not None and own.keys() - critic - found.keys():
+        check_base(policy, base, source=str(path))
+        found = merged_adapters(found, own)
+        own = {name: tensor for name, tensor in own.items() if name in found} if base else own
+    if not critic & found.keys():
+        own = {name: tensor for name, tensor in own.items() if name not in critic}
+    try:
+        check_compatible(own, found, source=str(path))
+    except CheckpointError as error:
+        raise ConfigError(str(error), key=key) from error
+    policy.load_state_dict(found, strict=False)
+    if policy.base is not None:
+        with path.expanduser().open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        policy.base = f"{policy.base}, then sha256:{digest}"

@@ -1,0 +1,203 @@
+"""Files of normalisation statistics, as vision-language-action models publish them.
+
+Four layouts are read:
+
+========= ============================================================ =========================
+layout    file                                                         its keys
+========= ============================================================ =========================
+openpi    ``assets/ID/norm_stats.json``                                the ids
+openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
+          ``config.json``
+lerobot   ``meta/stats.json``; of a model                              none
+          ``…_normalizer_processor.safetensors``, or before
+          lerobot 0.4 buffers in ``model.safetensors``
+groot     ``experiment_cfg/metadata.json``                             the embodiments
+========= ============================================================ =========================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+
+BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+"""What names of statistics among the weights of lerobot before 0.4 begin with."""
+_FILES = (
+    "norm_stats.json",
+    "dataset_statistics.json",
+    "meta/stats.json",
+    "experiment_cfg/metadata.json",
+)
+
+
+def read_statistics(
+    path: Path,
+    key: str | None = None,
+    *,
+    action_parts: Sequence[str] | None = None,
+    state_parts: Sequence[str] | None = None,
+) -> ModelStatistics:
+    """Statistics of a published directory, or of one of its files.
+
+    Args:
+        path: Directory of a model or set, or the file itself.
+        key: Which of several sets of statistics; None where there is one.
+        action_parts: Which of the named parts that GR00T has make up an action, in this order;
+            None: all, in the order of the file.
+        state_parts: The same of a state.
+
+    Raises:
+        ConfigError: There are none, none of this key, or several and no key; or no such part.
+    """
+    path = path.expanduser()
+    sets = _sets(path)
+    if not sets:
+        raise ConfigError(
+            f"{path} has no statistics; known files: "
+            f"{', '.join(_FILES)}, assets/ID/norm_stats.json, config.json with "
+            "norm_stats, *_normalizer_processor.safetensors"
+        )
+    if key is None and len(sets) > 1:
+        raise ConfigError(
+            f"{path} has statistics of {len(sets)} data sets; nearest: one of "
+            f"{', '.join(sorted(sets))}",
+            key="statistics_key",
+        )
+    if key is None:
+        (key,) = sets
+    elif list(sets) == [""]:
+        raise ConfigError(
+            f"{path} has one set of statistics, without a key to choose it by; nearest: leave "
+            f"`{key}` out",
+            key="statistics_key",
+        )
+    elif key not in sets:
+        raise ConfigError(
+            f"{path} has no statistics of `{key}`; {did_you_mean(key, sets)}", key="statistics_key"
+        )
+    try:
+        return _of_set(sets[key], key, action_parts, state_parts)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"{path}: the statistics of `{key}` cannot be read: {error}") from error
+
+
+def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
+    """All sets of statistics, by key."""
+    if path.is_file():
+        return _keyed(_tensors(path) if path.suffix == ".safetensors" else _json(path))
+    found: dict[str, Mapping[str, Any]] = {}
+    for file in sorted(path.glob("*_normalizer_processor.safetensors")):
+        found |= _keyed(_tensors(file))
+    if not found and (path / "model.safetensors").is_file():
+        found |= _keyed(_buffers(path / "model.safetensors"))
+    for name in ("config.json", *_FILES):  # a data set of its own goes before the model's
+        if (path / name).is_file():
+            content = _json(path / name)
+            if name != "config.json" or "norm_stats" in content:
+                found |= _keyed(content)
+    assets = path / "assets"
+    for file in sorted(assets.rglob("norm_stats.json")):
+        # An id may have parts, as physical-intelligence/libero.
+        found[str(file.parent.relative_to(assets))] = _keyed(_json(file))[""]
+    return found
+
+
+def _tensors(path: Path) -> Mapping[str, Any]:
+    """What lerobot saves with a model: ``action.mean`` and the like."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return _by_feature(stored)
+
+
+def _buffers(path: Path) -> Mapping[str, Any]:
+    """What lerobot before 0.4 had among the weights: ``normalize_inputs.buffer_observation_state.
+    mean`` and the like."""
+    try:
+        with safe_open(path, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(BUFFERS)]  # noqa: SIM118 - not a mapping
+            stored = {name.partition(".buffer_")[2]: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError):
+        return {}  # who loads the weights says so
+    return _by_feature(stored)
+
+
+def _by_feature(stored: Mapping[str, Tensor]) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, tensor in stored.items():
+        feature, _, statistic = name.rpartition(".")
+        found.setdefault(feature, {})[statistic] = tensor
+    return found
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no statistics: expected a JSON object")
+    return content
+
+
+def _keyed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    content = content.get("norm_stats", content)
+    if "action" in content or "actions" in content:
+        return {"": content}
+    return {
+        name: each.get("statistics", each)
+        for name, each in content.items()
+        if isinstance(each, dict)
+        and ({"action", "actions"} & each.get("statistics", each).keys())
+    }  # fmt: skip
+
+
+def _of_set(
+    values: Mapping[str, Any],
+    key: str,
+    action_parts: Sequence[str] | None,
+    state_parts: Sequence[str] | None,
+) -> ModelStatistics:
+    def vector(parts: Sequence[str] | None, of: str, *names: str) -> Statistics | None:
+        for name in names:
+            if values.get(name):
+                return Statistics.of(_joined(values[name], parts, of))
+        return None
+
+    actions = vector(action_parts, "action", "action", "actions")
+    if actions is None:
+        raise ValueError("nothing is said of actions")
+    states = ("state", "states", "observation.state", "observation_state", "proprio")
+    pictures = {
+        name.replace(".", "_"): Statistics.of(each)
+        for name, each in values.items()
+        if name.startswith(("observation.image", "observation_image")) and "mean" in each
+    }
+    return ModelStatistics(actions, vector(state_parts, "state", *states), key, pictures)
+
+
+def _joined(values: Mapping[str, Any], wanted: Sequence[str] | None, of: str) -> Mapping[str, Any]:
+    """One vector of the named parts that GR00T has."""
+    parts = {name: part for name, part in values.items() if isinstance(part, dict)}
+    for name in wanted or ():
+        if name not in parts:
+            hint = did_you_mean(name, parts) if parts else f"nearest: leave {of}_parts out"
+            raise ConfigError(
+                f"the statistics have no part `{name}` of the {of}; {hint}", key=f"{of}_parts"
+            )
+    chosen = [parts[name] for name in wanted or parts]
+    if not chosen:
+        return values
+    names = [name for name in chosen[0] if all(name in part for part in chosen)]
+    return {name: [number for part in chosen for number in part[name]] for name in names}

@@ -83,6 +83,9 @@ class Simulator:
     requirements: ClassVar[Requirements | None] = None
     """What the simulator needs to be installed; None where gymnasium alone will do."""
 
+    example: ClassVar[Dict[str, Any]] = {}  # noqa: UP006
+    """Options of a light task, with which ``rlinf check env --installed`` checks the adapter."""
+
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
 

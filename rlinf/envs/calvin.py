@@ -15,7 +15,7 @@ import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator  # noqa: UP035 - evaluated under 3.8 as well
+from typing import Any, ClassVar, Iterator  # noqa: UP035 - evaluated under 3.8 as well
 
 import numpy as np
 from gymnasium import spaces
@@ -62,6 +62,7 @@ class CalvinEnv(SimulatorEnv):
     """
 
     Options = CalvinOptions
+    example: ClassVar[dict[str, Any]] = {"images": False}
     requirements = Requirements(
         packages=(
             "pybullet==3.2.7",

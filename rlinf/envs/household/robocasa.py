@@ -6,7 +6,7 @@ import ast
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -99,6 +99,7 @@ class RobocasaEnv(SimulatorEnv):
     """
 
     Options = RobocasaOptions
+    example: ClassVar[dict[str, Any]] = {"task": "CloseDrawer", "image_size": 64}
     requirements = Requirements(
         packages=(
             "rlinf-robocasa365==1.0.1",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -70,6 +70,7 @@ class MetaWorldEnv(SimulatorEnv):
     """
 
     Options = MetaWorldOptions
+    example: ClassVar[dict[str, Any]] = {"task": "MT10"}
     # gymnasium's part for MuJoCo imports `packaging` without saying so; 3.1.1 is written against
     # MuJoCo 3.3.0.
     requirements = Requirements(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,3 +117,11 @@ def test_exit_codes(
 
     monkeypatch.setattr(main_module, "app", fail)
     assert main([]) == code
+
+
+def test_a_terminal_that_lacks_a_character_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["list", "recipes"]) == 0
+    sys.stdout.flush()
+    assert b"\\u03c0" in written.getvalue()

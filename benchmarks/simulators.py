@@ -8,10 +8,11 @@
 Both sides live through the whole run and step the same task in turns, each on core 0, with random
 actions. The simulator's own loop runs under the interpreter of its environment
 (`rlinf env install NAME`) and steps one env, by the class that its users have, drawing as that
-draws by default; ours steps eight in one process, one action at a time. `mjlab` and `isaaclab` step
-a batch on both sides. Printed, as medians over the turns: env steps per second of both; ours / own
-of turns that follow each other, by the clock and by CPU time (of ours both processes: that of the
-envs and the one that commands it); seconds until the envs are ready; resident memory of an env.
+draws by default; ours steps eight in one process (``--envs``), one action at a time. `mjlab` and
+`isaaclab` step a batch on both sides. Printed, as medians over the turns: env steps per second of
+both; ours / own of turns that follow each other, by the clock and by CPU time (of ours both
+processes: that of the envs and the one that commands it); seconds until the envs are ready;
+resident memory of an env.
 
 ``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
 processes. One thread per process (``OMP_NUM_THREADS=1``).
@@ -42,7 +43,6 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
-ENVS = 8
 BATCHES = {"mjlab": 64, "isaaclab": 16}
 """Rows of the simulators that step a batch."""
 HORIZON = 150
@@ -183,6 +183,14 @@ STATES: Loops = {
         _gymnasium("gymnasium_robotics", "FetchReachDense-v4"),
     ),
     "pusht": ({"task": "gym_pusht/PushT-v0"}, _gymnasium("gym_pusht", "gym_pusht/PushT-v0")),
+    "xarm": (
+        {"task": "gym_xarm/XarmLift-v0"},
+        _gymnasium("gym_xarm", "gym_xarm/XarmLift-v0", "obs_type='state'"),
+    ),
+    "franka_sim": (
+        {"task": "gym_hil/PandaPickCubeBase-v0"},
+        _gymnasium("gym_hil", "gym_hil/PandaPickCubeBase-v0"),
+    ),
     "dm_control": ({"task": "walker-walk"}, _dm_control("env.step")),
     "robosuite": ({"task": "Lift"}, _robosuite(pictures=False)),
     "maniskill": ({"task": "PushCube-v1"}, _maniskill("none", "state")),
@@ -205,6 +213,10 @@ PICTURES: Loops = {
     ),
     "robosuite": ({"task": "Lift", "images": True, "image_size": SIZE}, _robosuite(pictures=True)),
     "libero": ({"tasks": [0], "image_size": SIZE}, _LIBERO),
+    "aloha": (
+        {"task": "gym_aloha/AlohaTransferCube-v0"},
+        _gymnasium("gym_aloha", "gym_aloha/AlohaTransferCube-v0"),
+    ),
     "maniskill": (
         {"task": "PushCube-v1", "images": True, "image_size": SIZE},
         _maniskill("cpu", "rgb+state"),
@@ -277,14 +289,16 @@ class OurLoop:
         return time.process_time() + sum(self.process.cpu_times()[:2])
 
 
-def beside_own(name: str, loops: Loops, seconds: float, turns: int) -> dict[str, Any]:
-    """Both sides of a simulator in turns."""
+def beside_own(
+    name: str, loops: Loops, seconds: float, turns: int, envs: int
+) -> dict[str, Any]:  # fmt: skip
+    """Both sides of a simulator in turns; ``envs`` of ours, or the rows of a batch."""
     options, code = loops[name]
     config = EnvConfig(
         type=name, options=options, max_episode_steps=HORIZON, processes=1,
         ignore_terminations=True, start_deadline=900.0, step_deadline=200.0,
     )  # fmt: skip
-    envs = BATCHES.get(name, ENVS)
+    envs = BATCHES.get(name, envs)
     begin = time.perf_counter()
     with SupervisedVectorEnv(config, num_envs=envs, seed=0, affinity=[0]) as env:
         ours = OurLoop(env)
@@ -345,6 +359,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*STATES, *PICTURES, []], help="Env types.")
     parser.add_argument("--seconds", type=float, default=2.0, help="Of every turn.")
     parser.add_argument("--turns", type=int, default=7, help="Turns of each side.")
+    parser.add_argument("--envs", type=int, default=8, help="Of ours, in its one process.")
     parser.add_argument("--pictures", action="store_true", help="Draw at every step.")
     parser.add_argument("--vector", action="store_true", help="64 envs beside AsyncVectorEnv.")
     parser.add_argument("--json", help="File for the figures.")
@@ -355,7 +370,7 @@ def main() -> None:
     for name in () if arguments.vector else arguments.names or loops:
         found = status(name)
         if found.state is State.READY:
-            rows.append(beside_own(name, loops, arguments.seconds, arguments.turns))
+            rows.append(beside_own(name, loops, arguments.seconds, arguments.turns, arguments.envs))
         else:
             print(f"{name:20s} {found.state}: {found.detail}")
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,9 +12,11 @@ import typer
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
 from rlinf.conformance import CheckResult
+from rlinf.errors import ConfigError, RunFailure, UserError
 
 if TYPE_CHECKING:
     from rlinf.config.base import StrictModel
+    from rlinf.envs.config import EnvConfig
 
 SectionT = TypeVar("SectionT", bound="StrictModel")
 
@@ -27,22 +30,73 @@ def _group() -> None:
 
 @app.command("env")
 def check_env(
-    name: Annotated[str, typer.Argument(help="Env type, as `rlinf list envs` shows it.")],
-    settings: Annotated[
+    words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys of an env section: options.task=reach-v3 …"),
+        typer.Argument(
+            metavar="NAME... [KEY=VALUE...]",
+            help="Env types, as `rlinf list envs` shows them, and keys of an env section: "
+            "options.task=reach-v3 …; of several types each plays its example.",
+        ),
     ] = None,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="Check every type whose simulator is ready.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Check that an environment adapter keeps the env protocol."""
+    """Check that environment adapters keep the env protocol."""
+    names = [word for word in words or [] if "=" not in word]
+    settings = [word for word in words or [] if "=" in word]
+    if installed:
+        from rlinf.envs.installation import ready
+
+        if names:
+            raise ConfigError(f"either --installed or names: {', '.join(names)}")
+        names = ready()
+    if not names:
+        raise ConfigError("name an env type, as `rlinf list envs` shows it, or give --installed")
+    if len(names) == 1 and not installed:
+        config = _env_config(names[0], settings, {})
+
+        from rlinf.envs.env_conformance import check_env as run_suite
+
+        _show(f"env {names[0]}", run_suite(config))
+    else:
+        _check_envs(names, settings)
+
+
+def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) -> EnvConfig:
+    """Return the section of an env, which can be built."""
     from rlinf.envs.config import EnvConfig
 
     section = {"type": name, "max_episode_steps": 50}
-    config = _checked(f"env {name}", EnvConfig, section, settings)
+    given = {**section, "options": dict(options)} if options else section
+    return _checked(f"env {name}", EnvConfig, given, settings)
 
-    from rlinf.envs.env_conformance import check_env as run_suite
 
-    _show(f"env {name}", run_suite(config))
+def _check_envs(names: Sequence[str], settings: Sequence[str]) -> None:
+    """Run the suites of several env types, then print what each came to; 1 where one failed."""
+    from rlinf.envs.base import REGISTRY
+    from rlinf.envs.env_conformance import examine_env
+
+    adapters = {name: REGISTRY.load(name) for name in names}  # an unknown name is refused first
+    rows, sound = [], 0
+    for name, adapter in adapters.items():
+        try:
+            found = examine_env(_env_config(name, settings, adapter.example))
+        except (UserError, RunFailure) as error:
+            rows.append((name, "not run", "", " ".join(str(error).split())))
+            continue
+        failed = [each.name for each in found.results if not each.passed]
+        _table(f"env {name}", found.results)
+        say()
+        passed = f"{len(found.results) - len(failed)} of {len(found.results)}"
+        speed = "" if math.isnan(found.steps_per_second) else f"{found.steps_per_second:.0f}"
+        rows.append((name, passed, speed, ", ".join(failed)))
+        sound += not failed
+    show_table("", ("env", "passed", "env steps/s", "failed"), rows)
+    say(f"\n{sound} of {len(rows)} env types passed")
+    if sound < len(rows):
+        raise typer.Exit(1)
 
 
 @app.command("engine")
@@ -123,7 +177,7 @@ def check_demonstrations(
 
 
 def _checked(
-    title: str, model: type[SectionT], section: Mapping[str, Any], settings: list[str] | None
+    title: str, model: type[SectionT], section: Mapping[str, Any], settings: Sequence[str] | None
 ) -> SectionT:
     """A section with what the command line says of it, which can be run on this machine."""
     from rlinf.config.load import with_overrides
@@ -137,9 +191,13 @@ def _checked(
 
 def _show(title: str, results: Sequence[CheckResult]) -> None:
     """Print the outcome of every check; exit with 1 where one failed."""
-    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
-    show_table(title, ("check", "", ""), marks)
+    _table(title, results)
     failed = [each.name for each in results if not each.passed]
     say(f"\n{len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)
+
+
+def _table(title: str, results: Sequence[CheckResult]) -> None:
+    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
+    show_table(title, ("check", "", ""), marks)

@@ -9,7 +9,6 @@ import typer
 
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
-from rlinf.config.explain import first_sentence
 from rlinf.errors import ConfigError
 
 app = typer.Typer(help="Simulators: which can be used, and the installing of one.")
@@ -19,6 +18,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Env type, as `rlinf e
 @app.command("list")
 def list_envs(debug: Debug = False) -> None:
     """Say which simulators are ready, missing, or cannot run here and why."""
+    from rlinf.config.explain import first_sentence
     from rlinf.envs.base import REGISTRY
     from rlinf.envs.installation import requirements_of, status
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.screen import say, show_table
-from rlinf.cli.tasks import task_names
 
 
 def explain(
@@ -17,6 +16,7 @@ def explain(
     ],
 ) -> None:
     """Say what a configuration key means, its default and legal values, and who sets it."""
+    from rlinf.cli.tasks import task_names
     from rlinf.config.explain import Explanation
     from rlinf.config.explain import explain as look_up
     from rlinf.errors import ConfigError

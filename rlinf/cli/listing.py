@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.screen import show_table
-from rlinf.config.explain import first_sentence
 from rlinf.config.load import find_recipe, recipe_names
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
@@ -53,6 +52,8 @@ def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
     if kind is Kind.RECIPES:
         yield from ((name, _opening_comment(name)) for name in recipe_names())
         return
+    from rlinf.config.explain import first_sentence
+
     for purpose, reference in REGISTRIES[kind].items():
         registry: Registry[object] = load_attribute(reference)
         for name, found in registry.usable():
@@ -65,6 +66,8 @@ def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
 
 def _opening_comment(recipe: str) -> str:
     """Return the first sentence of the comment that opens a recipe: what it is for."""
+    from rlinf.config.explain import first_sentence
+
     lines = []
     for line in find_recipe(recipe).read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +16,7 @@ from rlinf.envs.base import (
     require_package,
     require_picture_sizes,
 )
+from rlinf.envs.mujoco_models import shared_models
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -40,6 +42,9 @@ SUITE = {
     "walker": "stand walk run",
 }
 """Domains of the suite, and the tasks of each."""
+
+_KEEP_MODEL = ("cartpole", "cheetah", "hopper", "humanoid", "pendulum", "walker")
+"""Domains whose tasks never change their model, which the envs of a process then share."""
 
 _FEATURES = (
     "stack_2_bricks", "stack_2_bricks_moveable_base", "stack_3_bricks",
@@ -91,6 +96,7 @@ class DmControlEnv(SimulatorEnv):
     """
 
     Options = DmControlOptions
+    example: ClassVar[dict[str, Any]] = {"task": "walker-walk"}
     # MuJoCo 4 has dropped fields of a model that dm_control reads.
     requirements = Requirements(
         packages=("dm-control==1.0.50", "mujoco==3.17.0", "gymnasium==1.4.0"),
@@ -104,7 +110,10 @@ class DmControlEnv(SimulatorEnv):
     skips_observations = True
 
     def __init__(self, options: DmControlOptions) -> None:
+        from rlinf.envs.dm_control_quick import use_quick_versions
+
         super().__init__(options)
+        use_quick_versions()
         arm = options.task in MANIPULATION
         self._env = _arm_task(options.task) if arm else _suite_task(options.task)
         self._random = self._env.random_state if arm else self._env.task.random
@@ -151,11 +160,6 @@ class DmControlEnv(SimulatorEnv):
             self._forget_picture()
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
         now = self._env.step(np.asarray(action, np.float64))
@@ -166,8 +170,11 @@ class DmControlEnv(SimulatorEnv):
 
     def observe(self) -> Observation:
         """Return states and picture of the present state."""
-        flat = [np.ravel(value) for value in self._seen.values()]
-        observation = {"states": np.concatenate(flat).astype(np.float32)}
+        flat = [
+            value if getattr(value, "ndim", 0) == 1 else np.ravel(value)
+            for value in self._seen.values()
+        ]
+        observation = {"states": np.concatenate(flat, dtype=np.float32, casting="same_kind")}
         if self.options.images:
             observation["main_images"] = self._picture(self.options.image_size)
         return observation
@@ -207,8 +214,9 @@ def _suite_task(name: str) -> Any:
     from dm_control import suite
 
     domain, task = name.split("-")
-    # The seed is of what a model draws when it is built: how stiff the joints of lqr are.
-    return suite.load(domain, task, task_kwargs={"random": 0, "time_limit": float("inf")})
+    with shared_models() if domain in _KEEP_MODEL else contextlib.nullcontext():
+        # The seed is of what a model draws when it is built: how stiff the joints of lqr are.
+        return suite.load(domain, task, task_kwargs={"random": 0, "time_limit": float("inf")})
 
 
 def _arm_task(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -30,7 +31,21 @@ _NEAR = 1e-2
 """How far starts of a simulator may be apart that is declared as not deterministic."""
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What the conformance suite found."""
+
+    results: list[CheckResult]
+    steps_per_second: float
+    """Env steps with short episodes in 2 processes; NaN where the envs did not get so far."""
+
+
 def check_env(config: EnvConfig) -> list[CheckResult]:
+    """Run the conformance suite on the env of ``config``, see :func:`examine_env`."""
+    return examine_env(config).results
+
+
+def examine_env(config: EnvConfig) -> Examined:
     """Run the conformance suite on the env of ``config``, with short episodes.
 
     Works for every adapter, also one of another package. Takes some seconds for a light simulator.
@@ -41,7 +56,8 @@ def check_env(config: EnvConfig) -> list[CheckResult]:
     """
     config.check()
     evidence = _Evidence(config)
-    return [outcome(name, check, evidence) for name, check in CHECKS.items()]
+    results = [outcome(name, check, evidence) for name, check in CHECKS.items()]
+    return Examined(results, evidence.steps_per_second)
 
 
 @dataclass
@@ -78,6 +94,13 @@ class _Evidence:
         }
         config = self._config.model_copy(update={**plain, **changes})
         return SupervisedVectorEnv(config, num_envs=_ENVS, seed=_SEED)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Env steps per second of the play, NaN where it failed."""
+        if "play" not in vars(self):
+            return math.nan
+        return sum(step.rewards.size for step in self.play.steps[1:]) / self.play.seconds
 
     def alike(self, one: np.ndarray, other: np.ndarray) -> bool:
         """Whether two starts are the same, to the bit where the simulator can do that."""
@@ -166,9 +189,9 @@ def _steps(evidence: _Evidence) -> str:
     for step in evidence.play.steps:
         require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
         require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
-    rate = sum(step.rewards.size for step in evidence.play.steps[1:]) / evidence.play.seconds
     done = f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
-    return f"{done}, {rate:.0f} env steps/s with short episodes in 2 processes"
+    rate = f"{evidence.steps_per_second:.0f} env steps/s"
+    return f"{done}, {rate} with short episodes in 2 processes"
 
 
 def _determinism(evidence: _Evidence) -> str:

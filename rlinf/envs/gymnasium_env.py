@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -47,6 +47,7 @@ class GymnasiumEnv(SimulatorEnv):
     """
 
     Options = GymnasiumOptions
+    example: ClassVar[dict[str, Any]] = {"id": "Pendulum-v1"}
 
     def __init__(self, options: GymnasiumOptions) -> None:
         super().__init__(options)
@@ -79,7 +80,8 @@ class GymnasiumEnv(SimulatorEnv):
             size = sum(int(spaces.flatdim(leaf)) for leaf in vectors.values())
             parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self.observation_space = spaces.Dict(parts)
-        self.action_space = _flat_action_space(self._env.action_space, options.id)
+        self._takes: gymnasium.Space[Any] = self._env.action_space
+        self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
 
     @classmethod
@@ -107,13 +109,7 @@ class GymnasiumEnv(SimulatorEnv):
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Execute one action."""
-        space = self._env.action_space
-        given: Any = (
-            int(action) + int(space.start)
-            if isinstance(space, spaces.Discrete)
-            else np.asarray(action, space.dtype).reshape(space.shape or ())
-        )
-        observation, reward, terminated, truncated, info = self._env.step(given)
+        observation, reward, terminated, truncated, info = self._env.step(self._given(action))
         self._return += float(reward)
         if self._options.success_key is not None:
             info = {**info, "success": bool(info.get(self._options.success_key, False))}
@@ -129,12 +125,19 @@ class GymnasiumEnv(SimulatorEnv):
         """Close the environment."""
         self._env.close()
 
+    def _given(self, action: Any) -> Any:
+        """The action as the environment takes it."""
+        space = self._takes
+        if isinstance(space, spaces.Discrete):
+            return int(action) + int(space.start)
+        return np.asarray(action, space.dtype).reshape(space.shape or ())
+
     def _converted(self, observation: Any) -> Observation:
         found = {name: np.asarray(_at(observation, path)) for name, path in self._pictures.items()}
         if self._vectors:
             parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            found["states"] = whole.astype(np.float32)  # a copy: the simulator may keep its array
+            # A copy: the simulator may keep its array.
+            found["states"] = np.concatenate(parts, dtype=np.float32, casting="unsafe")
         return found
 
 

@@ -6,12 +6,16 @@ Each is the ``gymnasium`` adapter with a table of tasks: states are flattened, a
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 from dataclasses import dataclass
+from inspect import isbuiltin
 from typing import Any, ClassVar
 
 from rlinf.envs.base import Observation, require_known, require_package
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.mujoco_models import shared_models
 from rlinf.envs.requirements import Requirements
 
 _GYMNASIUM = "gymnasium==1.4.0"
@@ -38,13 +42,14 @@ class GymnasiumTask(GymnasiumEnv):
     requirements: ClassVar[Requirements]
 
     def __init__(self, options: TaskOptions) -> None:
-        super().__init__(
-            GymnasiumOptions(
-                id=f"{self.requirements.module}:{options.task}",
-                success_key=self.success_key(options.task),
-                kwargs={"max_episode_steps": -1, **self.arguments(options)},
+        with shared_models() if self.keeps_model(options.task) else contextlib.nullcontext():
+            super().__init__(
+                GymnasiumOptions(
+                    id=f"{self.requirements.module}:{options.task}",
+                    success_key=self.success_key(options.task),
+                    kwargs={"max_episode_steps": -1, **self.arguments(options)},
+                )
             )
-        )
         name = re.sub(r"-v\d+$", "", options.task.rpartition("/")[2])
         self.task_descriptions = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(),)
 
@@ -52,6 +57,11 @@ class GymnasiumTask(GymnasiumEnv):
     def success_key(cls, task: str) -> str:
         """Entry of ``info`` that says whether a task is solved."""
         return "is_success"
+
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """Whether a task never changes its MuJoCo model, which the envs of a process then share."""
+        return False
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -69,6 +79,7 @@ class PandaGymEnv(GymnasiumTask):
     """A Franka arm in PyBullet: reach, push, slide, pick and place, stack; by goals."""
 
     name = "panda_gym"
+    example: ClassVar[dict[str, Any]] = {"task": "PandaReachDense-v3"}
     # Flip's texture is not in its package.
     tasks = tuple(
         f"Panda{name}{control}{reward}-v3"
@@ -84,6 +95,15 @@ class PandaGymEnv(GymnasiumTask):
         licence="MIT; PyBullet zlib",
     )
 
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        # Its client looks every function up at every call; to look this one up disconnects.
+        inner: Any = self._env.unwrapped
+        client = inner.sim.physics_client
+        for name, member in vars(importlib.import_module("pybullet")).items():
+            if isbuiltin(member) and name != "disconnect":
+                setattr(client, name, getattr(client, name))
+
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
         """PyBullet's own renderer: it needs no graphics library."""
@@ -94,6 +114,7 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
     """Fetch arms, hands, mazes and a kitchen in MuJoCo, by goals."""
 
     name = "gymnasium_robotics"
+    example: ClassVar[dict[str, Any]] = {"task": "FetchReachDense-v4"}
     tasks = (
         *(
             f"Fetch{name}{reward}-v4"
@@ -125,11 +146,17 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
         """Fetch and HandReach say ``is_success``, Adroit and the mazes ``success``."""
         return "is_success" if task.startswith(("Fetch", "HandReach")) else "success"
 
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """Fetch and HandReach write nothing but where a picture shows the goal, before drawing."""
+        return task.startswith(("Fetch", "HandReach"))
+
 
 class PushTEnv(GymnasiumTask):
     """A disc that pushes a T onto its outline, in the plane; success is 95 % of it covered."""
 
     name = "pusht"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_pusht/PushT-v0"}
     tasks = ("gym_pusht/PushT-v0",)
     requirements = Requirements(
         packages=("gym-pusht==0.1.8", _GYMNASIUM),
@@ -140,11 +167,41 @@ class PushTEnv(GymnasiumTask):
         variables={"SDL_VIDEODRIVER": "dummy"},
     )
 
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        self._goal: Any = None
+        self._block: Any = None
+        inner: Any = self._env.unwrapped
+        inner._get_coverage = self._coverage
+
+    def _given(self, action: Any) -> Any:
+        """Two floats: the simulator counts with them ten times, and NumPy is slow for so few."""
+        from pymunk import Vec2d
+
+        return Vec2d(*action.tolist())
+
+    def _coverage(self) -> Any:
+        """Return how much of the goal is covered; its outline is drawn once per episode.
+
+        The two parts of the T are joined in their order: the simulator takes them from a set, whose
+        order is by address, and the last bit of its reward depends on that.
+        """
+        from gym_pusht.envs.pusht import pymunk_to_shapely
+
+        inner: Any = self._env.unwrapped
+        if inner.block is not self._block:
+            self._block = inner.block
+            goal = inner.get_goal_pose_body(inner.goal_pose)
+            self._goal = pymunk_to_shapely(goal, inner._block_shapes)
+        block = pymunk_to_shapely(inner.block, inner._block_shapes)
+        return self._goal.intersection(block).area / self._goal.area
+
 
 class XArmEnv(GymnasiumTask):
     """An xArm 7 that lifts a cube, in MuJoCo."""
 
     name = "xarm"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_xarm/XarmLift-v0"}
     tasks = ("gym_xarm/XarmLift-v0",)
     requirements = Requirements(
         packages=("gym-xarm==0.1.1",),
@@ -154,6 +211,11 @@ class XArmEnv(GymnasiumTask):
         licence="Apache-2.0",
         variables={"MUJOCO_GL": "egl"},
     )
+
+    @classmethod
+    def keeps_model(cls, task: str) -> bool:
+        """It writes nothing into it."""
+        return True
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -173,6 +235,7 @@ class AlohaEnv(GymnasiumTask):
     """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
 
     name = "aloha"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_aloha/AlohaTransferCube-v0"}
     never_black = ("main_images",)
     tasks = ("gym_aloha/AlohaTransferCube-v0", "gym_aloha/AlohaInsertion-v0")
     requirements = Requirements(
@@ -190,6 +253,7 @@ class FrankaSimEnv(GymnasiumTask):
     """The Franka simulation of HIL-SERL in MuJoCo: lift a cube, arrange boxes."""
 
     name = "franka_sim"
+    example: ClassVar[dict[str, Any]] = {"task": "gym_hil/PandaPickCubeBase-v0"}
     tasks = ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0")
     requirements = Requirements(
         packages=("gym-hil==0.1.14", "mujoco==3.8.1"),

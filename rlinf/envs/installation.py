@@ -27,7 +27,7 @@ from uv import find_uv_bin
 
 from rlinf.envs.base import REGISTRY
 from rlinf.envs.renderers import LIBRARIES, loads, mujoco_renderer
-from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.envs.requirements import GPUS, SOURCE_VARIABLE, Requirements
 from rlinf.errors import ConfigError, install_command
 
 MANIFEST = "installed.json"
@@ -36,8 +36,6 @@ _ROOM = (
     "nothing half made is left; RLINF_ENVS names another directory for the environments and "
     "UV_CACHE_DIR one for what is downloaded"
 )
-GPUS = "/proc/driver/nvidia/gpus"
-"""Where the driver names its devices, which is read in an instant."""
 
 
 class State(StrEnum):
@@ -107,6 +105,12 @@ def _status_of(directory: Path, name: str, needs: Requirements) -> Availability:
     if manifest["pins"] != _digest(name, needs):
         return Availability(State.OUTDATED, f"its pins have changed since; {install_hint(name)}")
     return Availability(State.READY, str(directory))
+
+
+def ready() -> list[str]:
+    """Return the env types that can be used, without those whose adapter is broken."""
+    usable = [name for name, found in REGISTRY.usable() if not isinstance(found, ConfigError)]
+    return [name for name in usable if status(name).state is State.READY]
 
 
 def interpreter(name: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -91,6 +91,7 @@ class ManiSkillEnv(SimulatorEnv):
     """
 
     Options = ManiSkillOptions
+    example: ClassVar[dict[str, Any]] = {"task": "PushCube-v1"}
     requirements = Requirements(
         packages=("mani-skill==3.0.1", "torch==2.13.0", "gymnasium==1.4.0"),
         module="mani_skill",
@@ -154,11 +155,6 @@ class ManiSkillEnv(SimulatorEnv):
         anew = {"reconfigure": self.options.own_scenes}
         self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 SOURCE_VARIABLE = "RLINF_SIMULATOR_SOURCE"
 """Tells an adapter where the folder given as ``--source`` is."""
 
+GPUS = "/proc/driver/nvidia/gpus"
+"""Where the driver names its devices, which is read in an instant."""
+
 
 @dataclass(frozen=True)
 class Requirements:

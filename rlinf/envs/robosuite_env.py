@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -62,6 +62,7 @@ class RobosuiteEnv(SimulatorEnv):
     """
 
     Options = RobosuiteOptions
+    example: ClassVar[dict[str, Any]] = {"task": "Lift"}
     # From 3.12 on MuJoCo's enumerations no longer equal their numbers inside a tuple, which
     # robosuite counts on.
     requirements = Requirements(
@@ -121,11 +122,6 @@ class RobosuiteEnv(SimulatorEnv):
                 gripper.current_action = np.zeros(gripper.dof)
         self._seen = self._env._get_observations(force_update=True)
         return self.observe(), {}
-
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""

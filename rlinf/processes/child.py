@@ -108,6 +108,8 @@ class SupervisedProcess:
     ) -> None:
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(message_seconds)
+        self._poll = select.poll()
+        self._poll.register(self.connection, select.POLLIN)
         lifeline, self._lifeline = os.pipe()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         inherited = (lifeline, theirs.fileno(), *descriptors)
@@ -186,14 +188,12 @@ class SupervisedProcess:
         return self.receive(seconds)
 
     def _wait(self, seconds: float, progress: Callable[[], int] | None) -> None:
-        poll = select.poll()
-        poll.register(self.connection, select.POLLIN)
         begin = time.monotonic()
         seen = None if progress is None else progress()
         while True:
             left = begin + seconds - time.monotonic()
             step = left if progress is None else min(left, seconds / 4, _LONGEST_POLL_SECONDS)
-            if poll.poll(max(step, 0.0) * 1000):
+            if self._poll.poll(max(step, 0.0) * 1000):
                 return
             if progress is not None and (now := progress()) != seen:
                 seen, begin = now, time.monotonic()

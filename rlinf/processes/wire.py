@@ -42,7 +42,13 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 def encode_tree(tree: dict[str, Any]) -> bytes:
     """A tree of dicts and lists of arrays, numbers, text and None as bytes; else a TypeError."""
     buffers: list[bytes] = []
-    header = json.dumps(_without_arrays(tree, buffers)).encode()
+    try:
+        text = json.dumps(tree)  # most messages hold no array: they need no second look
+    except TypeError:
+        text = ""
+    if not text or _ARRAY in text:
+        text = json.dumps(_without_arrays(tree, buffers))
+    header = text.encode()
     return b"".join([_LENGTHS.pack(len(header), sum(map(len, buffers))), header, *buffers])
 
 
@@ -51,9 +57,9 @@ def decode_tree(data: bytes) -> dict[str, Any]:
     try:
         header, _ = _LENGTHS.unpack_from(data)
         begin = _LENGTHS.size + header
-        tree = json.loads(data[_LENGTHS.size : begin])
-        found: dict[str, Any] = _with_arrays(tree, memoryview(data), [begin])
-        return found
+        text = data[_LENGTHS.size : begin].decode()
+        found: dict[str, Any] = json.loads(text)
+        return _with_arrays(found, memoryview(data), [begin]) if _ARRAY in text else found
     except (KeyError, TypeError, struct.error) as error:
         raise ValueError(f"no message: {error}") from error
 
@@ -62,6 +68,8 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     content = bytearray()
     while len(content) < count:
         part = connection.recv(min(count - len(content), _PIECE))
+        if len(part) == count:
+            return part
         if not part:
             raise EOFError("the other side closed the connection")
         content += part

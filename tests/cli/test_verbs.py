@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,3 +126,19 @@ def test_a_terminal_that_lacks_a_character_is_no_failure(monkeypatch: pytest.Mon
     assert main(["list", "recipes"]) == 0
     sys.stdout.flush()
     assert b"\\u03c0" in written.getvalue()
+
+
+def test_several_env_types_are_checked_and_summed_up(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLINF_ENVS", str(tmp_path))
+    assert main(["check", "env", "gymnasium", "libero", "max_episode_steps=9"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"^gymnasium +13 of 13 +\d+ *$", shown, re.MULTILINE), shown
+    assert re.search(r"^libero +not run +.*rlinf env install libero", shown, re.MULTILINE), shown
+    assert shown.splitlines()[-1] == "1 of 2 env types passed"
+
+
+def test_an_unknown_env_type_among_several_is_refused_first(capsys):
+    assert main(["check", "env", "gymnasium", "metawrld"]) == 2
+    assert "did you mean `metaworld`?" in capsys.readouterr().err
+    assert main(["check", "env"]) == 2
+    assert "--installed" in capsys.readouterr().err

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlinf.envs.requirements import SOURCE_VARIABLE
+from rlinf.envs.base import require_known
+from rlinf.envs.requirements import GPUS, SOURCE_VARIABLE
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
     """Copy a tensor, which the simulator may write to again, to the host."""
     array: np.ndarray = tensor.detach().cpu().numpy()
     return array.copy()
+
+
+def require_device(device: str) -> None:
+    """Refuse a device that is not there; a machine without an NVIDIA GPU needs no torch for that.
+
+    Raises:
+        ConfigError: With the nearest legal value.
+    """
+    if device == "cpu":
+        return
+    there = ["cpu"]
+    if any(Path(GPUS).glob("*")):
+        import torch
+
+        there += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    require_known("device", device, there)
 
 
 def source_on_path() -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlinf.envs.base import Observation, require_known, require_package
-from rlinf.envs.batches import to_numpy
+from rlinf.envs.batches import require_device, to_numpy
 from rlinf.envs.batches.manager_based import (
     NO_TIME_LIMIT,
     ManagerBasedBatch,
@@ -54,6 +54,7 @@ class IsaacLabEnv(ManagerBasedBatch):
     """
 
     Options = IsaacLabOptions
+    example: ClassVar[dict[str, Any]] = {"task": "Isaac-Cartpole", "offline": True}
     requirements = Requirements(
         packages=("isaaclab==3.0.0", "gymnasium==1.4.0"),
         module="isaaclab",
@@ -68,6 +69,7 @@ class IsaacLabEnv(ManagerBasedBatch):
     def check(cls, options: IsaacLabOptions, max_episode_steps: int) -> None:
         """Refuse what would need the asset server where it must not be asked."""
         require_package("isaaclab", cls.requirements)
+        require_device(options.device)
         if options.offline:
             require_known("task", options.task, WITHOUT_DOWNLOADS)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from rlinf.envs.base import BatchStep, Observation, require_known, require_package
-from rlinf.envs.batches import to_numpy
+from rlinf.envs.batches import require_device, to_numpy
 from rlinf.envs.batches.manager_based import (
     NO_TIME_LIMIT,
     ManagerBasedBatch,
@@ -32,6 +32,7 @@ class MjlabEnv(ManagerBasedBatch):
     """Rows of one task; ``states`` are what its actor sees."""
 
     Options = MjlabOptions
+    example: ClassVar[dict[str, Any]] = {"task": "Mjlab-Cartpole-Balance"}
     requirements = Requirements(
         packages=("mjlab==1.6.0", "torch==2.13.0", "gymnasium==1.4.0"),
         module="mjlab",
@@ -45,11 +46,7 @@ class MjlabEnv(ManagerBasedBatch):
         """Refuse unknown tasks, and a device that is not there."""
         require_package("mjlab", cls.requirements)
         require_known("task", options.task, TASKS)
-        if options.device != "cpu":
-            import torch
-
-            there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-            require_known("device", options.device, there)
+        require_device(options.device)
 
     def step(self, actions: np.ndarray) -> BatchStep:
         """Execute one action [N, A]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -67,6 +67,7 @@ class RoboVerseEnv(SimulatorBatch):
     """
 
     Options = RoboVerseOptions
+    example: ClassVar[dict[str, Any]] = {"task": "libero.pick_butter"}
     requirements = Requirements(
         packages=(
             "torch==2.13.0",

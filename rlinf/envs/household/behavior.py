@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -109,6 +109,10 @@ class BehaviorEnv(SimulatorBatch):
     """
 
     Options = BehaviorOptions
+    example: ClassVar[dict[str, Any]] = {
+        "task": "turning_on_radio",
+        "scene": "house_double_floor_lower",
+    }
     requirements = Requirements(
         packages=(
             "torch==2.7.0",

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -73,6 +73,7 @@ class RobotwinEnv(SimulatorBatch):
     """
 
     Options = RobotwinOptions
+    example: ClassVar[dict[str, Any]] = {"task": "lift_pot"}
     requirements = Requirements(
         packages=("rlinf-robotwin-runtime==0.1.3",),
         module="robotwin",

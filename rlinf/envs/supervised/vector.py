@@ -290,23 +290,28 @@ class SupervisedVectorEnv(VectorEnv):
         part, block = self._slice(stage), self._block
         numbers = self.numbers[part]
         faults = tuple(f for f in self._faults if f.env < 0 or numbers[0] <= f.env <= numbers[-1])
-        self._faults = [fault for fault in self._faults if fault not in faults]
+        if faults:
+            self._faults = [fault for fault in self._faults if fault not in faults]
         final = block["final"][part].copy()
-        finals = {key: array[part][final] for key, array in self._finals.items()}
+        finals = None
+        if True in final.tolist():  # most chunks end no episode
+            finals = {key: array[part][final] for key, array in self._finals.items()}
         valid = block["valid"][part] & ~self._carried_invalid[part]
         self._carried_invalid[part] = False
         terminations, truncations = np.zeros((2, len(numbers), chunk), bool)
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
-        recorded = part.start + np.flatnonzero(block["recorded"][part])
+        recorded = [row for row, told in enumerate(block["recorded"][part].tolist(), part.start)
+                    if told]  # fmt: skip
         unplayed = [record for record in self._unplayed if numbers[0] <= record.env <= numbers[-1]]
-        self._unplayed = [record for record in self._unplayed if record not in unplayed]
+        if unplayed:
+            self._unplayed = [record for record in self._unplayed if record not in unplayed]
         return VectorStep(
             observations=self.observations(stage),
             rewards=block["rewards"][part, :chunk].copy(),
             terminations=terminations,
             truncations=truncations,
-            final_observations=finals if final.any() else None,
+            final_observations=finals,
             final_mask=final,
             valid=valid,
             active=block["active"][part].copy(),

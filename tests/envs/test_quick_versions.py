@@ -1,0 +1,99 @@
+"""Where an adapter takes a shorter way than its simulator, the numbers are the simulator's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlinf.envs.installation import State, interpreter, status, variables
+
+# Prints the states to the bit and the reward to twelve digits, of either side.
+_PLAY = """
+import sys
+import numpy as np
+from rlinf.envs.base import REGISTRY
+def show(states, reward=0.0):
+    print(np.float32(states).tobytes().hex(), "%.12g" % reward)
+name, task, side = sys.argv[1:]
+adapter = REGISTRY.load(name)
+def play(low, high, reset, step):
+    draw = np.random.default_rng(0)
+    for seed in (3, 4):
+        show(reset(seed))
+        for count in range(60):
+            if count % 6 == 0:
+                action = draw.uniform(np.float32(low), np.float32(high))
+            show(*step(action.astype(np.float32)))
+"""
+_OURS = """
+env = adapter(adapter.Options(task=task))
+def step(action):
+    seen, reward, *_ = env.step(action)
+    return seen["states"], reward
+play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=seed)[0]["states"],
+     step)
+"""
+_OWN = {
+    "dm_control": """
+from dm_control import suite
+env = suite.load(*task.split("-"), task_kwargs={"random": 0, "time_limit": float("inf")})
+def flat(now): return np.concatenate([np.ravel(part) for part in now.observation.values()])
+def reset(seed):
+    env.task.random.seed(seed)
+    return flat(env.reset())
+def step(action):
+    now = env.step(np.float64(action))
+    return flat(now), now.reward
+limits = env.action_spec()
+play(limits.minimum, limits.maximum, reset, step)
+""",
+    "pusht": """
+import gymnasium, gym_pusht
+env = gymnasium.make(task, disable_env_checker=True, max_episode_steps=-1)
+play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=seed)[0],
+     lambda action: env.step(action)[:2])
+""",
+    "panda_gym": """
+import gymnasium, panda_gym
+env = gymnasium.make(task, renderer="Tiny", disable_env_checker=True, max_episode_steps=-1)
+def flat(seen): return np.concatenate([seen[key] for key in env.observation_space.spaces])
+def step(action):
+    seen, reward, *_ = env.step(action)
+    return flat(seen), reward
+play(env.action_space.low, env.action_space.high, lambda seed: flat(env.reset(seed=seed)[0]), step)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("dm_control", "walker-walk"),
+        ("dm_control", "humanoid-run"),
+        ("dm_control", "finger-turn_hard"),
+        ("dm_control", "quadruped-run"),
+        ("pusht", "gym_pusht/PushT-v0"),
+        ("panda_gym", "PandaPushDense-v3"),
+    ],
+)
+def test_an_adapter_gives_the_numbers_of_its_simulator(name: str, task: str) -> None:
+    found = status(name)
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    python = interpreter(name)
+    assert python is not None
+    root = str(Path(__file__).parents[2])
+    played = []
+    for side, code in (("ours", _OURS), ("own", _OWN[name])):
+        done = subprocess.run(
+            [python, "-c", _PLAY + code, name, task, side],
+            env={**variables(name), "PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        played.append([line for line in done.stdout.splitlines() if len(line.split()) == 2])
+    assert len(played[0]) > 120
+    assert played[0] == played[1]

@@ -1,10 +1,10 @@
 """Vision-language-action policies beside the bare passes of their networks, in one run.
 
 ``OMP_NUM_THREADS=1 python benchmarks/vla.py`` takes turns between the two of each pair and prints
-the median of their times and of the ratios of neighbouring turns:
+the median of their processor times and of the ratios of neighbouring turns:
 
-- *act* and *evaluate* of each model without values, beside its network on pictures, tokens and
-  states that are ready: what remains are pixels, prompts, units, draws and log-probs.
+- *act* and *evaluate* of each model without values, beside the passes of its network that they
+  take, given the same tensors: what remains are pixels, prompts, units, draws and log-probs.
 - *evaluate* of a chain of four random denoising steps, beside one that reads pictures and prompt
   again at each step.
 - pictures into pixels, beside torch's own resize of the same pictures.
@@ -19,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ from rlinf.models.vla.preprocessing import square_pixels
 MODELS: dict[str, dict[str, Any]] = {
     "openvla": {"num_action_chunks": 1},
     "openvla_oft": {"num_action_chunks": 8},
-    "pi0": {"num_action_chunks": 8, "random_steps": "all", "denoising_steps": 4},
-    "pi05": {"num_action_chunks": 8, "random_steps": "all", "denoising_steps": 4},
+    "qwen_vl": {"num_action_chunks": 1},
+    **{
+        name: {"num_action_chunks": 8, "random_steps": "all", "denoising_steps": 4}
+        for name in ("pi0", "pi05", "smolvla", "gr00t", "wall_oss")
+    },
 }
 SPEC = EnvSpec(
     observation_shapes={"states": (8,), "main_images": (64, 64, 3)},
@@ -71,65 +75,47 @@ def build(name: str, path: Path | None) -> Policy:
 
 # -- the bare passes ----------------------------------------------------------------------------
 
-
-def bare_flow(policy: Any, seen: dict[str, Tensor], noise: dict[str, Tensor]) -> Any:
-    """Prefix and denoising steps on what is ready, and a pass of them that shares no prefix."""
-    steps = policy._config.denoising_steps
-    states = policy._states(seen)
-    told = (states,) if policy.tells_state and policy.state_dim else ()
-    tokens, mask = policy.prompts(seen, *told)
-    pixels = square_pixels(seen["main_images"], policy.network.size.image).unsqueeze(1)
-    there = torch.ones(pixels.shape[:2], dtype=torch.bool)
-    padded = functional.pad(states, (0, policy.network.size.state_dim - states.shape[-1]))
-    times = [policy._time(step, noise["start"]) for step in range(steps)]
-
-    def once() -> None:
-        prefix, x = policy.network.prefix(pixels, there, tokens, mask), noise["start"]
-        for at in times:
-            velocity, _ = policy.network.denoise(prefix, x, at, padded)
-            x = x - velocity / steps
-
-    def again() -> None:
-        for at in times:
-            prefix = policy.network.prefix(pixels, there, tokens, mask)
-            policy.network.denoise(prefix, noise["start"], at, padded)
-
-    return once, once, again
+PASSES = ("prefix", "denoise", "prompt", "embed", "causal", "at_once", "action_logits")
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-def bare_tokens(policy: Any, seen: dict[str, Tensor], noise: dict[str, Tensor]) -> Any:
-    """Passes of the network that give logits: all at once, or one after another."""
-    pixels = policy.pixels(seen["main_images"]).unsqueeze(1)
-    ids, mask = policy.instructions(seen)
-    states = policy._states(seen)
-    network, count = policy.network, policy.chunk * policy.action_dim
-    tokens = policy.sample(seen, noise).forward_inputs["action_tokens"].long().flatten(1)
+def passes(policy: Any, work: Callable[[], Any]) -> list[Call]:
+    """The passes of its network that some work of a policy takes, with what they are given."""
+    network, found, inside = policy.network, [], False
 
-    def prompt() -> tuple[Tensor, Tensor]:
-        behind = getattr(policy, "_behind", ())
-        found: tuple[Tensor, Tensor] = network.prompt(
-            pixels, ids, mask, states=states, behind=behind
-        )
-        return found
+    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*given: Any, **named: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return method(*given, **named)
+            found.append((method, given, named))
+            inside = True
+            result = method(*given, **named)
+            inside = False
+            return result
 
-    def at_once() -> None:
-        network.action_logits(policy._read(*prompt(), tokens))
+        return record
 
-    from transformers import DynamicCache
+    names = [name for name in PASSES if hasattr(network, name)]
+    for name in names:
+        setattr(network, name, recording(getattr(network, name)))
+    work()
+    for name in names:
+        delattr(network, name)
+    return found
 
-    def in_turn() -> None:
-        embedded, seen_mask = prompt()
-        cache = DynamicCache()
-        hidden = network.causal(embedded, seen_mask, cache=cache)[:, -1:]
-        for place in range(count):
-            if place:
-                seen_mask = functional.pad(seen_mask, (0, 1), value=True)
-                hidden = network.causal(
-                    policy._as_input(tokens[:, place - 1 : place]), seen_mask, cache=cache
-                )
-            network.action_logits(hidden)
 
-    return (at_once if hasattr(policy, "regresses") else in_turn), at_once, None
+def again(policy: Any, calls: list[Call]) -> None:
+    """These passes once more; what a cache held is read anew."""
+    cache = policy.network.new_cache() if any("cache" in named for _, _, named in calls) else None
+    for method, given, named in calls:
+        method(*given, **(named | {"cache": cache} if "cache" in named else named))
+
+
+def unshared(calls: list[Call]) -> list[Call]:
+    """Passes that read pictures and prompt before each denoising step."""
+    first, *steps = calls
+    return [call for step in steps for call in (first, step)]
 
 
 # -- turns --------------------------------------------------------------------------------------
@@ -141,9 +127,9 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
     for _ in range(turns + 1):
         pair = []
         for call in (first, second):
-            begun = time.perf_counter()
+            begun = time.process_time()
             call()
-            pair.append(time.perf_counter() - begun)
+            pair.append(time.process_time() - begun)
         times.append((pair[0], pair[1]))
     del times[0]
     ones, others = zip(*times, strict=True)
@@ -154,24 +140,23 @@ def in_turns(first: Callable[[], Any], second: Callable[[], Any], turns: int) ->
 def rows_of(name: str, policy: Policy, rows: int, turns: int) -> Iterator[tuple[str, str]]:
     seen = observations(rows)
     noise = draw_noise(policy.noise, (rows,), torch.Generator().manual_seed(1))
-    bare = bare_flow if name.startswith("pi") else bare_tokens
     with torch.inference_mode():
-        act, evaluate, again = bare(policy, seen, noise)
         inputs = seen | policy.sample(seen, noise).forward_inputs
-        pairs = {
-            "act": (lambda: policy.sample(seen, noise), act),
-            "evaluate": (lambda: policy.evaluate_actions(inputs), evaluate),
+        works: dict[str, Callable[[], Any]] = {
+            "act": lambda: policy.sample(seen, noise),
+            "evaluate": lambda: policy.evaluate_actions(inputs),
         }
-        for title, (ours, theirs) in pairs.items():
-            mine, its, ratio = in_turns(ours, theirs, turns)
+        for title, work in works.items():
+            calls = passes(policy, work)
+            mine, its, ratio = in_turns(work, partial(again, policy, calls), turns)
             yield (
                 f"{name}: {title}, {rows} rows, beside the bare network",
                 f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   ratio {ratio:.3f}",
             )
-        if again is not None:
-            mine, its, ratio = in_turns(lambda: policy.evaluate_actions(inputs), again, turns)
+        if hasattr(policy.network, "prefix"):
+            mine, its, ratio = in_turns(work, partial(again, policy, unshared(calls)), turns)
             yield (
-                f"{name}: evaluate, prefix read again at each of 4 steps",
+                f"{name}: evaluate, prefix read again at each of {len(calls) - 1} steps",
                 f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   {1 / ratio:.2f} × as fast",
             )
 

@@ -184,27 +184,24 @@ def assemble_sequences(groups: Sequence[PromptGroup], *, pad_id: int) -> dict[st
     in_prompt = np.arange(longest) >= longest - sizes
     there = np.arange(lengths.max(initial=1)) < lengths
     last = np.array([c.versions[-1] if len(c) else 0 for c in completions], np.int64)
-
-    def filled(places: np.ndarray, rows: Sequence[np.ndarray], padding: np.ndarray) -> np.ndarray:
-        found = np.broadcast_to(padding, places.shape).copy()
-        found[places] = np.concatenate(rows)
-        return found
-
     pad, zero = np.array(pad_id, np.int64), np.array(0, np.float32)
+    asked = _filled(in_prompt, prompts, pad)
+    answered = _filled(there, [c.tokens for c in completions], pad)
     return {
-        "input_ids": np.concatenate(
-            [
-                filled(in_prompt, prompts, pad),
-                filled(there, [c.tokens for c in completions], pad),
-            ],
-            axis=1,
-        ),
+        "input_ids": np.concatenate([asked, answered], axis=1),
         "attention_mask": np.concatenate([in_prompt, there], axis=1),
-        "mask": filled(there, [c.mask for c in completions], zero),
-        "log_probs": filled(there, [c.log_probs for c in completions], zero),
+        "mask": _filled(there, [c.mask for c in completions], zero),
+        "log_probs": _filled(there, [c.log_probs for c in completions], zero),
         "rewards": np.where(valid, rewards, 0).astype(np.float32),
         "groups": np.array([g.draw for g in groups for _ in g.completions], np.int64),
-        "versions": filled(there, [c.versions for c in completions], last[:, None]),
+        "versions": _filled(there, [c.versions for c in completions], last[:, None]),
         "truncated": np.array([c.truncated for c in completions]),
         "valid": valid,
     }
+
+
+def _filled(places: np.ndarray, rows: Sequence[np.ndarray], padding: np.ndarray) -> np.ndarray:
+    """An array of padding with the rows, one after another, where there is a place."""
+    found = np.broadcast_to(padding, places.shape).copy()
+    found[places] = np.concatenate(rows)
+    return found

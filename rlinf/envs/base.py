@@ -7,10 +7,12 @@ their simulator; nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Dict  # noqa: UP035 - the env side runs under 3.8 as well
 
@@ -147,6 +149,11 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     def __init__(self, options: Any) -> None:
         self.options = options
 
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Execute one action; where observations can be left out, this one is made."""
+        reward, terminated, truncated, info = self.step_blind(action)
+        return self.observe(), reward, terminated, truncated, info
+
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Step without making an observation; returns reward, terminated, truncated, info."""
         raise NotImplementedError
@@ -235,6 +242,13 @@ class SimulatorBatch(Simulator):
 
     def close(self) -> None:
         """End the simulation."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what a simulator prints when it is imported or built."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def require_package(name: str, needs: Requirements) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import io
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    quiet,
     require_known,
     require_package,
     require_within,
@@ -94,7 +94,7 @@ class CalvinEnv(SimulatorEnv):
     def __init__(self, options: CalvinOptions) -> None:
         super().__init__(options)
         source = _source()
-        with _quiet():
+        with quiet():
             self._env, self._oracle = _build(source, options)
         self._all_cameras = self._env.cameras
         texts = _annotations(source)
@@ -141,18 +141,13 @@ class CalvinEnv(SimulatorEnv):
         self._env.cameras = []
         # CALVIN's reset leaves what the gripper was told last.
         self._env.robot.gripper_action = int(robot[-1])
-        with _quiet():
+        with quiet():
             self._env.reset(robot_obs=np.array(robot), scene_obs=np.array(scene))
         self._begin_subtask()
         return self.observe(), {"chain": " -> ".join(self._chain)}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action [7]."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Execute one action without drawing pictures."""
+        """Execute one action [7] without drawing a picture."""
         self._env.cameras = []
         given = np.asarray(action, np.float64).copy()
         given[-1] = 1.0 if given[-1] > 0 else -1.0
@@ -184,7 +179,7 @@ class CalvinEnv(SimulatorEnv):
 
     def close(self) -> None:
         """Disconnect from the physics."""
-        with _quiet():
+        with quiet():
             self._env.close()
 
     def _begin_subtask(self) -> None:
@@ -317,10 +312,3 @@ def _stand_ins() -> Iterator[None]:
                 del sys.modules[name]
             else:
                 sys.modules[name] = module_before
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """CALVIN prints when it connects and disconnects."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield

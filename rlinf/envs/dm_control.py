@@ -160,11 +160,6 @@ class DmControlEnv(SimulatorEnv):
             self._forget_picture()
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
         now = self._env.step(np.asarray(action, np.float64))

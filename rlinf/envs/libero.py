@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    quiet,
     require_known,
     require_package,
     require_picture_sizes,
@@ -146,13 +145,8 @@ class LiberoEnv(SimulatorEnv):
             self._simulator.step(_IDLE)
         return self.observe(), {"task": self._suite.get_task(number).name}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action [7]."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Execute one action without drawing a picture."""
+        """Execute one action [7] without drawing a picture."""
         success = self._present.step(np.asarray(action, np.float64))
         return float(success), success, False, {"success": success}
 
@@ -209,7 +203,7 @@ class _Simulator:
     def __init__(self, task: Any, number: int, options: LiberoOptions) -> None:
         from rlinf.envs.mujoco_picture import Painter
 
-        with _quiet():
+        with quiet():
             from libero.libero import get_libero_path
             from libero.libero.envs.env_wrapper import ControlEnv
 
@@ -295,7 +289,7 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
 
 def _suites() -> list[str]:
     """Suites whose tasks and initial states are in the package; it names others without them."""
-    with _quiet():
+    with quiet():
         from libero.libero import benchmark, get_libero_path
 
         folders = [get_libero_path(kind) for kind in ("bddl_files", "init_states")]
@@ -307,14 +301,7 @@ def _suites() -> list[str]:
 
 
 def _suite(name: str) -> Any:
-    with _quiet():
+    with quiet():
         from libero.libero import benchmark
 
         return benchmark.get_benchmark_dict()[name]()
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """LIBERO and robosuite print at import and at every build."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield

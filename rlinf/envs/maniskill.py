@@ -156,11 +156,6 @@ class ManiSkillEnv(SimulatorEnv):
         self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
         self._env._obs_mode = "state"

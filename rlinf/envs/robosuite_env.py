@@ -123,11 +123,6 @@ class RobosuiteEnv(SimulatorEnv):
         self._seen = self._env._get_observations(force_update=True)
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
         self._seen, reward, _, _ = self._env.step(np.asarray(action, np.float64))

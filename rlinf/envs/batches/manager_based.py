@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import BatchStep, Observation, SimulatorBatch
+from rlinf.envs.base import BatchStep, Observation, SimulatorBatch, quiet
 from rlinf.envs.batches import to_numpy
 
 NO_TIME_LIMIT = 1e9
@@ -129,13 +126,6 @@ class ManagerBasedBatch(SimulatorBatch):
             return to_numpy(ends.get_term("success")).astype(bool)
         limit = self.options.success_return
         return np.full(self.num_envs, False) if limit is None else self._return >= limit
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Both print tables of their settings, and every seed."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 def _box(value: np.ndarray) -> spaces.Box:

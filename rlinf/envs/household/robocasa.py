@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +17,7 @@ from rlinf.envs.base import (
     SimulatorEnv,
     instruction_bytes,
     instruction_space,
+    quiet,
     require_known,
     require_package,
 )
@@ -124,7 +123,7 @@ class RobocasaEnv(SimulatorEnv):
 
     def __init__(self, options: RobocasaOptions) -> None:
         super().__init__(options)
-        with _quiet():
+        with quiet():
             import gymnasium
             import robocasa  # noqa: F401 - registers its tasks
 
@@ -173,7 +172,7 @@ class RobocasaEnv(SimulatorEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Build the kitchen of ``seed`` and start in it."""
-        with _quiet():
+        with quiet():
             seen, _ = self._env.reset(seed=seed)
         return self._observation(seen), {}
 
@@ -247,10 +246,3 @@ def horizons(folder: Path) -> dict[str, int]:
 def _words(name: str) -> str:
     """Return ``CloseDrawer`` as ``close drawer``."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """RoboCasa prints at import and at every build."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield

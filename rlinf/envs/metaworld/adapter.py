@@ -145,13 +145,9 @@ class MetaWorldEnv(SimulatorEnv):
         self._states = self._task.reset(seed)
         return self.observe(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute one action [4]: gripper displacement x, y, z and closing effort."""
-        reward, terminated, truncated, info = self.step_blind(action)
-        return self.observe(), reward, terminated, truncated, info
-
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Execute one action without drawing a picture."""
+        """Execute one action [4], without drawing a picture: displacement of the gripper x, y, z
+        and closing effort."""
         self._states, reward, info = self._task.step(action)
         info["success"] = bool(info["success"])
         return reward, False, False, info

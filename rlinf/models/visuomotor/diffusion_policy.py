@@ -184,8 +184,8 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         return (self._config.denoising_steps - 1 - places) * stride
 
     def _step(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        condition, x, time = given
-        stride = len(self.kept) // self._config.denoising_steps
+        condition, x, step = given
+        time, stride = self._time(step, x), len(self.kept) // self._config.denoising_steps
         kept, before = self.kept[time], (time - stride).clamp(min=0)
         after = torch.where(time < stride, 1.0, self.kept[before])
         predicted = self.network.denoise(condition, x, time)

@@ -59,7 +59,7 @@ def both_ends(
 
 
 def posterior(*, actions: Tensor, x: Tensor, kept: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, both [B, H, A'], of the random step from x, given what it is made of.
+    """Mean [B, H, A'] and deviation [B, 1, 1] of the random step from x, given what it is made of.
 
     Args:
         actions: [B, H, A'] without noise.
@@ -72,7 +72,7 @@ def posterior(*, actions: Tensor, x: Tensor, kept: Tensor, after: Tensor) -> tup
     of_actions = next_share.sqrt() * (1 - ratio) / (1 - share)
     of_x = ratio.sqrt() * (1 - next_share) / (1 - share)
     variance = (1 - next_share) / (1 - share) * (1 - ratio)
-    return of_actions * actions + of_x * x, variance.clamp(min=0).sqrt().expand_as(x)
+    return of_actions * actions + of_x * x, variance.clamp(min=0).sqrt()
 
 
 def mixed(*, actions: Tensor, noise: Tensor, kept: Tensor) -> Tensor:

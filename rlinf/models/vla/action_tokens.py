@@ -55,19 +55,19 @@ class ActionTokens(torch.nn.Module):
 
 
 def token_log_probs(
-    logits: Tensor, *, temperature: Tensor, top_k: Tensor, kept: Tensor | None = None
+    logits: Tensor, *, temperature: Tensor, top_k: Tensor | None, kept: Tensor | None = None
 ) -> Tensor:
     """Log-probabilities [B, N, K] of K tokens from logits [B, N, K], in float32.
 
     Args:
         logits: Of the tokens that are actions; others have probability 0.
         temperature: [B], logits are divided by it.
-        top_k: [B] int64, only the k largest logits of a position count; 0: all.
+        top_k: [B] int64, only the k largest logits of a position count; 0, or None: all.
         kept: [B, N] a token that counts in any case: one that was among the largest when it was
             drawn, and may be the next one by a rounding now.
     """
     scaled = logits.float() / temperature.float()[:, None, None]
-    if not bool((top_k > 0).any()):
+    if top_k is None or not bool((top_k > 0).any()):
         return torch.log_softmax(scaled, dim=-1)
     size = scaled.shape[-1]
     place = torch.where(top_k > 0, top_k, size).clamp(max=size) - 1
@@ -85,11 +85,10 @@ def drawn_tokens(log_probs: Tensor, uniform: Tensor | None) -> Tensor:
     if uniform is None:
         return log_probs.argmax(dim=-1)
     cumulated = log_probs.exp().cumsum(dim=-1)
-    passed = (cumulated <= uniform.unsqueeze(-1) * cumulated[..., -1:]).sum(dim=-1)
-    # By rounding the product may be the whole sum: never a token behind the last possible one.
-    positions = torch.arange(log_probs.shape[-1], device=log_probs.device)
-    last = torch.where(log_probs > -torch.inf, positions, 0).amax(dim=-1)
-    return torch.minimum(passed, last)
+    total = cumulated[..., -1:].contiguous()
+    passed = torch.searchsorted(cumulated, uniform.unsqueeze(-1) * total, right=True)
+    # By rounding the product may be the whole sum: never a token behind the one that completes it.
+    return torch.minimum(passed, torch.searchsorted(cumulated, total)).squeeze(-1)
 
 
 def chosen(log_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -99,8 +98,9 @@ def chosen(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 def entropy(log_probs: Tensor) -> Tensor:
     """[B, N] in nats, of log-probabilities [B, N, K]."""
-    possible = log_probs > -torch.inf
-    finite = log_probs.masked_fill(~possible, 0.0)  # 0 · log 0 = 0, and no NaN in gradients
+    finite = log_probs.clamp(
+        min=torch.finfo(log_probs.dtype).min
+    )  # 0 · log 0 = 0, also in gradients
     return -(finite * log_probs.exp()).sum(dim=-1)
 
 

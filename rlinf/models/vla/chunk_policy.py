@@ -45,7 +45,8 @@ class ChunkPolicy(VLAPolicy):
         self.horizon: int = size.horizon
         self._check(config, size)
         self._conventions = config.conventions
-        self._places = list(config.conventions.dimensions or range(self.action_dim))
+        used = config.conventions.dimensions
+        self._places = slice(self.action_dim) if used is None else list(used)
 
     def _begin(self, config: Any, env_spec: EnvSpec) -> None:
         """Make what is small, and may be refused, before the weights are read."""

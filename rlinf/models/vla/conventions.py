@@ -84,7 +84,8 @@ class ActionConventions(StrictModel):
             action_dim: A.
             states: [..., S] before the chunk; needed for deltas.
         """
-        found = actions[..., list(self.dimensions or range(action_dim))]
+        used = self.dimensions
+        found = actions[..., :action_dim].clone() if used is None else actions[..., list(used)]
         if self.gripper is not None:
             held = self.gripper
             (low, high), (first, second) = held.model_range, held.env_range
@@ -94,7 +95,7 @@ class ActionConventions(StrictModel):
             else:
                 above = value > held.threshold
                 value = above * second + ~above * first
-            found[..., held.dimension] = value  # a copy: an index was taken
+            found[..., held.dimension] = value  # a copy
         return self._moved(found, states, 1.0)
 
     def to_model(self, actions: Tensor, model_dim: int, states: Tensor | None = None) -> Tensor:

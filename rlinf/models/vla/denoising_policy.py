@@ -8,7 +8,7 @@ steps are summed, as the probability of a chain is a product, where the code tak
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,11 @@ from torch import Tensor
 from rlinf.errors import ConfigError
 from rlinf.models.policy import ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.chunk_policy import ChunkPolicy
-from rlinf.models.vla.flow_matching import entropy_of, transition_log_prob
+from rlinf.models.vla.flow_matching import (
+    entropy_of,
+    standard_log_prob,
+    transition_log_prob,
+)
 
 
 class DenoisingPolicy(ChunkPolicy):
@@ -36,12 +40,10 @@ class DenoisingPolicy(ChunkPolicy):
 
     @abstractmethod
     def _step(self, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """After what was read, x [B, H, A'] and its time [B]: mean and deviation of the random step
-        from x, and the mean of the deterministic one, [B, H, A'] float32."""
-
-    @abstractmethod
-    def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
-        """[B] times of denoising steps [B], or of one for all rows."""
+        """After what was read, x [B, H, A'] and which step it is, of all rows or of each, [B]: mean
+        [B, H, A'] and deviation of the random step from x, and where the deterministic one goes,
+        float32. The deviation is that of each element, of a row as [B, 1, 1], or of all as
+        [1, 1, 1]."""
 
     @abstractmethod
     def _values(self, *read: Any) -> Tensor:
@@ -73,38 +75,44 @@ class DenoisingPolicy(ChunkPolicy):
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:
         """Denoise actions; without noise by deterministic steps from 0, the mode of the start."""
-        read, blank, config = self._read(observations), self._blank(observations), self._config
-        x = blank if noise is None else noise["start"]
-        which = self._drawn_step(noise)
-        chain, log_probs = [x], torch.zeros_like(x)
-        if noise is not None and self._choices and config.all_random:
-            log_probs = transition_log_prob(x, blank, torch.ones_like(x))
-        before, after = x, x
-        for step in range(config.denoising_steps):
-            mean, std, plain = self._step(*read, x, self._time(step, x))
-            if noise is None or not self._choices:
+        read, steps = self._read(observations), self._config.denoising_steps
+        x = self._blank(observations) if noise is None else noise["start"]
+        which, random = self._drawn_step(noise), noise is not None and self._choices
+        chain, moves, before, after = [x], [], x, x
+        for step in range(steps):
+            mean, std, plain = self._step(*read, x, step)
+            if noise is None or not random:
                 x = plain
             elif which is None:
                 x = mean + std * noise["steps"][:, step]
-                log_probs = log_probs + transition_log_prob(x, mean, std)
+                moves.append((mean, std))
             else:
                 chosen = (which == step).reshape(-1, 1, 1)
-                moved = mean + std * noise["steps"][:, 0]
                 before = torch.where(chosen, x, before)
-                log_probs = torch.where(chosen, transition_log_prob(moved, mean, std), log_probs)
-                x = torch.where(chosen, moved, plain)
+                x = torch.where(chosen, mean + std * noise["steps"][:, 0], plain)
                 after = torch.where(chosen, x, after)
+                last = moves.pop() if moves else (mean, std)
+                moves.append(
+                    (torch.where(chosen, mean, last[0]), torch.where(chosen, std, last[1]))
+                )
             chain.append(x)
-        kept = {"chain": torch.stack(chain, dim=1)}
-        if which is not None:
-            pair = torch.stack([before, after], dim=1)
-            kept = {"chain": pair, "step_index": which, "denoised": x}
+        passed = torch.stack(chain if which is None else [before, after], dim=1)
+        kept = {} if which is None else {"step_index": which, "denoised": x}
         return ActionSample(
             actions=self._to_env(x, observations),
-            log_probs=self._of_env(log_probs),
-            forward_inputs=kept,
+            log_probs=self._of_env(self._log_probs(passed, moves)),
+            forward_inputs={"chain": passed, **kept},
             values=self._values(*read) if noise is not None and self.value_dim else None,
         )
+
+    def _log_probs(self, chain: Tensor, moves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """[B, H, A'] of n random steps along a chain [B, n + 1, H, A'], each with its mean and
+        deviation; and of where it starts, if all steps are random."""
+        if not moves:
+            return torch.zeros_like(chain[:, 0])
+        mean, std = (torch.stack(each, dim=1) for each in zip(*moves, strict=True))
+        found = transition_log_prob(chain[:, 1:], mean, std).sum(dim=1)
+        return found + standard_log_prob(chain[:, 0]) if self._config.all_random else found
 
     def _drawn_step(self, noise: Mapping[str, Tensor] | None) -> Tensor | None:
         """[B] int64, the random step of each row; None where all are, or none is."""
@@ -123,23 +131,13 @@ class DenoisingPolicy(ChunkPolicy):
         read = self._read(forward_inputs)
         chain = forward_inputs["chain"].clone()  # it may have been sampled in inference mode
         which = forward_inputs.get("step_index")
-        if which is not None:
-            steps = [(self._time(which, chain), chain[:, 0], chain[:, 1])]
-            log_probs = torch.zeros_like(chain[:, 0])
-        else:
-            steps = [
-                (self._time(k, chain), chain[:, k], chain[:, k + 1])
-                for k in range(self._config.denoising_steps)
-            ]
-            first = chain[:, 0]
-            log_probs = transition_log_prob(first, torch.zeros_like(first), torch.ones_like(first))
-        entropy = torch.zeros_like(log_probs)
-        for time, before, after in steps:
-            mean, std, _ = self._step(*read, before, time)
-            log_probs = log_probs + transition_log_prob(after, mean, std)
-            entropy = entropy + entropy_of(std)
+        steps = range(self._config.denoising_steps) if which is None else (which,)
+        moves = [self._step(*read, chain[:, place], step)[:2] for place, step in enumerate(steps)]
+        log_probs = self._log_probs(chain, moves)
+        entropy = entropy_of(torch.stack([std for _, std in moves], dim=1)).sum(dim=1)
         values = self._values(*read)
-        return ActionEvaluation(self._of_env(log_probs), values, self._of_env(entropy))
+        entropy = self._of_env(entropy.expand_as(log_probs))
+        return ActionEvaluation(self._of_env(log_probs), values, entropy)
 
     @torch.inference_mode()
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:

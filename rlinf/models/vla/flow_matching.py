@@ -30,6 +30,33 @@ from torch import Tensor, nn
 Method = Literal["ode", "flow_sde", "flow_noise", "flow_cps"]
 
 
+def transition_weights(
+    method: Method, time: Tensor, *, steps: int, noise_level: float = 0.5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What x and the velocity v weigh in the mean at time − 1 / steps, and the standard deviation
+    there (not that of Flow-Noise), each of the shape of the times.
+
+    Both ends are linear in x and v: with the weights w₀ of x̂0 and w₁ of x̂1 the mean is
+    (w₀ + w₁) x + (w₁ (1 − t) − w₀ t) v.
+
+    Args:
+        method: See the module.
+        time: t.
+        steps: K.
+        noise_level: a.
+    """
+    delta = 1.0 / steps
+    after = time - delta
+    of_action, of_noise, std = 1.0 - after, after, torch.zeros_like(time)
+    if method == "flow_sde":
+        variance = noise_level**2 * time / (1.0 - time.clamp(max=1.0 - delta))
+        of_noise, std = after - variance * delta / (2.0 * time), (variance * delta).sqrt()
+    elif method == "flow_cps":
+        angle = math.pi * noise_level / 2.0
+        of_noise, std = after * math.cos(angle), after * math.sin(angle)
+    return of_action + of_noise, of_noise * (1.0 - time) - of_action * time, std
+
+
 def transition(
     method: Method,
     *,
@@ -38,9 +65,8 @@ def transition(
     time: Tensor,
     steps: int,
     noise_level: float = 0.5,
-    learned_std: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of x at time − 1 / steps, both [B, H, A].
+    """Mean [B, H, A] of x at time − 1 / steps, and its standard deviation [B, 1, 1].
 
     Args:
         method: See the module.
@@ -49,32 +75,25 @@ def transition(
         time: [B] or one for all.
         steps: K.
         noise_level: a.
-        learned_std: [B, H, A] of Flow-Noise.
     """
-    t = time.reshape(-1, 1, 1)
-    delta = 1.0 / steps
-    after = t - delta
-    action, noise = x - t * velocity, x + (1.0 - t) * velocity
-    of_noise, std = after, torch.zeros_like(t)
-    if method == "flow_sde":
-        variance = noise_level**2 * t / (1.0 - t.clamp(max=1.0 - delta))
-        of_noise, std = after - variance * delta / (2.0 * t), (variance * delta).sqrt()
-    elif method == "flow_cps":
-        angle = math.pi * noise_level / 2.0
-        of_noise, std = after * math.cos(angle), after * math.sin(angle)
-    mean = (1.0 - after) * action + of_noise * noise
-    if method == "flow_noise":
-        if learned_std is None:
-            raise ValueError("flow_noise takes the standard deviation that the policy has learned")
-        return mean, learned_std
-    return mean, std.expand_as(x)
+    of_x, of_velocity, std = transition_weights(
+        method, time.reshape(-1, 1, 1), steps=steps, noise_level=noise_level
+    )
+    return torch.addcmul(of_x * x, of_velocity, velocity), std
 
 
 def transition_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """log N(x; mean, std²) of each element; 0 where nothing is random (std = 0)."""
-    safe = torch.where(std > 0, std, 1.0)
-    log_prob = -0.5 * ((x - mean) / safe).square() - safe.log() - 0.5 * math.log(2.0 * math.pi)
-    return torch.where(std > 0, log_prob, 0.0)
+    random = std > 0
+    safe = torch.where(random, std, 1.0)
+    deviation = (x - mean) / safe
+    at_mean = -safe.log() - 0.5 * math.log(2.0 * math.pi)
+    return torch.where(random, torch.addcmul(at_mean, deviation, deviation, value=-0.5), 0.0)
+
+
+def standard_log_prob(x: Tensor) -> Tensor:
+    """log N(x; 0, 1) of each element."""
+    return -0.5 * (x.square() + math.log(2.0 * math.pi))
 
 
 def squashed_std(raw: Tensor, bounds: tuple[float, float]) -> Tensor:

@@ -24,6 +24,7 @@ from rlinf.models.vla.flow_matching import (
     squashed_std,
     training_time,
     transition,
+    transition_weights,
 )
 from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import square_pixels
@@ -43,12 +44,21 @@ class FlowPolicy(DenoisingPolicy):
     _config: FlowConfig
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
+    step_weights: Tensor
+    """[3, K] float32 of all denoising steps: see :func:`~rlinf.models.vla.flow_matching.
+    transition_weights`."""
 
     def __init__(
         self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         size = self.network.size
+        steps = config.denoising_steps
+        times = (steps - torch.arange(steps)).float() / steps
+        weights = transition_weights(
+            config.method, times, steps=steps, noise_level=config.noise_level
+        )
+        self.register_buffer("step_weights", torch.stack(weights), persistent=False)
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
@@ -131,23 +141,23 @@ class FlowPolicy(DenoisingPolicy):
         return self._prefix(pixels, tokens, mask, states), states
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
-        """[B] the time 1 − k / K of denoising steps [B], or of one for all rows."""
+        """[B] float32, the time 1 − k / K of denoising steps [B], or of one for all rows."""
         steps = self._config.denoising_steps
-        places = torch.as_tensor(step, device=like.device).expand(len(like))
-        return (steps - places).to(torch.float32) / steps
+        if isinstance(step, int):
+            return like.new_full((len(like),), (steps - step) / steps, dtype=torch.float32)
+        return (steps - step).to(torch.float32) / steps
 
     def _step(
-        self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor
+        self, prefix: Prefix, states: Tensor, x: Tensor, step: int | Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and deviation of the random step from x, and the mean of the ODE's, [B, H, A']."""
+        """Mean and deviation of the random step from x, and the Euler step of the ODE."""
         config = self._config
-        velocity, hidden = self._denoise(prefix, states, x, time)
-        of = partial(transition, x=x, velocity=velocity, time=time, steps=config.denoising_steps)
-        learned = None
+        velocity, hidden = self._denoise(prefix, states, x, self._time(step, x))
+        of_x, of_velocity, std = self.step_weights[:, step].view(3, -1, 1, 1)
+        mean = torch.addcmul(of_x * x, of_velocity, velocity)
         if self.noise_head is not None:
-            learned = squashed_std(self.noise_head(hidden).float(), config.noise_bounds)
-        mean, std = of(config.method, noise_level=config.noise_level, learned_std=learned)
-        return mean, std, of("ode")[0]
+            std = squashed_std(self.noise_head(hidden).float(), config.noise_bounds)
+        return mean, std, torch.sub(x, velocity, alpha=1.0 / config.denoising_steps)
 
     def _values(self, prefix: Prefix, states: Tensor) -> Tensor:
         """[B, V]."""

@@ -2,9 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+def side_by_side(views: Sequence[Tensor]) -> Tensor:
+    """Pictures of n views, each [B, 3, H, W], as [B, n, 3, H, W]; a single one is not copied."""
+    return views[0].unsqueeze(1) if len(views) == 1 else torch.stack([*views], dim=1)
+
+
+class Standardised(torch.nn.Module):
+    """(x / 255 − mean) / deviation of each colour, in one pass.
+
+    Args:
+        means: [..., 3].
+        deviations: [..., 3].
+    """
+
+    scale: Tensor
+    """[..., 3, 1, 1] that numbers from 0 to 255 are multiplied by; ``shift`` is added."""
+    shift: Tensor
+
+    def __init__(self, means: Sequence[Any], deviations: Sequence[Any]) -> None:
+        super().__init__()
+        mean, deviation = (
+            torch.tensor(given, dtype=torch.float64)[..., None, None]
+            for given in (means, deviations)
+        )
+        self.register_buffer("scale", (1.0 / (255.0 * deviation)).float(), persistent=False)
+        self.register_buffer("shift", (-mean / deviation).float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., 3, H, W] float32."""
+        return torch.addcmul(self.shift, x, self.scale)
+
+
+def _signed(pixels: Tensor) -> Tensor:
+    """Numbers from 0 to 255 to [−1, 1], in their place and in one pass over them."""
+    return torch.add(pixels.new_full((), -1.0), pixels, alpha=2.0 / 255.0, out=pixels)
 
 
 def square_pixels(images: Tensor, side: int, *, centred: bool = True) -> Tensor:
@@ -19,7 +58,7 @@ def square_pixels(images: Tensor, side: int, *, centred: bool = True) -> Tensor:
     size = (int(height / ratio), int(width / ratio))
     if size != (height, width):
         pixels = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
-    pixels = pixels.mul_(2.0 / 255.0).sub_(1.0)
+    pixels = _signed(pixels)
     above, left = side - size[0], side - size[1]
     if centred:
         above, left = above // 2, left // 2
@@ -43,7 +82,7 @@ def cropped_pixels(images: Tensor, side: int, *, share: float) -> Tensor:
         pixels = functional.interpolate(
             pixels, size=(side, side), mode="bilinear", antialias=True, align_corners=False
         ).floor()
-    return pixels.mul_(2.0 / 255.0).sub_(1.0)
+    return _signed(pixels)
 
 
 def resized_pixels(images: Tensor, side: int, *, multiple: int) -> Tensor:

@@ -67,7 +67,8 @@ class TokenPolicy(VLAPolicy):
             TEMPERATURE: embedded.new_full(rows, self._config.temperature, dtype=torch.float32),
             TOP_K: torch.full(rows, self._config.top_k, device=embedded.device),
         }
-        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings)
+        top_k = settings[TOP_K] if self._config.top_k else None
+        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings[TEMPERATURE], top_k)
         tokens = tokens.view(-1, self.chunk, self.action_dim)
         return ActionSample(
             self._to_env(self.tokens.decode(tokens), observations),
@@ -115,7 +116,8 @@ class TokenPolicy(VLAPolicy):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        settings: Mapping[str, Tensor],
+        temperature: Tensor,
+        top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden state [B, width] of the first token, tokens [B, C · A] and their log-probs."""
 
@@ -156,21 +158,28 @@ class OneByOne(TokenPolicy):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        settings: Mapping[str, Tensor],
+        temperature: Tensor,
+        top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         network, cache = self.network, self.network.new_cache()
+        count = self.chunk * self.action_dim
         first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
+        seen, whole = mask.shape[1], functional.pad(mask, (0, count - 1), value=True)
         tokens: list[Tensor] = []
         log_probs: list[Tensor] = []
-        for place in range(self.chunk * self.action_dim):
+        for place in range(count):
             if place:
-                mask = functional.pad(mask, (0, 1), value=True)
-                hidden = network.causal(self._as_input(tokens[-1]), mask, cache=cache)
-            now = token_log_probs(network.action_logits(hidden), **settings)
-            drawn = drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
-            tokens.append(drawn)
-            log_probs.append(chosen(now, drawn))
-        return first[:, 0], torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1)
+                embedded = self._as_input(tokens[-1])
+                hidden = network.causal(embedded, whole[:, : seen + place], cache=cache)
+            now = token_log_probs(
+                network.action_logits(hidden), temperature=temperature, top_k=top_k
+            )
+            tokens.append(
+                drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
+            )
+            log_probs.append(now)
+        drawn = torch.cat(tokens, dim=1)
+        return first[:, 0], drawn, chosen(torch.cat(log_probs, dim=1), drawn)
 
     def _as_input(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.network.embed(tokens + self.tokens.first_id)

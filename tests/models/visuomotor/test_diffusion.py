@@ -226,12 +226,10 @@ def test_chains_are_replayed_to_the_bit(policy: DiffusionPolicy) -> None:
         if policy._config.all_random:
             expected = Normal(0.0, 1.0).log_prob(chain[:, 0])
             for step in range(STEPS):
-                time = torch.full((ROWS,), 25 * (STEPS - 1 - step))
-                mean, std, _ = policy._step(condition, chain[:, step], time)
+                mean, std, _ = policy._step(condition, chain[:, step], step)
                 expected = expected + Normal(mean, std).log_prob(chain[:, step + 1])
         else:
-            time = 25 * (STEPS - 1 - sample.forward_inputs["step_index"])
-            mean, std, _ = policy._step(condition, chain[:, 0], time)
+            mean, std, _ = policy._step(condition, chain[:, 0], sample.forward_inputs["step_index"])
             expected = Normal(mean, std).log_prob(chain[:, 1])
     assert std.min() >= 0.1 - 1e-6
     torch.testing.assert_close(found.log_probs, expected[:, :CHUNK], atol=2e-5, rtol=1e-5)

@@ -184,7 +184,7 @@ def test_the_policy_samples_as_the_original(original: GR00TPolicy, io: dict[str,
     with torch.no_grad():
         prefix = looked_over(original.network, io)
         for step in range(4):
-            x = original._step(prefix, states, x, original._time(step, x))[2]
+            x = original._step(prefix, states, x, step)[2]
     torch.testing.assert_close(x, io["sampled_2"], atol=1e-5, rtol=0)
 
 
@@ -471,7 +471,7 @@ def test_random_steps_are_those_of_its_own_time(method: str) -> None:
             elif method == "flow_cps":
                 wanted_std = weight * math.sin(math.pi * level / 2)
                 weight *= math.cos(math.pi * level / 2)
-            mean, std, _ = policy._step(prefix, states, x, policy._time(step, x))
+            mean, std, _ = policy._step(prefix, states, x, step)
             wanted = weight * of_noise + (step + 1) * delta * of_data
             torch.testing.assert_close(mean, wanted, atol=1e-5, rtol=1e-5)
             if wanted_std is not None:

@@ -93,12 +93,11 @@ def test_log_probs_are_those_of_torch_summed_over_random_steps(policy: PI0Policy
         if config.all_random:
             expected = Normal(0.0, 1.0).log_prob(chain[:, 0])
             for step in range(STEPS):
-                time = torch.full((ROWS,), 1 - step / STEPS)
-                mean, std, _ = policy._step(prefix, states, chain[:, step], time)
+                mean, std, _ = policy._step(prefix, states, chain[:, step], step)
                 expected = expected + Normal(mean, std).log_prob(chain[:, step + 1])
         else:
-            time = 1 - sample.forward_inputs["step_index"] / STEPS
-            mean, std, _ = policy._step(prefix, states, chain[:, 0], time)
+            which = sample.forward_inputs["step_index"]
+            mean, std, _ = policy._step(prefix, states, chain[:, 0], which)
             expected = Normal(mean, std).log_prob(chain[:, 1])
     torch.testing.assert_close(sample.log_probs, expected[:, :CHUNK, :3], atol=2e-5, rtol=1e-5)
 

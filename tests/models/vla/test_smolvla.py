@@ -257,10 +257,10 @@ def test_tiny_is_small_and_its_chains_are_replayed(policy: SmolVLAPolicy) -> Non
     assert sample.values is not None
     assert torch.equal(found.log_probs, sample.log_probs)
     assert torch.equal(found.values, sample.values)
-    chain, time = sample.forward_inputs["chain"], 1 - sample.forward_inputs["step_index"] / STEPS
+    chain, step = sample.forward_inputs["chain"], sample.forward_inputs["step_index"]
     with torch.no_grad():
         prefix, states = policy._read(seen())
-        mean, std, _ = policy._step(prefix, states, chain[:, 0], time)
+        mean, std, _ = policy._step(prefix, states, chain[:, 0], step)
     expected = Normal(mean, std).log_prob(chain[:, 1])[:, :CHUNK, :3]
     torch.testing.assert_close(sample.log_probs, expected, atol=2e-5, rtol=1e-5)
 

@@ -22,7 +22,7 @@ from rlinf.models.vla.instructions import PicturePrompts
 from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
-from rlinf.models.vla.preprocessing import cropped_pixels
+from rlinf.models.vla.preprocessing import cropped_pixels, side_by_side
 from rlinf.models.vla.statistics import ModelStatistics
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class GR00TPolicy(FlowPolicy):
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        return self.network.prefix(torch.stack([*pixels], dim=1), tokens, mask)
+        return self.network.prefix(side_by_side(pixels), tokens, mask)
 
     def _denoise(
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor

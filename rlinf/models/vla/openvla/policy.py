@@ -25,6 +25,7 @@ from rlinf.models.vla.openvla.files import (
     tiny_network,
 )
 from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
+from rlinf.models.vla.preprocessing import Standardised, side_by_side
 from rlinf.models.vla.token_policy import OneByOne, TokenPolicy, normalized
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _OpenVLA(TokenPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Embeddings and mask of the prompt of each row."""
         pictures = [each for each in self.pictures_of(inputs) if each is not None]
-        pixels = torch.stack([self.pixels(each) for each in pictures], dim=1)
+        pixels = side_by_side([self.pixels(each) for each in pictures])
         ids, mask = self.instructions(inputs)
         return self.network.prompt(pixels, ids, mask, states=self._states(inputs), behind=behind)
 
@@ -184,10 +185,13 @@ class OpenVLAOFTPolicy(_OpenVLA):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        settings: Mapping[str, Tensor],
+        temperature: Tensor,
+        top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self._read(embedded, mask, None)
-        found = token_log_probs(self.network.action_logits(hidden), **settings)
+        found = token_log_probs(
+            self.network.action_logits(hidden), temperature=temperature, top_k=top_k
+        )
         tokens = drawn_tokens(found, uniform)
         return hidden[:, 0], tokens, chosen(found, tokens)
 
@@ -215,19 +219,14 @@ class OpenVLAOFTPolicy(_OpenVLA):
 class _Pixels(torch.nn.Module):
     """Pictures [B, H, W, 3] uint8 as the towers read them, [B, 3 · towers, size, size]."""
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, values: PixelValues, *, crop: bool) -> None:
         super().__init__()
         self._size, self._crop = values.size, crop
-        for name, given in (("mean", values.means), ("deviation", values.deviations)):
-            numbers = torch.tensor([255.0 * number for tower in given for number in tower])
-            self.register_buffer(name, numbers.view(-1, 1, 1), persistent=False)
+        self._standardised = Standardised(values.means, values.deviations)
 
     def forward(self, pictures: Tensor) -> Tensor:
         size = (self._size, self._size)
-        x = pictures.permute(0, 3, 1, 2).float()
+        x = pictures.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         if x.shape[-2:] != size:
             x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
             x = x.clamp(0, 255)
@@ -237,8 +236,8 @@ class _Pixels(torch.nn.Module):
                 scale.expand(len(x), 2, 3), list(x.shape), align_corners=True
             )
             x = functional.grid_sample(x, places, align_corners=True)
-        towers = len(self.mean) // 3
-        return (x.repeat(1, towers, 1, 1) - self.mean) / self.deviation
+        found: Tensor = self._standardised(x.unsqueeze(1)).flatten(1, 2)
+        return found
 
 
 def _prompt(text: str) -> str:

@@ -23,6 +23,7 @@ from rlinf.models.vla.pi0.prompts import (
     published_encoder,
     tiny_encoder,
 )
+from rlinf.models.vla.preprocessing import side_by_side
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -62,7 +63,7 @@ class PI0Policy(FlowPolicy):
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        seen = torch.stack([*pixels], dim=1)
+        seen = side_by_side(pixels)
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return self.network.prefix(seen, there, tokens, mask)
 

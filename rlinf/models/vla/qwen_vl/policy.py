@@ -12,6 +12,7 @@ from torch.nn import functional
 from rlinf.models.vision_language import attended_layers, vision_of
 from rlinf.models.vla.action_tokens import ActionTokens
 from rlinf.models.vla.instructions import InstructionTable
+from rlinf.models.vla.preprocessing import Standardised
 from rlinf.models.vla.qwen_vl.config import QwenVLConfig
 from rlinf.models.vla.qwen_vl.files import (
     BINS,
@@ -81,15 +82,10 @@ class QwenVLPolicy(OneByOne):
 class _Patches(torch.nn.Module):
     """Pictures [B, H, W, 3] uint8 as patches [B, K, D] float32, those of a square together."""
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, settings: PictureSettings, rows: int, columns: int) -> None:
         super().__init__()
         self._settings, self._rows, self._columns = settings, rows, columns
-        for name in ("mean", "deviation"):
-            numbers = 255.0 * torch.tensor(getattr(settings, name))
-            self.register_buffer(name, numbers.view(-1, 1, 1), persistent=False)
+        self._standardised = Standardised(settings.mean, settings.deviation)
 
     def forward(self, pictures: Tensor) -> Tensor:
         patch, merge, frames = self._settings.patch, self._settings.merge, self._settings.frames
@@ -98,8 +94,10 @@ class _Patches(torch.nn.Module):
         if x.shape[-2:] != size:
             x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
             x = x.round().clamp(0, 255)
-        x = (x - self.mean) / self.deviation
-        x = x.view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
+        x = self._standardised(x).reshape(
+            len(x), 3, self._rows, merge, patch, self._columns, merge, patch
+        )
         x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).unsqueeze(6)
         x = x.expand(*x.shape[:6], frames, patch, patch)
-        return x.reshape(len(x), self._rows * self._columns * merge**2, -1)
+        found: Tensor = x.reshape(len(x), self._rows * self._columns * merge**2, -1)
+        return found

@@ -18,7 +18,7 @@ from rlinf.models.vla.networks import Published, fresh_network, published_networ
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
-from rlinf.models.vla.preprocessing import square_pixels
+from rlinf.models.vla.preprocessing import side_by_side, square_pixels
 from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class SmolVLAPolicy(FlowPolicy):
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor
     ) -> Prefix:
-        seen = torch.stack([*pixels], dim=1)
+        seen = side_by_side(pixels)
         there = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return self.network.prefix(seen, there, tokens, mask, states)
 

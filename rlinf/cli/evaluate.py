@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,7 @@ def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> Non
 
     task, loaded, config = read_config(source, overrides)
     if task.trains:
-        raise ConfigError(f"{source} is a recipe to train; use: rlinf train {source}")
+        raise ConfigError(f"{source} is a recipe to train; use: rlinf train {shlex.quote(source)}")
     check_writable(config.runner.output_dir, "runner.output_dir")
     check(config, loaded)
     if dry_run:

@@ -35,7 +35,8 @@ def explain(
         except ConfigError as error:
             problems.append(str(error))
     if not found:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        # Each task has keys of its own; the one with the nearest key speaks for all.
+        raise ConfigError(next((each for each in problems if "did you mean" in each), problems[0]))
     several = len({tuple(names) for names in found.values()}) > 1
     for shared, names in found.items():
         entry = replace(shared, settings=tuple(settings[shared]))

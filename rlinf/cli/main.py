@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 the run failed, 2 the user can correct it, 130 interrupted
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -74,6 +76,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of the process, and return the exit code of the process."""
     reporting.debug, reporting.log = False, None
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a terminal that lacks a character
     try:
         app(args=None if arguments is None else list(arguments))
     except SystemExit as end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def check_new(directory: Path) -> None:
     if (directory / CONFIG_FILE).exists():
         raise ConfigError(
             f"--run-dir = '{directory}' holds a run already; continue it with "
-            f"`rlinf resume {directory}`, or give a new directory"
+            f"`rlinf resume {shlex.quote(str(directory))}`, or give a new directory"
         )
 
 

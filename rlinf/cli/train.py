@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -112,7 +113,7 @@ def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, res
 
         Run(task, config, directory, stop).run(resume=resume)
     if stop.is_set():
-        say(f"\ninterrupted; continue with: rlinf resume {directory.path}")
+        say(f"\ninterrupted; continue with: rlinf resume {shlex.quote(str(directory.path))}")
         raise typer.Exit(INTERRUPTED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -159,7 +160,7 @@ def _timeline_hint(run: Path, config: Any) -> str:
         return "The timeline of this run is empty: no training step has ended yet."
     return (
         "This run has no timeline. Get one for its further steps with:\n"
-        f"rlinf resume {run} runner.timeline=true\n"
+        f"rlinf resume {shlex.quote(str(run))} runner.timeline=true\n"
         "or for a new run with: rlinf train RECIPE runner.timeline=true"
     )
 

@@ -151,9 +151,8 @@ class JsonlLogger(MetricLogger):
         else:
             self._file.truncate(cursor["bytes"])
         self._drop_half_line()
-        steps = [int(entry["step"]) for entry in _entries(self.path)]
-        self._lines = len(steps)
-        return max(steps, default=0)
+        self._lines = sum(1 for _ in _whole_lines(self.path))
+        return max((int(entry["step"]) for entry in _entries(self.path)), default=0)
 
     def close(self) -> None:
         """Write what waits and close the file."""
@@ -188,8 +187,16 @@ def read_metrics(path: Path | str) -> list[dict[str, float]]:
 
 
 def _entries(path: Path) -> Iterator[dict[str, float]]:
-    for line in _whole_lines(path):
-        yield json.loads(line)
+    """What the whole lines say; a line that a loss of power spoilt is passed over."""
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if isinstance(entry, dict) and "step" in entry:
+            yield entry
+        else:
+            logger.warning("Line %d of %s is damaged and passed over.", number, path)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

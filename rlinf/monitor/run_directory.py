@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -73,7 +74,8 @@ class RunDirectory:
         found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
         if found:
             run.close()
-            go_on = f", or go on with this run: rlinf resume {path}" if run.config.exists() else "."
+            resume = f", or go on with this run: rlinf resume {shlex.quote(str(path))}"
+            go_on = resume if run.config.exists() else "."
             raise UserError(
                 f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
                 f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"

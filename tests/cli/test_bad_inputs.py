@@ -208,6 +208,10 @@ def test_commands(capsys: pytest.CaptureFixture[str], words: list[str], parts: l
     contains(refused(capsys, ["train", *words]), parts)
 
 
+def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, ["explain", "nope"]).count("no key `nope`") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -116,6 +118,14 @@ def test_exit_codes(
 
     monkeypatch.setattr(main_module, "app", fail)
     assert main([]) == code
+
+
+def test_a_terminal_that_lacks_a_character_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["list", "recipes"]) == 0
+    sys.stdout.flush()
+    assert b"\\u03c0" in written.getvalue()
 
 
 def test_several_env_types_are_checked_and_summed_up(tmp_path, monkeypatch, capsys):

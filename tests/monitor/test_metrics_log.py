@@ -89,6 +89,19 @@ def test_resume_from_the_beginning_and_after_lost_lines(tmp_path, caplog):
             metrics.truncate({"offset": 3})
 
 
+def test_a_line_that_a_loss_of_power_spoilt_is_passed_over(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(tmp_path, FILE_ONLY) as metrics:
+        metrics.log(1, {"a": 1})
+        path.write_bytes(path.read_bytes() + bytes(20) + b"\n3\n")
+    with MetricsLog(tmp_path, FILE_ONLY) as metrics:
+        metrics.truncate(metrics.cursor())
+        metrics.log(2, {"a": 2})
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    assert "Line 2 of" in caplog.text
+    assert "Line 3 of" in caplog.text
+
+
 ON_A_FULL_DISK = """
     import resource, sys
     from rlinf.monitor.loggers.base import LoggerConfig

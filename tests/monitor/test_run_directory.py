@@ -50,15 +50,15 @@ def test_a_directory_of_the_users_choice(tmp_path):
 
 
 def test_a_non_empty_directory_is_not_reused(tmp_path):
-    with a_run(tmp_path, path=tmp_path / "mine"):
+    with a_run(tmp_path, path=tmp_path / "my run"):
         pass
-    with pytest.raises(UserError, match=r"not empty \(it holds checkpoints.*rlinf resume"):
-        a_run(tmp_path, path=tmp_path / "mine")
-    with RunDirectory.open(tmp_path / "mine") as run:
+    with pytest.raises(UserError, match=r"not empty \(it holds checkpoints.*rlinf resume '"):
+        a_run(tmp_path, path=tmp_path / "my run")
+    with RunDirectory.open(tmp_path / "my run") as run:
         assert run.config.read_text() == "seed: 1\n"
-    (tmp_path / "mine" / "config.yaml").unlink()
+    (tmp_path / "my run" / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"not empty .* Give another one with --run-dir\.$"):
-        a_run(tmp_path, path=tmp_path / "mine")
+        a_run(tmp_path, path=tmp_path / "my run")
 
 
 def test_only_a_run_can_be_opened(tmp_path):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf.flow.graph import Flow
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
+from rlinf.runners.playing import PlayingTask
 from rlinf.runners.sft import SupervisedTask
 from rlinf.runners.task import Evaluated, Purpose, Task
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.contents import Checkpoint
-    from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext
 
 
-class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
+class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[BehaviourCloningConfig]):
     """Trains a policy to do what was recorded, and plays held-out episodes with it.
 
     Where ``evaluation.interval`` is given, it plays during training too, and the best weights are
@@ -32,18 +28,7 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "actor": "rlinf.workers.fit:CloningWorker",
     }
-    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
-    evaluates = ("env", "rollout")
     figures = (*SupervisedTask.figures, ("eval success", "eval/success", ".3f"))
-
-    def __init__(self, config: BehaviourCloningConfig, directory: Path) -> None:
-        super().__init__(config, directory)
-        self.evaluator: EpisodeEvaluator = EpisodeEvaluator(config)
-
-    @classmethod
-    def evaluation(cls, flow: Flow, config: BehaviourCloningConfig) -> None:
-        """Environments and policy answer each other until every episode has ended."""
-        playing_step(flow)
 
     sources = property(lambda self: self.config.sub_batches)
 
@@ -51,16 +36,10 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         """No experience is collected: environments are for evaluation alone."""
         return super().context(trains=False)
 
-    def launched(self, groups: Groups) -> None:
-        """Write down which kind of environment the policy is for."""
-        keep_env_spec(groups, self.directory)
-
     @property
     def evaluation_interval(self) -> int:
         """Of playing, or else of validations."""
         return self.config.evaluation.interval or super().evaluation_interval
-
-    evaluation_start = property(lambda self: self.config.evaluation.start)
 
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """Play episodes, where that is asked for; training ends once they succeed often enough."""
@@ -77,10 +56,6 @@ class BehaviourCloning(SupervisedTask[BehaviourCloningConfig]):
         if self.config.evaluation.interval:
             return f"highest success: {score:.3f}"
         return super().best(score)
-
-    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
-        """The policy acts without an actor."""
-        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
     def leave(self, run: Run) -> None:
         """The policy, as runs begin with it, and how often it succeeds."""

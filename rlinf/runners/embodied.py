@@ -11,14 +11,12 @@ import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator, keep_env_spec, playing_step
-from rlinf.runners.task import Counts, Evaluated, Purpose, Task
+from rlinf.runners.playing import PlayingTask
+from rlinf.runners.task import Counts, Evaluated, Purpose
 from rlinf.workers.config.acting import ActingConfig
 
 if TYPE_CHECKING:
-    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.flow.executor import Arguments, StepReport
-    from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.env import RolloutReport
 
@@ -34,7 +32,7 @@ class EpisodeCounts(Counts):
     solved: bool = False
 
 
-class Acting(Task[ActingT]):
+class Acting(PlayingTask[ActingT]):
     """What tasks share in which a policy acts in simulators and is trained."""
 
     groups: ClassVar = {
@@ -44,8 +42,6 @@ class Acting(Task[ActingT]):
         "replay": "rlinf.workers.replay:ReplayWorker",
         "actor": "rlinf.workers.actor:ActorWorker",
     }
-    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
-    evaluates = ("env", "rollout")
     changeable = (
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.start",
         "evaluation.stop_at_success", "evaluation.video_episodes", "checkpoint", "logger",
@@ -61,7 +57,6 @@ class Acting(Task[ActingT]):
     def __init__(self, config: ActingT, directory: Path) -> None:
         super().__init__(config, directory)
         self.counts: EpisodeCounts = EpisodeCounts()
-        self.evaluator: EpisodeEvaluator = EpisodeEvaluator(config)
 
     @classmethod
     def collect(cls, flow: Flow) -> None:
@@ -73,21 +68,11 @@ class Acting(Task[ActingT]):
             ahead=True,
         )
 
-    @classmethod
-    def evaluation(cls, flow: Flow, config: ActingT) -> None:
-        """Environments and policy answer each other until every episode has ended."""
-        playing_step(flow)
-
     steps = property(lambda self: self.config.training_steps)
     ahead = property(lambda self: self.config.rollout.max_staleness)
     sources = property(lambda self: self.config.sub_batches)
     evaluation_interval = property(lambda self: self.config.evaluation.interval)
-    evaluation_start = property(lambda self: self.config.evaluation.start)
     finished = property(lambda self: self.counts.solved)
-
-    def launched(self, groups: Groups) -> None:
-        """Write down what the policy sees and does."""
-        keep_env_spec(groups, self.directory)
 
     def arguments(self, step: int) -> Arguments:
         """All but the environments are told the number of the step."""
@@ -135,10 +120,6 @@ class Acting(Task[ActingT]):
         if found is not None and purpose == "periodic":
             self.counts.solved = target is not None and found.score >= target
         return found
-
-    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
-        """The policy acts without an actor."""
-        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
     def conclude(self, run: Run) -> None:
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""

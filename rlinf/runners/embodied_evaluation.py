@@ -15,7 +15,6 @@ from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator, load_run
 from rlinf.runners.task import Purpose, Task
@@ -187,15 +186,6 @@ def _played_in(sections: Sequence[EnvConfig]) -> dict[str, Any]:
     }
 
 
-def playing_step(flow: Flow) -> None:
-    """One evaluation: environments and policy answer each other until every episode has ended."""
-    flow.loop(
-        "evaluation",
-        Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
-        Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
-    )
-
-
 def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
     """Weights of the policy in the state of a run's workers."""
     from rlinf.trainers.modules import POLICY
@@ -235,12 +225,6 @@ def play_episodes(
 
 
 # -- the policy that a run has trained ------------------------------------------------------------
-
-
-def keep_env_spec(groups: Groups, directory: Path) -> None:
-    """Write down what the policy of a run is trained on."""
-    spec: EnvSpec = groups.started["env"][0]
-    (directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
 
 
 class TrainedPolicy:

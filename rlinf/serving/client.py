@@ -12,7 +12,6 @@ from websockets.sync.client import connect
 from rlinf.errors import UserError
 from rlinf.serving.wire import pack, unpack
 
-
 _UNAUTHORISED = 401
 
 

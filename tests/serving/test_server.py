@@ -110,7 +110,7 @@ def test_http_answers_the_same(running: Running, policy: Policy) -> None:
         http(running, "/")
     assert caught.value.code == 426
     told = http(running, "/metrics").decode()
-    for words in ('part="act",quantile="0.99"} 0.0', "rlinf_serving_refused_total ",
+    for words in ('part="act",quantile="0.99"} ', "rlinf_serving_refused_total ",
                   "rlinf_serving_weight_version 7"):  # fmt: skip
         assert words in told
 

@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parents[1]
 
 RECIPES = {
     "quickstart": (
-        "runner.total_env_steps=12288", "evaluation.interval=0", "evaluation.episodes=10",
+        "runner.total_env_steps=12288", "evaluation.interval=0",
+        "evaluation.stop_at_success=null", "evaluation.episodes=10",
         "evaluation.video_episodes=0",
     ),
     "reasoning/arithmetic_grpo": (

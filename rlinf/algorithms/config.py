@@ -312,6 +312,11 @@ class DistillationConfig(PolicyConfig):
     """What one advantage belongs to: one action dimension (token_level), one primitive action
     (action_level), or the whole chunk (chunk_level)."""
 
+    @model_validator(mode="after")
+    def _check_clip(self) -> Self:
+        refuse_unused(self, ["clip_ratio_low", "clip_ratio_high"], without="type: ppo")
+        return self
+
     @property
     def needs_reference(self) -> bool:
         """The teacher."""

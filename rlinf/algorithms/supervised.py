@@ -73,7 +73,11 @@ def check_objective(policy: Policy, objective: Objective, *, model: str, key: st
 
 def with_noise(batch: Batch, specs: Mapping[str, NoiseSpec], words: tuple[int, ...]) -> Batch:
     """A whole batch with the noise that the loss of a model needs: it depends on these numbers
-    alone, not on the ranks that divide the batch."""
+    alone, not on the ranks that divide the batch.
+
+    Zeros behind the last word do not count, so that each use ends with a number of its own: (seed,
+    step) are the numbers by which the first part of a rollout acts.
+    """
     if not specs:
         return batch
     seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))

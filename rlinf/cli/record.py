@@ -60,7 +60,7 @@ def record(
     if is_recipe(source, runs_first=False):
         task, loaded, config = read_config(source, overrides or [])
         _require_simulator(task.config_class, source)
-        check(config, loaded)
+        check(config, loaded, section="env")  # what it learns from may not be there yet
         from rlinf.runners.record import record as play
     else:
         path = _find_run(source, overrides)

@@ -141,13 +141,14 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     """Yield a flag that the first Ctrl-C (or SIGTERM) sets; a second one ends the process.
 
     The runner looks at the flag between two steps, commits a checkpoint and returns. The second
-    signal kills the child processes and exits with 130 without waiting for anything.
+    signal kills the child processes, removes their shared memory and exits with 130 without
+    waiting for anything.
     """
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            _kill_children()
+            _leave_nothing_behind()
             os._exit(INTERRUPTED)
         stop.set()
         # A handler may interrupt a buffered write, so it writes past the buffers.
@@ -165,9 +166,12 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _kill_children() -> None:
+def _leave_nothing_behind() -> None:
     import psutil
+
+    from rlinf.scheduler.transport.cluster_files import remove_own_files
 
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()
+    remove_own_files()

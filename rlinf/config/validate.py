@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from rlinf.config.base import StrictModel
 from rlinf.config.load import LoadedRecipe
 from rlinf.config.reasons import reason, show
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 
 Model = TypeVar("Model", bound=BaseModel)
 _ABSENT = object()
@@ -34,10 +34,17 @@ def validate(
         raise ConfigError(_message(model_class, error, recipe)) from error
 
 
-def check(config: StrictModel, recipe: LoadedRecipe) -> None:
-    """Refuse what cannot run here, see :meth:`StrictModel.check`, and name a value's origin."""
+def check(config: StrictModel, recipe: LoadedRecipe, *, section: str | None = None) -> None:
+    """Refuse what cannot run here, see :meth:`StrictModel.check`, and name a value's origin.
+
+    With a ``section`` that one alone.
+    """
     try:
-        config.check()
+        if section is None:
+            config.check()
+        else:
+            with in_section(section):
+                getattr(config, section).check()
     except ConfigError as error:
         if not error.key:
             raise

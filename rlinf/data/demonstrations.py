@@ -176,6 +176,11 @@ class Demonstrations:
                 episodes=tuple(EpisodeInfo(**episode) for episode in info["episodes"]),
                 source=info["source"],
             )
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{directory} holds no demonstrations: there is no {Path(error.filename).name}; "
+                "record some with: rlinf record"
+            ) from error
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ConfigError(
                 f"{directory} holds no demonstrations ({type(error).__name__}: {error}); record "

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from rlinf.errors import UserError
 from rlinf.serving.wire import pack, unpack
+
+_UNAUTHORISED = 401
 
 
 class ServerError(UserError):
@@ -39,6 +41,9 @@ class ActionClient:
             self.metadata: dict[str, Any] = unpack(self._received())
         except (OSError, WebSocketException) as error:
             self.close()
+            if isinstance(error, InvalidStatus) and error.response.status_code == _UNAUTHORISED:
+                wants = f"the action server at {url} refuses this token: give what it printed"
+                raise ServerError(f"{wants} at its start (HTTP {_UNAUTHORISED})") from error
             raise ServerError(f"no action server at {url}: {error}") from error
 
     def infer(self, observation: Mapping[str, Any]) -> dict[str, Any]:

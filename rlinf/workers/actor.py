@@ -26,6 +26,9 @@ from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.training_ranks import WeightSendingWorker
 
+_OF_DEMONSTRATIONS = 2
+"""Last word of their noise: other numbers than a rollout, 0, and what a trainer asks for, 1."""
+
 
 class ActorWorker(WeightSendingWorker):
     """One data-parallel rank of the trainer."""
@@ -90,7 +93,7 @@ class ActorWorker(WeightSendingWorker):
             return self._trainer.learn(rollout, step)
         config: Any = self._config
         drawn: Batch = next(demonstrations).payload
-        shown = with_noise(drawn, self._noise, (config.seed, step))
+        shown = with_noise(drawn, self._noise, (config.seed, step, 0, _OF_DEMONSTRATIONS))
 
         def beside(batch: Batch) -> Batch:
             weight, rows = config.demonstrations.weight, config.actor.global_batch_size

@@ -85,6 +85,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "nearest: 1"]),
     (["actor.optim.lr=0"], ["actor.optim.lr = 0", "must be > 0"]),
     (["evaluation.stop_at_success=2"], ["evaluation.stop_at_success", "nearest: 1"]),
+    (["evaluation.interval=0"], ["evaluation.stop_at_success", "write evaluation.interval"]),
     (["checkpoint.keep_last=0"], ["checkpoint.keep_last", "nearest: 1"]),
     (["cluster.num_nodes=0"], ["cluster.num_nodes = 0", "1"]),
     # impossible batches
@@ -216,6 +217,7 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     [
         (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
         (["list", "robots"], ["robots", "'recipes'"]),
+        (["data", "show", "gone"], ["gone holds no demonstrations: there is no info.json; record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
         (["check", "env", "metaworld"], ["task"]),

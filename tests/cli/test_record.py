@@ -116,3 +116,10 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
         np.testing.assert_allclose(found.actions.q99, wanted, rtol=1e-5)
         assert found.states.dim == 39
     assert main(["data", "show", str(tmp_path)]) == 2
+
+
+def test_what_a_recipe_imitates_need_not_be_there_yet(tmp_path, capsys):
+    out = tmp_path / "set"
+    words = ["record", "sft/window_open_behaviour_cloning", "--out", str(out), "--episodes", "1"]
+    assert main([*words, "--num-envs", "1", "env.train.max_episode_steps=20"]) == 0
+    assert Demonstrations.load(out).source["actor"] == "expert"

@@ -221,7 +221,8 @@ def test_a_longer_run_leaves_its_profile(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     words = [
         "train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run"),
-        "runner.total_env_steps=1536", "evaluation.interval=0", "checkpoint.interval=0",
+        "runner.total_env_steps=1536", "evaluation.interval=0",
+        "evaluation.stop_at_success=null", "checkpoint.interval=0",
     ]  # fmt: skip
     assert main(words) == 0
     profile = Profile.load(tmp_path / "run" / "profile.json")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from rlinf.cli.main import main
 from rlinf.envs.base import ADAPTERS, REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, status
+from rlinf.envs.requirements import GPUS
 from rlinf.errors import ConfigError
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
@@ -88,6 +91,8 @@ def test_an_adapter_refuses_a_bad_option(
         # What is judged without the simulator is judged alike where it is not installed.
         there = dataclasses.replace(adapter.requirements, module="numpy")
         monkeypatch.setattr(adapter, "requirements", there)
+    if not any(Path(GPUS).glob("*")):
+        monkeypatch.setitem(sys.modules, "torch", None)  # it takes seconds to be imported
     with pytest.raises(ConfigError) as refused:
         adapter.check(adapter.Options(**options), 50)
     _refused(str(refused.value), key, nearest)

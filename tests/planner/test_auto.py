@@ -50,7 +50,9 @@ def _two_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def train(directory: Path, *overrides: str) -> Path:
     directory.mkdir()
-    config = small_config(directory, *SPLIT, "evaluation.interval=0", *overrides)
+    config = small_config(
+        directory, *SPLIT, "evaluation.interval=0", "evaluation.stop_at_success=null", *overrides
+    )
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
         Run(Embodied, config, run, threading.Event()).run()
     return run.path
@@ -410,7 +412,7 @@ def test_rollouts_that_ran_ahead_are_trained_on_after_a_change(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_of_another_placement(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "auto").mkdir()
-    words = (*SPLIT, "evaluation.interval=0", AUTO)
+    words = (*SPLIT, "evaluation.interval=0", "evaluation.stop_at_success=null", AUTO)
     config = small_config(tmp_path / "auto", *words)
     stop = _StopAt(tmp_path / "auto" / "run" / "metrics.jsonl", lines=5)
     with RunDirectory.create(tmp_path, "small", path=tmp_path / "auto" / "run") as run:

@@ -54,7 +54,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[list[StepReport]]:
 
 
 def train(directory: Path, *overrides: str) -> Profile:
-    config = small_config(directory, *SPLIT, "evaluation.interval=0", *overrides)
+    config = small_config(
+        directory, *SPLIT, "evaluation.interval=0", "evaluation.stop_at_success=null", *overrides
+    )
     with RunDirectory.create(directory, "small", path=directory / "run") as run:
         Run(Embodied, config, run, threading.Event()).run()
     return Profile.load(run.path / PROFILE_FILE)

@@ -69,13 +69,11 @@ class FlowPolicy(DenoisingPolicy):
     # -- what a model is ----------------------------------------------------------------------
 
     def _begin(self, config: FlowConfig, env_spec: EnvSpec) -> None:
-        if (prompts := self._prompts(config)) is not None:
-            self.prompts = prompts
+        self.prompts = self._prompts(config)
 
-    def _prompts(self, config: FlowConfig) -> nn.Module | None:
-        """From observations to tokens; ConfigError where an instruction has too many of them. None
-        where they depend on the network: a subclass then makes them after this constructor."""
-        return None
+    @abstractmethod
+    def _prompts(self, config: FlowConfig) -> nn.Module:
+        """From observations to tokens; ConfigError where an instruction has too many of them."""
 
     @abstractmethod
     def _prefix(

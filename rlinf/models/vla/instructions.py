@@ -89,29 +89,24 @@ class InstructionTable(torch.nn.Module):
 
 
 class PicturePrompts(InstructionTable):
-    """Prompts in which pictures stand before the instruction, with a token for each patch.
+    """Prompts in which pictures stand before the instruction, with a token for each patch once the
+    network is known, by :meth:`show`.
 
     Args:
         prompts: Of each task, with one picture token for each picture.
         encode: Tokenises one prompt.
-        patches: Tokens of each picture.
-        picture: Their token.
         limit: Tokens that a prompt may have beside those of pictures.
 
     Raises:
-        ConfigError: As of other prompts, or the tokenizer does not know the picture token.
+        ConfigError: As of other prompts.
     """
 
-    def __init__(
-        self,
-        prompts: Sequence[str],
-        encode: Encode,
-        *,
-        patches: Sequence[int],
-        picture: int,
-        limit: int,
-    ) -> None:
+    def __init__(self, prompts: Sequence[str], encode: Encode, *, limit: int) -> None:
         super().__init__(prompts, encode, limit=limit, padding=0, side="right")
+
+    def show(self, patches: Sequence[int], *, picture: int) -> None:
+        """Let the picture token stand for the patches of each picture; ConfigError where the
+        tokenizer does not know this token."""
         # Pictures stand before the instructions, and so in the same columns.
         of_pictures = self.ids[0] == picture
         if int(of_pictures.sum()) != len(patches):

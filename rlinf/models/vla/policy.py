@@ -57,9 +57,6 @@ class VLAPolicy(Policy):
             )
         self.chunk, self.action_dim = config.num_action_chunks, env_spec.action_dim
         self.value_dim = value_dim
-        self.base = f"{config.type} {config.preset}, seed {seed}"
-        if config.path is not None:
-            self.base = fingerprint(config.path.expanduser())
         self.texts: tuple[str, ...] = tuple(env_spec.task_descriptions) or ("",)
         """Instructions, by task id."""
         self.views = _views(config, env_spec)
@@ -74,7 +71,11 @@ class VLAPolicy(Policy):
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
 
     def add_values(self, config: PublishedConfig, features: int, *, seed: int) -> None:
-        """Make the value head on features of this width; none where V = 0."""
+        """Make the value head on features of this width, none where V = 0; and name the base, once
+        nothing can be refused any more, as all weights are read for it."""
+        self.base = f"{config.type} {config.preset}, seed {seed}"
+        if config.path is not None:
+            self.base = fingerprint(config.path.expanduser())
         if self.value_dim:
             generator = torch.Generator().manual_seed(seed)
             widths = (features, *config.value_head, self.value_dim)

@@ -53,6 +53,7 @@ class ClusterFiles:
         files = cls(f"{secrets.token_hex(4)}.{secrets.token_hex(16)}")
         fcntl.flock(files._open_lock(), fcntl.LOCK_EX)
         files.socket_directory.mkdir(mode=0o700, parents=True)
+        _own.add(files)
         return files
 
     def hold(self) -> None:
@@ -72,12 +73,24 @@ class ClusterFiles:
         """Remove the files, of which this process is the driver, and give up the lock."""
         if self._lock is not None:
             self.remove()
+            _own.discard(self)
             os.close(self._lock)
             self._lock = None
 
     def _open_lock(self) -> int:
         self._lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
         return self._lock
+
+
+_own: set[ClusterFiles] = set()
+"""Of the clusters that this process drives."""
+
+
+def remove_own_files() -> None:
+    """Remove the files of this process's clusters, whose other processes have been killed, before
+    it ends without shutting them down."""
+    for files in list(_own):
+        files.remove()
 
 
 def remove_stale_files() -> None:

@@ -165,6 +165,13 @@ class EvaluatedConfig(PlacedConfig):
                 f"{_in_shares(shares)}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
+        for name in ("start", "stop_at_success"):
+            if getattr(self.evaluation, name) and not self.evaluation.interval:
+                yield illegal(
+                    f"evaluation.{name}",
+                    "has no effect: the policy plays in the end alone",
+                    hint="write evaluation.interval",
+                )
         for name in ("episodes", "periodic_episodes"):
             played = getattr(self.evaluation, name)
             if not all(shares.count(section, played) for section in range(len(shares.sizes))):

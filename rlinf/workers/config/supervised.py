@@ -246,13 +246,6 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
                 f"lists {len(self.env.sections)} simulators, and recorded episodes are of one",
                 hint="nearest: the section that they were recorded in",
             )
-        for name in ("start", "stop_at_success"):
-            if getattr(self.evaluation, name) and not self.evaluation.interval:
-                yield illegal(
-                    f"evaluation.{name}",
-                    "has no effect: the policy plays in the end alone",
-                    hint="write evaluation.interval",
-                )
         yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 
 

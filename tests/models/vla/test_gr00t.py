@@ -27,8 +27,14 @@ from rlinf.models.vla.gr00t.prompts import PICTURE, eagle_encode, eagle_tokenize
 from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import cropped_pixels
 from tests.models.test_policies import env_spec
+from tests.models.vla.support import (
+    built,
+    imitated,
+    reaches,
+    refuses_a_long_instruction_first,
+)
 from tests.models.vla.test_loading import PARITY
-from tests.models.vla.test_pi0_policy import CHUNK, ROWS, SPEC, STEPS, seen
+from tests.models.vla.test_pi0_policy import CHUNK, ROWS, STEPS, seen
 
 READ, HORIZON, ACTIONS, STATES = 16, 4, 5, 6
 FIVE = env_spec(
@@ -118,16 +124,13 @@ def published(path: Path, **settings: Any) -> Path:
 
 
 def of_directory(path: Path, **options: Any) -> GR00TPolicy:
-    config = REGISTRY.load("gr00t")(path=path, **({"num_action_chunks": 3} | OWN | options))
-    config.check()
-    policy = config.build(FIVE, value_dim=1, seed=0)
+    policy = built("gr00t", FIVE, path=path, **({"num_action_chunks": 3} | OWN | options))
     assert isinstance(policy, GR00TPolicy)
     return policy
 
 
 def build(**options: Any) -> GR00TPolicy:
-    given = {"preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": STEPS} | options
-    policy = REGISTRY.load("gr00t")(**given).build(SPEC, value_dim=1, seed=0)
+    policy = built("gr00t", **options)
     assert isinstance(policy, GR00TPolicy)
     return policy
 
@@ -370,6 +373,11 @@ def test_the_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
         eagle_tokenizer(tmp_path)
 
 
+def test_a_long_instruction_is_refused_before_the_weights(directory: Path, tmp_path: Path) -> None:
+    options = OWN | {"num_action_chunks": 3}
+    refuses_a_long_instruction_first("gr00t", FIVE, directory, tmp_path / "copy", **options)
+
+
 def test_pictures_stand_before_the_instruction(original: GR00TPolicy) -> None:
     observations = {"task_ids": torch.tensor([1, 0])}
     tokens, mask = original.prompts(observations)
@@ -501,11 +509,7 @@ def test_values_are_of_what_was_read_and_the_state(policy: GR00TPolicy) -> None:
 
 
 def test_imitation_is_flow_matching_of_its_own_matrices(policy: GR00TPolicy) -> None:
-    noise = draw_noise(policy.imitation_noise, (ROWS,), torch.Generator().manual_seed(1))
-    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
-    raw = low + 0.3 * torch.rand(ROWS, CHUNK, 3)
-    errors = policy.imitation_errors(seen() | {"raw_actions": raw} | noise)
-    actions = 2 * (raw - low) / (high - low) - 1
+    errors, actions, noise = imitated(policy)
     time = (0.999 - noise["time"] ** (1 / 1.5)) / 0.999  # 0 at the noise
     x = (1 - time[:, None, None]) * noise["noise"] + time[:, None, None] * actions
     with torch.no_grad():
@@ -513,12 +517,16 @@ def test_imitation_is_flow_matching_of_its_own_matrices(policy: GR00TPolicy) -> 
         velocity = policy.network.denoise(prefix, states, x, time, 31)[0]
     wanted = (velocity - (actions - noise["noise"])).square()
     torch.testing.assert_close(errors, wanted, atol=1e-4, rtol=1e-4)
-    policy.zero_grad()
-    errors.mean().backward()
-    reached = {name for name, each in policy.named_parameters() if each.grad is not None}
-    for part in ("vision.patch_embedding", "vision.projector", "language.embed_tokens",
-                 "look_norm", "look.layers", "future_tokens", "expert.time_in"):  # fmt: skip
-        assert any(name.startswith(f"network.{part}") for name in reached), part
+    parts = (
+        "vision.patch_embedding",
+        "vision.projector",
+        "language.embed_tokens",
+        "look_norm",
+        "look.layers",
+        "future_tokens",
+        "expert.time_in",
+    )
+    reaches(policy, errors, parts)
     matrices = policy.network.action_encoder.W2.W.grad
     assert matrices is not None
     assert matrices.flatten(1).abs().sum(1).nonzero().flatten().tolist() == [31]

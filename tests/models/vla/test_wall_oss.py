@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.models.config import REGISTRY, type_of_directory
+from rlinf.models.config import type_of_directory
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import resized_pixels
@@ -26,8 +26,14 @@ from rlinf.models.vla.wall_oss.network import WallNetwork, WallPrefix, WallSize,
 from rlinf.models.vla.wall_oss.policy import WallOSSPolicy
 from rlinf.models.vla.wall_oss.vision import _DEVIATION, _MEAN
 from tests.models.test_policies import env_spec
+from tests.models.vla.support import (
+    built,
+    imitated,
+    reaches,
+    refuses_a_long_instruction_first,
+)
 from tests.models.vla.test_loading import PARITY
-from tests.models.vla.test_pi0_policy import CHUNK, ROWS, SPEC, STEPS, seen
+from tests.models.vla.test_pi0_policy import ROWS, STEPS, seen
 
 PICTURE, STATE, ACTION, HORIZON, ACTIONS, STATES = 20, 22, 23, 3, 4, 5
 SETTINGS: dict[str, Any] = {
@@ -72,16 +78,13 @@ def published(path: Path, **settings: Any) -> Path:
 
 def of_directory(path: Path, **options: Any) -> WallOSSPolicy:
     given = {"num_action_chunks": 2, "denoising_steps": 4} | VIEWS | options
-    config = REGISTRY.load("wall_oss")(path=path, **given)
-    config.check()
-    policy = config.build(FOUR, value_dim=1, seed=0)
+    policy = built("wall_oss", FOUR, path=path, **given)
     assert isinstance(policy, WallOSSPolicy)
     return policy
 
 
 def build(**options: Any) -> WallOSSPolicy:
-    given = {"preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": STEPS} | options
-    policy = REGISTRY.load("wall_oss")(**given).build(SPEC, value_dim=1, seed=0)
+    policy = built("wall_oss", **options)
     assert isinstance(policy, WallOSSPolicy)
     return policy
 
@@ -259,6 +262,12 @@ def test_a_tokenizer_without_its_tokens_is_refused(tmp_path: Path) -> None:
 # -- what it is told and shown, and in which units ------------------------------------------------
 
 
+def test_a_long_instruction_is_refused_before_the_weights(directory: Path, tmp_path: Path) -> None:
+    options = VIEWS | {"num_action_chunks": 2}
+    refuses_a_long_instruction_first("wall_oss", FOUR, directory, tmp_path / "copy", **options)
+
+
+@torch.no_grad()
 def test_a_published_directory_becomes_the_policy(original: WallOSSPolicy) -> None:
     assert (original.horizon, original.chunk) == (HORIZON, 2)
     assert original.moved.tolist() == [1.0, 1.0, 1.0, 0.0]
@@ -320,24 +329,24 @@ def test_chains_are_replayed(method: str) -> None:
 
 
 def test_imitation_is_flow_matching_and_reaches_all_parts(policy: WallOSSPolicy) -> None:
-    noise = draw_noise(policy.imitation_noise, (ROWS,), torch.Generator().manual_seed(1))
-    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
-    raw = low + 0.3 * torch.rand(ROWS, CHUNK, 3)
-    errors = policy.imitation_errors(seen() | {"raw_actions": raw} | noise)
-    actions = 2 * (raw - low) / (high - low) - 1
+    errors, actions, noise = imitated(policy)
     time = 0.999 * (1 - noise["time"] ** (1 / 1.5))  # 0 at the noise
     x = (1 - time[:, None, None]) * noise["noise"] + time[:, None, None] * actions
     with torch.no_grad():
         velocity = policy.network.denoise(policy._read(seen())[0], x, time, policy.moved)[0]
     wanted = (velocity - (actions - noise["noise"])).square()
     torch.testing.assert_close(errors, wanted, atol=1e-4, rtol=1e-4)
-    policy.zero_grad()
-    errors.mean().backward()
-    reached = {name for name, each in policy.named_parameters() if each.grad is not None}
-    for part in ("vision.patch_embedding", "vision.merge_out", "language.embed_tokens",
-                 "language.layers.0.experts.0", "language.layers.1.experts.1", "state_proj",
-                 "time_in", "action_out"):  # fmt: skip
-        assert any(name.startswith(f"network.{part}") for name in reached), part
+    parts = (
+        "vision.patch_embedding",
+        "vision.merge_out",
+        "language.embed_tokens",
+        "language.layers.0.experts.0",
+        "language.layers.1.experts.1",
+        "state_proj",
+        "time_in",
+        "action_out",
+    )
+    reaches(policy, errors, parts)
 
 
 def test_what_reads_is_left_as_it_is_where_the_expert_alone_is_trained() -> None:

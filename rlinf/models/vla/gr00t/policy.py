@@ -56,6 +56,7 @@ class GR00TPolicy(FlowPolicy):
     """
 
     network: GR00TNetwork
+    prompts: PicturePrompts
 
     def __init__(
         self, config: GR00TConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
@@ -63,13 +64,19 @@ class GR00TPolicy(FlowPolicy):
         self._embodiment = config.matrices
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._crop = config.crop
-        size, path = self.network.size, config.tokenizer or config.path
-        count = sum(view is not None for view in self.views)
-        self.prompts: nn.Module = PicturePrompts(
-            [prompt(text, count) for text in self.texts],
+        size = self.network.size
+        self.prompts.show([size.patches] * self._shown, picture=size.picture_token)
+
+    @property
+    def _shown(self) -> int:
+        """How many pictures it sees."""
+        return sum(view is not None for view in self.views)
+
+    def _prompts(self, config: FlowConfig) -> PicturePrompts:
+        path = config.tokenizer or config.path
+        return PicturePrompts(
+            [prompt(text, self._shown) for text in self.texts],
             tiny_encode if path is None else eagle_encode(path),
-            patches=[size.patches] * count,
-            picture=size.picture_token,
             limit=config.max_prompt_tokens,
         )
 

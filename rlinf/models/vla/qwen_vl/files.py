@@ -40,7 +40,8 @@ class PictureSettings:
     def squares(self, height: int, width: int, tokens: int | None) -> tuple[int, int]:
         """Rows and columns of a picture, of at most so many ``tokens``; ConfigError where its shape
         does not fit."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+        with BUILDING:  # several threads must not import transformers at once
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         side = self.patch * self.merge
         most = self.most if tokens is None else min(self.most, tokens * side**2)
@@ -78,8 +79,6 @@ class ModelFiles:
 
 def tiny_parts(config: QwenVLConfig, *, seed: int) -> ModelFiles:
     """A small model of random weights, which reads words by their checksums."""
-    from transformers import AutoModelForImageTextToText
-
     sizes = ArchitectureConfig(
         type=config.family or "qwen2_5_vl",
         vision=_TINY_VISION,
@@ -102,6 +101,8 @@ def tiny_parts(config: QwenVLConfig, *, seed: int) -> ModelFiles:
         "pad_token_id": 0,
     }
     with BUILDING, torch.random.fork_rng(devices=[]):
+        from transformers import AutoModelForImageTextToText
+
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(
             created(sizes, values, _TINY_IDS), dtype=torch.float32

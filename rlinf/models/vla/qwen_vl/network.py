@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.data.pictures import Pictures, places_of, positions_of, shift_of
+from rlinf.models.language import BUILDING
 from rlinf.models.vla.action_tokens import logits_of_rows
 
 
@@ -54,7 +55,8 @@ class QwenVLNetwork(nn.Module):
 
     def new_cache(self) -> Any:
         """For the keys and values of :meth:`causal`."""
-        from transformers import DynamicCache
+        with BUILDING:
+            from transformers import DynamicCache
 
         return DynamicCache()
 

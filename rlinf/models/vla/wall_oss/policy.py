@@ -47,6 +47,9 @@ class WallOSSPolicy(FlowPolicy):
     """
 
     network: WallNetwork
+    prompts: PicturePrompts
+    _special: dict[str, int]
+    """Tokens in whose places something is read."""
     moved: Tensor
     """[A] 1 for dimensions of an action that the environment has."""
     known: Tensor
@@ -56,10 +59,8 @@ class WallOSSPolicy(FlowPolicy):
         self, config: WallOSSConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        encode, tokens = (tiny_encode, _TINY) if config.path is None else _published_tokens(config)
-        size = replace(
-            self.network.size, picture_token=tokens[_PICTURE], state_token=tokens[_STATE]
-        )
+        picture = self._special[_PICTURE]
+        size = replace(self.network.size, picture_token=picture, state_token=self._special[_STATE])
         self.network.size = size
         moved, known = torch.zeros(size.action_dim), torch.zeros(size.state_dim)
         moved[self._places], known[: self.state_dim] = 1.0, 1.0
@@ -69,13 +70,16 @@ class WallOSSPolicy(FlowPolicy):
             self.network.vision.grid(self._pixels(torch.zeros(1, *shape, dtype=torch.uint8)))
             for shape in self._picture_shapes(env_spec)
         ]
+        self.prompts.show([rows * columns for rows, columns in grids], picture=picture)
+
+    def _prompts(self, config: FlowConfig) -> PicturePrompts:
+        assert isinstance(config, WallOSSConfig)
         names = self._view_names(config)
-        self.prompts: nn.Module = PicturePrompts(
-            [_prompt(text, names) for text in self.texts],
-            encode,
-            patches=[rows * columns for rows, columns in grids],
-            picture=size.picture_token,
-            limit=config.max_prompt_tokens,
+        encode, self._special = (
+            (tiny_encode, _TINY) if config.path is None else _published_tokens(config)
+        )
+        return PicturePrompts(
+            [_prompt(text, names) for text in self.texts], encode, limit=config.max_prompt_tokens
         )
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> WallNetwork:

@@ -264,3 +264,11 @@ def test_folded_log_probs_are_those_of_the_terms() -> None:
         torch.testing.assert_close(batch.fold(per_dimension), expected.view(4, terms))
     with pytest.raises(ValueError, match="2 terms per row"):
         Batch.of(inputs={}, mask=torch.ones(4, 2)).fold(per_dimension)
+
+
+@pytest.mark.parametrize("key", ["clip_ratio_low", "clip_ratio_high"])
+def test_distillation_clips_nothing(key: str) -> None:
+    given = {"type": "distillation", "teacher": "policy.safetensors"}
+    assert built("distillation", "actions", **given)
+    with pytest.raises(ValidationError, match="has no effect without type: ppo"):
+        built("distillation", "actions", **given, **{key: 0.1})

@@ -52,7 +52,12 @@ def save_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> list[Path
         CheckpointError: Something else went wrong on one; on all ranks.
     """
     try:
-        save(dict(tree), checkpoint_id=directory, no_dist=ranks.mesh is None)
+        save(
+            dict(tree),
+            checkpoint_id=directory,
+            process_group=ranks.group,
+            no_dist=ranks.mesh is None,
+        )
     except CheckpointException as error:  # no Exception, so that nobody else would catch it
         raise _failure(directory, [first for first, _ in error.failures.values()]) from error
     index = [directory / _INDEX] if ranks.rank == 0 else []
@@ -78,7 +83,13 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
         raise CheckpointError(f"{directory} holds no sharded checkpoint")
     state, reader = dict(tree), PlainReader(directory)
     try:
-        load(state, storage_reader=reader, planner=_PlainPlanner(), no_dist=ranks.mesh is None)
+        load(
+            state,
+            storage_reader=reader,
+            planner=_PlainPlanner(),
+            process_group=ranks.group,
+            no_dist=ranks.mesh is None,
+        )
     except (CheckpointException, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise CheckpointError(

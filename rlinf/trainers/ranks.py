@@ -74,6 +74,7 @@ class Grid:
     Attributes:
         mesh: Two-dimensional device mesh with dimensions ``data`` and ``tensor``; None for one
             process.
+        group: Process group of these ranks; None for that of all processes.
     """
 
     def __init__(self, ranks: Ranks, tensor_size: int) -> None:
@@ -82,7 +83,7 @@ class Grid:
         self.data_size = ranks.world_size // tensor_size
         self.data_rank = ranks.rank // tensor_size
         self.mesh: Any = None
-        self._group: Any = None
+        self.group: Any = None
         if ranks.world_size > 1:
             from torch.distributed.device_mesh import init_device_mesh
 
@@ -99,7 +100,7 @@ class Grid:
         if group is not None:
             from torch.distributed.device_mesh import DeviceMesh
 
-            grid._group = group
+            grid.group = group
             grid.mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
         return grid
 
@@ -109,7 +110,7 @@ class Grid:
 
     def sum_all(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
-        return self._sum(tensor, self._group)
+        return self._sum(tensor, self.group)
 
     def _sum(self, tensor: Tensor, group: Any) -> Tensor:
         if self.mesh is None:
@@ -121,7 +122,7 @@ class Grid:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.mesh is not None:
-            dist.barrier(group=self._group)
+            dist.barrier(group=self.group)
 
 
 class Replicas:
@@ -141,6 +142,7 @@ class Replicas:
 
     tensor_size = 1
     mesh = None
+    group = None
 
     def __init__(
         self,

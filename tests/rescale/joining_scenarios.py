@@ -134,7 +134,7 @@ def saving(ranks: JoiningRanks, folder: Path) -> dict[str, Any]:
     one, found = build("tied, reference"), batches(1)
     movable = MovableTrainer(one, keep=ranks.rank == 0)
     if ranks.rank == 0:
-        one.train_stream(found, 3)
+        one.train(found, 3)
     ranks.move(movable, 1, 2)
     written = [path.name for path in one.save_sharded(folder)] if movable.has_part else []
     ranks.move(movable, 2, 1)

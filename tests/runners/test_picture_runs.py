@@ -21,9 +21,10 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.workers.config.language import picture_problems, rollout_problems
 
-from .reasoning_support import small_config, train
+from .reasoning_support import assert_equal_runs, resume, small_config, train, untimed
 from .supervised_support import run_recipe
 from .support import metrics
+from .test_reasoning import StopAfter
 
 SEEING = (
     "data.task={type: squares, levels: [2], size: 40, held_out: 8}",
@@ -47,6 +48,21 @@ def test_a_model_learns_from_answers_about_pictures(tmp_path):
     for folder in (run / "initial_model", run / "model"):
         assert json.loads((folder / SETTINGS).read_text())["patch_size"] == 8
         build_language_model(LanguageModelConfig(path=folder), seed=0)
+
+
+@pytest.mark.slow
+def test_groups_that_are_unfinished_at_the_stop_keep_their_pictures(tmp_path):
+    recipe = (
+        *SEEING, "runner.total_steps=3", "checkpoint.interval=1", "model.architecture.layers=1",
+        "rollout.partial={oversample: 1.5, schedule: longest_first}",
+        "rollout.engine={type: hf, deterministic: true, block_size: 4, max_running_requests: 10}",
+    )  # fmt: skip
+    whole = train(tmp_path / "whole", *recipe)
+    assert max(line.get("rollout/interrupted", 0) for line in untimed(whole)) >= 1
+    run = train(tmp_path / "cut", *recipe, stop=StopAfter(1))
+    assert len(untimed(run)) < len(untimed(whole))
+    resume(run, small_config(tmp_path / "cut", *recipe))
+    assert_equal_runs(whole, run)
 
 
 def apart(trainers: str) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import rlinf
+from rlinf import __main__ as program
 from rlinf.cli import main as main_module
 from rlinf.cli.failure import report, reporting
 from rlinf.cli.main import main
@@ -142,3 +144,12 @@ def test_an_unknown_env_type_among_several_is_refused_first(capsys):
     assert "did you mean `metaworld`?" in capsys.readouterr().err
     assert main(["check", "env"]) == 2
     assert "--installed" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_libraries_are_imported_ends_without_a_trace(monkeypatch):
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "rlinf.cli.main", Interrupted("rlinf.cli.main"))
+    assert program.main() == 130

@@ -119,7 +119,7 @@ def test_rates_of_a_model(
     assert all(len(outcome.answers or ()) == 4 for outcome in result.outcomes)
     assert result.n_invalid == 0
     if name == "math500":
-        assert list(result.by_level("pass@1")) == [2, 5]
+        assert {outcome.level for outcome in result.outcomes} == {2, 5}
     refused, _, error = rlinf(capsys, "eval", str(run))
     assert (refused, "rlinf eval RECIPE" in error) == (2, True)
 

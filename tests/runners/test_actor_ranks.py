@@ -128,7 +128,7 @@ def test_parts_go_to_other_ranks_when_the_placement_changes(
     assert_close_runs(expected, moved)
     decisions = read_decisions(moved)
     tried = [d.plan["components"]["actor"]["devices"] for d in decisions if d.plan is not None]
-    assert {1, 2} <= {len(devices) for devices in tried}
+    assert {"0-1"} < {str(devices) for devices in tried}, "both, and one alone"
     assert "drop" not in {decision.what for decision in decisions}
 
 

@@ -61,7 +61,7 @@ def _message(model_class: type[BaseModel], error: ValidationError, recipe: Loade
     values: dict[str, Any] = {}
     for details in error.errors(include_url=False):
         key, value = _key_and_value(details, recipe.data)
-        if details["type"] == "too_short" and len(value) >= details["ctx"]["min_length"]:
+        if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue  # items that are wrong, each with a line of its own, were not counted
         values.setdefault(key, value)
         text = reason(model_class, key, value, details, recipe.data)

@@ -173,7 +173,7 @@ def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile_of(tmp_path).save(tmp_path / "profile.json")
-    original = EmbodiedConfig.acting_problems
+    original = EmbodiedConfig.problems
 
     def no_divided_pair(config: EmbodiedConfig) -> Iterator[PydanticCustomError]:
         """A rule between components, which no constraint of one of them says."""
@@ -181,7 +181,7 @@ def test_a_faster_plan_that_the_recipe_refuses_is_said_and_not_offered(
         if config.world_size("env") == config.world_size("rollout") == 2:
             yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
 
-    monkeypatch.setattr(EmbodiedConfig, "acting_problems", no_divided_pair)
+    monkeypatch.setattr(EmbodiedConfig, "problems", no_divided_pair)
     recipe = str(write_recipe(tmp_path))
     assert main(["plan", recipe, SLOTS, "--profile", str(tmp_path / "profile.json")]) == 0
     lines = capsys.readouterr().out.splitlines()

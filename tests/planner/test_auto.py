@@ -231,7 +231,7 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
     times: Times = {**FAST, "actor": {1: 1.0, 2: 0.5}}
     keep_a_profile(tmp_path, times)
     usual = timed(report, under(small_config(tmp_path, *SPLIT), times))
-    original = EmbodiedConfig.acting_problems
+    original = EmbodiedConfig.problems
 
     def no_divided_pair(config: EmbodiedConfig) -> Any:
         """A rule between components, which no constraint of one of them says."""
@@ -239,7 +239,7 @@ def test_a_plan_that_the_recipe_refuses_is_passed_over(
         if config.world_size("env") == config.world_size("rollout") == 2:
             yield illegal("cluster.component_placement", "divides both", hint="nearest: one")
 
-    monkeypatch.setattr(EmbodiedConfig, "acting_problems", no_divided_pair)
+    monkeypatch.setattr(EmbodiedConfig, "problems", no_divided_pair)
     switches = _Switches()
     found = planner(tmp_path, switches, "cluster.plan={auto: {steps: 2}}")
     run_steps(found, usual, 1, [60.0] * 4)

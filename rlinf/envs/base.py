@@ -303,7 +303,7 @@ ADAPTERS = {
     "aloha": "rlinf.envs.gymnasium_tasks:AlohaEnv",
     "behavior": "rlinf.envs.household.behavior:BehaviorEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
-    "dm_control": "rlinf.envs.dm_control:DmControlEnv",
+    "dm_control": "rlinf.envs.dm_control.adapter:DmControlEnv",
     "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
     "genesis": "rlinf.envs.batches.genesis:GenesisEnv",
     "gsenv": "rlinf.envs.batches.gsenv:GSEnv",

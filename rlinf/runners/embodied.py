@@ -11,7 +11,7 @@ import numpy as np
 
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
-from rlinf.runners.playing import PlayingTask
+from rlinf.runners.embodied_evaluation import PlayingTask
 from rlinf.runners.task import Counts, Evaluated, Purpose
 from rlinf.workers.config.acting import ActingConfig
 

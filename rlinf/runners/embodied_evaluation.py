@@ -1,4 +1,4 @@
-"""Evaluation of a policy on fixed episodes that training never sees."""
+"""Evaluation of a policy on fixed episodes that training never sees, and tasks that have one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator, load_run
 from rlinf.runners.task import Purpose, Task
@@ -23,12 +24,15 @@ from rlinf.workers.config.acting import EvaluatedConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlinf.checkpoint.contents import Checkpoint
     from rlinf.models.policy import Policy
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.env import EvaluationReport
 
 log = logging.getLogger(__name__)
+
+EvaluatedT = TypeVar("EvaluatedT", bound=EvaluatedConfig)
 
 _PURPOSE_NUMBERS = {"periodic": 0, "held_out": 1}
 FRAMES_PER_SECOND = 30
@@ -222,6 +226,40 @@ def play_episodes(
         whole.frames.extend(part.frames)
     whole.episodes.sort(key=lambda record: record.episode_id)
     return whole
+
+
+# -- tasks that are evaluated so ------------------------------------------------------------------
+
+
+class PlayingTask(Task[EvaluatedT]):
+    """What tasks share whose policy plays episodes to be evaluated."""
+
+    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
+    evaluates = ("env", "rollout")
+
+    def __init__(self, config: EvaluatedT, directory: Path) -> None:
+        super().__init__(config, directory)
+        self.evaluator: EpisodeEvaluator = EpisodeEvaluator(config)
+
+    @classmethod
+    def evaluation(cls, flow: Flow, config: EvaluatedT) -> None:
+        """Environments and policy answer each other until every episode has ended."""
+        flow.loop(
+            "evaluation",
+            Stage("env", "evaluate", inputs=("actions",), outputs=("observations",)),
+            Stage("rollout", "generate", inputs=("observations",), outputs=("actions",)),
+        )
+
+    evaluation_start = property(lambda self: self.config.evaluation.start)
+
+    def launched(self, groups: Groups) -> None:
+        """Write down what the policy sees and does."""
+        spec: EnvSpec = groups.started["env"][0]
+        (self.directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
+
+    def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
+        """The policy acts without an actor."""
+        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
 
 
 # -- the policy that a run has trained ------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.dm_control import TASKS
+from rlinf.envs.dm_control.adapter import TASKS
 from rlinf.envs.installation import State, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 

@@ -98,9 +98,8 @@ def chosen(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 def entropy(log_probs: Tensor) -> Tensor:
     """[B, N] in nats, of log-probabilities [B, N, K]."""
-    finite = log_probs.clamp(
-        min=torch.finfo(log_probs.dtype).min
-    )  # 0 · log 0 = 0, also in gradients
+    # 0 · log 0 = 0, also in gradients.
+    finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)
     return -(finite * log_probs.exp()).sum(dim=-1)
 
 

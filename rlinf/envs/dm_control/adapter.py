@@ -110,7 +110,7 @@ class DmControlEnv(SimulatorEnv):
     skips_observations = True
 
     def __init__(self, options: DmControlOptions) -> None:
-        from rlinf.envs.dm_control_quick import use_quick_versions
+        from rlinf.envs.dm_control.quick import use_quick_versions
 
         super().__init__(options)
         use_quick_versions()

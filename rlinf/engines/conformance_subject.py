@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from rlinf.conformance import require
+from rlinf.data.pictures import VISION_TOKENS, Pictures
 from rlinf.data.sequences import Completion
 from rlinf.engines.config import EngineConfig, SamplingConfig
+from rlinf.engines.conformance_pictures import Sight, seeing_architecture
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -25,10 +27,12 @@ from rlinf.engines.protocol import (
     ModelSource,
 )
 from rlinf.models.adapters import adapter_file_name, is_adapter
+from rlinf.models.language import model_class, without_bars
 
-Kind = Literal["tied", "untied", "experts", "adapter"]
+Kind = Literal["tied", "untied", "experts", "adapter", "pictures"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Tied and untied embeddings, a mixture of experts, and a LoRA adapter."""
+"""Tied and untied embeddings, a mixture of experts, a LoRA adapter, and a model that reads
+pictures."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789+-*/=()., !?:"
 END = len(LETTERS)
@@ -40,10 +44,13 @@ _LORA = Lora(rank=8, alpha=16.0)
 
 
 class Subject:
-    """An engine, and a model of equal weights that its answers are compared with."""
+    """An engine, and a model of equal weights that its answers are compared with.
 
-    def __init__(self, engine: Engine, model: Any) -> None:
-        self.engine, self.model = engine, model
+    With ``sight`` every prompt begins with a picture.
+    """
+
+    def __init__(self, engine: Engine, model: Any, sight: Sight | None = None) -> None:
+        self.engine, self.model, self.sight = engine, model, sight
         self._random = torch.Generator().manual_seed(17)
         self._requests = 0
 
@@ -57,6 +64,8 @@ class Subject:
                 if parameter.requires_grad:
                     noise = torch.randn(parameter.shape, generator=self._random)
                     parameter.mul_(0.7 if parameter.dim() > 1 else 1.0).add_(0.05 * noise)
+        if self.sight is not None:
+            self.sight.join(self.model)
         self.engine.update_weights(self.weights(), self.engine.version + 1)
 
     def weights(self) -> list[tuple[str, Tensor]]:
@@ -71,16 +80,23 @@ class Subject:
         self,
         prompt: np.ndarray,
         *,
+        pictures: Pictures | None = None,
         seed: int = 0,
         partial: Completion | None = None,
         cache: KeptCache | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
-        """A request with a fresh number; it does not stop at end tokens unless told."""
+        """A request with a fresh number; it does not stop at end tokens unless told.
+
+        None for ``pictures``: the prompt gets one if the model reads any.
+        """
         self._requests += 1
+        if pictures is None:
+            prompt, pictures = (prompt, ()) if self.sight is None else self.sight.prompt(prompt)
         return GenerationRequest(
             request_id=self._requests,
             prompt_tokens=prompt,
+            pictures=pictures,
             seed=seed,
             sampling=SamplingConfig(**{"stop_token_ids": (), "max_new_tokens": 12, **sampling}),
             partial=partial,
@@ -124,8 +140,11 @@ class Subject:
         """[L] log-probs of a completion by one full forward pass of the model, or of another."""
         text = np.concatenate([request.prompt_tokens, tokens])
         scorer = self.model if model is None else model
+        arguments = {"input_ids": torch.from_numpy(text)[None]}
+        if self.sight is not None and request.pictures:
+            arguments = self.sight.arguments(text, request.pictures)
         with torch.no_grad():
-            logits = scorer(torch.from_numpy(text)[None]).logits[0]
+            logits = scorer(**arguments).logits[0]
         log_probs = (logits / request.sampling.temperature).log_softmax(-1)
         positions = torch.arange(len(request.prompt_tokens) - 1, len(text) - 1)
         found: np.ndarray = log_probs[positions, torch.from_numpy(tokens)].numpy()
@@ -160,10 +179,15 @@ def prompt(length: int, seed: int) -> np.ndarray:
 @contextmanager
 def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
     """Build the engine of ``config`` on a tiny model, in float32."""
+    without_bars()
     model = _tiny_model(kind)
+    tokenizer = _tokenizer(VISION_TOKENS if kind == "pictures" else ())
     with tempfile.TemporaryDirectory(prefix="rlinf-check-") as folder:
+        sight = Sight(Path(folder), tokenizer, VOCABULARY) if kind == "pictures" else None
+        if sight is not None:
+            sight.join(model)
         model.save_pretrained(folder)
-        _tokenizer().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         source = ModelSource(path=Path(folder))
         if kind == "adapter":
             model = _with_adapter(model)
@@ -172,11 +196,11 @@ def open_subject(config: EngineConfig, kind: Kind) -> Iterator[Subject]:
             model = model.get_base_model()
         changes = {"dtype": "float32", "max_running_requests": 6}
         with config.model_copy(update=changes).build(source) as engine:
-            yield Subject(engine, model)
+            yield Subject(engine, model, sight)
 
 
 def _tiny_model(kind: Kind) -> Any:
-    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
+    from transformers import Qwen2Config, Qwen3MoeConfig
 
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -192,12 +216,17 @@ def _tiny_model(kind: Kind) -> Any:
         "eos_token_id": END,
         "pad_token_id": END,
     }
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    moe = kind == "experts"
-    config = Qwen3MoeConfig(**sizes, **experts, head_dim=32) if moe else Qwen2Config(**sizes)
+    config: Any
+    if kind == "experts":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        config = Qwen3MoeConfig(**sizes, **experts, head_dim=32)
+    elif kind == "pictures":
+        config = seeing_architecture(sizes, VOCABULARY)
+    else:
+        config = Qwen2Config(**sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(23)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        return model_class(kind == "pictures").from_config(config, dtype=torch.float32).eval()
 
 
 def _with_adapter(model: Any) -> Any:
@@ -214,7 +243,7 @@ def _with_adapter(model: Any) -> Any:
         return peft.get_peft_model(copy.deepcopy(model), settings).eval()
 
 
-def _tokenizer() -> Any:
+def _tokenizer(added: Sequence[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -223,4 +252,8 @@ def _tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab={**names, "<end>": END}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
+    )
+    found.add_tokens(list(added), special_tokens=True)
+    return found

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlinf.conformance import CheckResult, NotMetError, outcome, require
+from rlinf.data.pictures import Picture
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.conformance_subject import (
     CONTEXT,
@@ -28,6 +29,7 @@ from rlinf.errors import ConfigError, RLinfError
 _UPDATES = 5
 _PAUSE = 0.05  # seconds between two looks at what should not change, or should
 _PATIENCE = 60.0  # seconds after which it is said not to change
+_SEEN = 1e-3  # log-probs differ by more where another picture was looked at
 _FAILURES = (RLinfError, RuntimeError, ValueError)
 
 
@@ -40,6 +42,8 @@ def check_engine(config: EngineConfig) -> list[CheckResult]:
     config.check()
     results = []
     for kind in KINDS:
+        if kind == "pictures" and not config.reads_pictures:
+            continue
         with open_subject(config, kind) as subject:
             for name, kinds, check in CHECKS:
                 if kind in kinds:
@@ -125,7 +129,8 @@ def _abort(subject: Subject) -> str:
     shortest = min(len(item.completion) for item in aborted)
     require(shortest > 0, "a sequence had nothing after the first steps")
     again = [
-        subject.request(r.prompt_tokens, seed=r.seed, partial=begun[r.request_id].completion,
+        subject.request(r.prompt_tokens, pictures=r.pictures, seed=r.seed,
+                        partial=begun[r.request_id].completion,
                         cache=begun[r.request_id].cache, max_new_tokens=subject.long)
         for r in requests
     ]  # fmt: skip
@@ -334,14 +339,41 @@ def _wrong_weights(subject: Subject) -> str:
     return "incomplete and unknown weights are refused, the old ones stay"
 
 
+def _pictures(subject: Subject) -> str:
+    assert subject.sight is not None, "only checked of a model that reads pictures"
+    text = prompt(6, 5)
+    asked = []
+    for seed in (1, 2):
+        tokens, pictures = subject.sight.prompt(text, seed=seed)
+        asked.append(subject.request(tokens, pictures=pictures, greedy=True))
+    alone = [subject.request(prompt(5 + number, number), pictures=()) for number in range(3)]
+    finished = subject.engine.generate([*asked, *alone])
+    subject.require_scores(asked, finished, "of equal tokens with unequal pictures")
+    subject.require_scores(alone, finished, "of prompts without a picture, beside some with one")
+    by_id = {item.request_id: item.completion for item in finished}
+    one, other = (by_id[request.request_id].log_probs for request in asked)
+    require(float(np.abs(one - other).max()) > _SEEN, "another picture changes nothing")
+    return "equal tokens with another picture are another prompt, with none beside them"
+
+
+def _unread_pictures(subject: Subject) -> str:
+    picture = Picture(data=np.zeros(1, np.uint8), first=1, rows=1, columns=1)
+    try:
+        subject.engine.submit(subject.request(prompt(5, 6), pictures=(picture,)))
+    except ConfigError as error:
+        return f"refused by a model of text: {error}"
+    raise NotMetError("a picture was taken by a model that reads text alone")
+
+
 _ONE: tuple[Kind, ...] = ("tied",)
+_SEEING: tuple[Kind, ...] = ("pictures",)
 
 CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
     ("nothing to do", _ONE, _nothing_to_do),
     ("log-probs after updates", KINDS, _updates),
     ("prefixes of old weights", KINDS, _prefixes),
     ("update midway", KINDS, _update_midway),
-    ("abort and continue", _ONE, _abort),
+    ("abort and continue", _ONE + _SEEING, _abort),
     ("progress", _ONE, _progress),
     ("seeds", _ONE, _seeds),
     ("stop tokens", _ONE, _stop_tokens),
@@ -351,7 +383,9 @@ CHECKS: tuple[tuple[str, tuple[Kind, ...], Callable[[Subject], str]], ...] = (
     ("greedy", _ONE, _greedy),
     ("queue", _ONE, _queue),
     ("wrong weights", _ONE, _wrong_weights),
-    ("memory", _ONE, _memory),
+    ("unread pictures", _ONE, _unread_pictures),
+    ("memory", _ONE + _SEEING, _memory),
+    ("pictures", _SEEING, _pictures),
 )
 """The suite: what is checked, with which models, and the function that raises when it is not
 met."""

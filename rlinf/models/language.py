@@ -89,10 +89,11 @@ def _freeze_vision(model: Any) -> None:
 def architecture_class(path: Path) -> Any:
     """The class of transformers that loads the model in a directory: one that reads pictures is
     not among those of causal language models."""
-    return _kind(reads_pictures(path))
+    return model_class(reads_pictures(path))
 
 
-def _kind(pictures: bool) -> Any:
+def model_class(pictures: bool) -> Any:
+    """The same of a model of which it is known whether it reads pictures."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if pictures else AutoModelForCausalLM
@@ -101,7 +102,7 @@ def _kind(pictures: bool) -> Any:
 def _loaded(config: LanguageModelConfig) -> Any:
     from safetensors import SafetensorError
 
-    _without_bars()
+    without_bars()
     try:
         model, report = architecture_class(_directory(config)).from_pretrained(
             _directory(config),
@@ -147,7 +148,7 @@ def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:
         architecture = Qwen3Config(**values, head_dim=config.hidden_size // config.heads)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _kind(config.vision is not None).from_config(architecture, dtype=torch.float32)
+        return model_class(config.vision is not None).from_config(architecture, dtype=torch.float32)
 
 
 def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -> None:
@@ -156,13 +157,13 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
     Adapters are merged into the weights that are written; the model stays as it is.
     """
     weights = dict(full_weights(model))
-    _without_bars()
+    without_bars()
     _without_peft(model).save_pretrained(directory, state_dict=weights, safe_serialization=True)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
 
-def _without_bars() -> None:
+def without_bars() -> None:
     """Let transformers show no progress bars: they would break the display of a run."""
     from transformers.utils import logging
 

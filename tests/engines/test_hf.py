@@ -43,7 +43,7 @@ def test_it_conforms(config: dict[str, Any]) -> None:
     pytest.importorskip("peft")
     pytest.importorskip("transformers")
     results = check_engine(HFEngineConfig(**config))
-    assert len(results) == 24
+    assert len(results) == 31
     assert [result for result in results if not result.passed] == []
 
 

@@ -239,7 +239,7 @@ def test_a_process_that_cannot_be_started_is_lost(
 def test_it_conforms() -> None:
     pytest.importorskip("peft")
     results = check_engine(HFEngineConfig.model_validate({"type": "hf", "process": True}))
-    assert len(results) == 24
+    assert len(results) == 31
     assert [result for result in results if not result.passed] == []
 
 

@@ -13,6 +13,7 @@ from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recip
 from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
+from rlinf.serving.address import require_server
 
 
 def evaluate(
@@ -64,6 +65,9 @@ def evaluate(
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
     if spec is not None and not spec.is_file():
         raise ConfigError(f"--spec: no file '{spec}'")
+    if server is not None:
+        require_serving("--server")
+        require_server(server)
 
     from rlinf.cli.tasks import require_training, task_of_run
 
@@ -75,10 +79,7 @@ def evaluate(
     from rlinf.runners.evaluation import Server
     from rlinf.runners.evaluation import evaluate as evaluate_run
 
-    through = None
-    if server is not None:
-        require_serving("--server")
-        through = Server(server, token)
+    through = None if server is None else Server(server, token)
     evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other, server=through)
 
 

@@ -76,6 +76,9 @@ def plan(
     require_training(task, recipe)
     if limit is not None and not memory:
         raise ConfigError("--limit has no effect without --memory")
+    if profile is not None and measure:
+        raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    given = None if profile is None else _read_profile(profile)
     bytes_there = None if limit is None else _bytes(limit)
     shape = None if cluster is None else parse_cluster_shape(cluster)
     check(config, loaded)
@@ -84,12 +87,10 @@ def plan(
             raise ConfigError("--memory runs the recipe as it is placed; give it alone")
         _show_memory(task, config, bytes_there)
         return
-    if measure and profile:
-        raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
     if save is not None:
         check_file_writable(save, "--save", "plan.yaml")
     asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
-    found = _profile(task, config, loaded.short_name, measure=measure, given=profile)
+    found = _profile(task, config, loaded.short_name, measure=measure, given=given)
     words = [recipe, *(overrides or [])]
     _show_plan(task, config, found, shape, words, asked=asked, save=save)
 
@@ -105,19 +106,24 @@ def _bytes(text: str) -> int:
 # -- the plan -----------------------------------------------------------------------------------
 
 
+def _read_profile(path: Path) -> Profile:
+    """The measurements in a file; before anything that takes longer."""
+    from rlinf.planner.profile import Profile
+
+    return Profile.load(path)
+
+
 def _profile(
-    task: AnyTask, config: Any, recipe: str, *, measure: bool, given: Path | None
+    task: AnyTask, config: Any, recipe: str, *, measure: bool, given: Profile | None
 ) -> Profile:
     """The profile to plan with, measured if asked for."""
     from rlinf.planner import kept_profiles, profiling
-    from rlinf.planner.profile import Profile
     from rlinf.runners.run import Run
 
     if given is not None:
-        found = Profile.load(given)
-        for difference in kept_profiles.fingerprints(config).differences(found):
-            complain(f"{given}: {difference}", label="note")
-        return found
+        for difference in kept_profiles.fingerprints(config).differences(given):
+            complain(f"--profile: {difference}", label="note")
+        return given
     kept, why = kept_profiles.usable_profile(config)
     if measure:
         measured = profiling.measure(config, partial(Run, task), task.flow, say=say)

@@ -18,6 +18,7 @@ from rlinf.cli.run_paths import find_run_or_checkpoint
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
 from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.serving.address import require_listening
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
@@ -88,6 +89,7 @@ def policy(
     keys = dict(_renaming(each) for each in key or [])
     path = find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
+    require_listening(host, port)
     task = _acting_task(source, path)
     if follow and path.parent.name == "checkpoints":
         raise ConfigError("--follow: a checkpoint does not change; give the run instead")

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import CheckpointError, ConfigError, UserError
 from rlinf.serving.acting import ActingPolicy
+from rlinf.serving.address import cannot_listen
 from rlinf.serving.batching import Batcher, PolicyFailure
 from rlinf.serving.latency import Latencies
 from rlinf.serving.requests import RequestReader
@@ -153,10 +154,7 @@ class PolicyServer:
             try:
                 await site.start()
             except OSError as error:
-                raise ConfigError(
-                    f"cannot listen at {settings.host}, port {settings.port}: "
-                    f"{error.strerror or error}; nearest: another --port, or 0 for any free one"
-                ) from error
+                raise cannot_listen(settings.host, settings.port, error) from error
             if settings.follow is not None:
                 tasks.append(asyncio.ensure_future(self._follow(settings.follow)))
             host, port = runner.addresses[0][:2]

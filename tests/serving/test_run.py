@@ -91,7 +91,9 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     assert main([*words, served.url, "--token", "another"]) == 2
     assert "HTTP 401" in capsys.readouterr().err
     assert main([*words, "nonsense"]) == 2
-    assert "no action server at nonsense" in capsys.readouterr().err
+    assert "--server = 'nonsense' is no address" in capsys.readouterr().err
+    assert main(["serve", "policy", str(run), "--host", "192.0.2.1"]) == 2
+    assert "cannot listen at 192.0.2.1" in capsys.readouterr().err
 
 
 def test_a_policy_of_another_environment_is_refused(run: Path, served: Served) -> None:

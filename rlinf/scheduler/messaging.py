@@ -37,8 +37,8 @@ class Messaging:
     _worker_info: WorkerInfo
 
     def __init__(self) -> None:
-        self._peer_infos: dict[str, WorkerInfo] = {}
-        self._in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
+        self.__peer_infos: dict[str, WorkerInfo] = {}
+        self.__in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
 
     def send(  # noqa: PLR0917 - the published signature
         self,
@@ -64,7 +64,7 @@ class Messaging:
             ValueError: An accelerator tensor is not contiguous.
         """
         peer = _name(dst_group_name, dst_rank)
-        return self._send(object, peer, ("object", piggyback_payload), async_op, options)
+        return self.__send(object, peer, ("object", piggyback_payload), async_op, options)
 
     def recv(
         self,
@@ -79,7 +79,7 @@ class Messaging:
             WorkerDiedError: The sender died.
             WaitTimeout: Nothing came within the deadline.
         """
-        return self._receive(_name(src_group_name, src_rank), "object", async_op)
+        return self.__receive(_name(src_group_name, src_rank), "object", async_op)
 
     def send_tensor(
         self,
@@ -91,7 +91,7 @@ class Messaging:
     ) -> AsyncWork | None:
         """Send a tensor to a worker that calls `recv_tensor`."""
         peer = _name(dst_group_name, dst_rank)
-        return self._send(tensor, peer, ("tensor", None), async_op, options)
+        return self.__send(tensor, peer, ("tensor", None), async_op, options)
 
     def recv_tensor(
         self,
@@ -102,7 +102,7 @@ class Messaging:
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork | None:
         """Receive into a tensor of the sent shape and dtype; SchedulerValueError for another."""
-        work: AsyncWork = self._receive(_name(src_group_name, src_rank), "tensor", True)
+        work: AsyncWork = self.__receive(_name(src_group_name, src_rank), "tensor", True)
 
         def fill() -> None:
             received = work.wait()
@@ -155,7 +155,7 @@ class Messaging:
         receivers = [member for member in members if member != source]
         stream = ("broadcast", tuple(members))
         if own == source:
-            return self._broadcast_out(object, receivers, stream, async_op)
+            return self.__broadcast_out(object, receivers, stream, async_op)
         process = require_process()
         position = receivers.index(own)
 
@@ -166,7 +166,7 @@ class Messaging:
         work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
         return work if async_op else work.wait()
 
-    def _broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
+    def __broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
         process = require_process()
         process.settle_puts()
         own = self._worker_address.get_name()
@@ -181,7 +181,7 @@ class Messaging:
                     )  # fmt: skip
         return finished_work(value, "a broadcast") if async_op else value
 
-    def _send(
+    def __send(
         self,
         value: Any,
         peer: str,
@@ -194,7 +194,7 @@ class Messaging:
         host = _resolve(process, peer)
         earlier: Future[Any] | None = None
         with Tracer.trace_span(f"send to {peer}", cat="communication"):
-            pair = self._pair_transfer(process, peer, options)
+            pair = self.__pair_transfer(process, peer, options)
             payload = process.encode(value, pair=pair)
             stream = (peer, self._worker_address.get_name(), "pair")
             if payload.nbytes < LARGE_BYTES:
@@ -203,7 +203,7 @@ class Messaging:
                 received = process.endpoint.request(
                     host, "mail.deliver", stream, head, True, payloads=[payload]
                 )
-                earlier = self._bound(peer, payload.nbytes, received)
+                earlier = self.__bound(peer, payload.nbytes, received)
             if pair is not None:
                 pair.flush()
         what = f"{peer} to receive earlier messages"
@@ -213,9 +213,9 @@ class Messaging:
             process.wait(earlier, what)
         return None
 
-    def _bound(self, peer: str, nbytes: int, received: Future[Reply]) -> Future[Any] | None:
+    def __bound(self, peer: str, nbytes: int, received: Future[Reply]) -> Future[Any] | None:
         """What to wait for so that data in flight stay bounded."""
-        window = self._in_flight.setdefault(peer, deque())
+        window = self.__in_flight.setdefault(peer, deque())
         window.append((nbytes, received))
         while window and window[0][1].done() and window[0][1].exception() is None:
             window.popleft()
@@ -228,7 +228,7 @@ class Messaging:
             last = future
         return last
 
-    def _pair_transfer(
+    def __pair_transfer(
         self, process: Process, peer: str, options: CollectiveGroupOptions | None
     ) -> PairTransfer | None:
         """How accelerator tensors go to a worker; None where this process has none."""
@@ -238,11 +238,11 @@ class Messaging:
             return None
         from rlinf.scheduler.transport.accelerator import PairTransfer
 
-        if peer not in self._peer_infos:
-            self._peer_infos[peer] = process.ask_driver("registry.info", peer)
-        return PairTransfer(own, self._peer_infos[peer], options)
+        if peer not in self.__peer_infos:
+            self.__peer_infos[peer] = process.ask_driver("registry.info", peer)
+        return PairTransfer(own, self.__peer_infos[peer], options)
 
-    def _receive(self, peer: str, kind: str, async_op: bool) -> Any:
+    def __receive(self, peer: str, kind: str, async_op: bool) -> Any:
         process = require_process()
         own = self._worker_address.get_name()
 

@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.accelerators import AcceleratorType, process_device
@@ -52,6 +54,7 @@ class Process:
         self.mailbox = MailboxService(self.endpoint)
         self.waits = WaitTable(self.endpoint)
         self.channels = ChannelService(self.endpoint)
+        self.mailbox.on_death = self.channels.remove_getters
         self._deferred: deque[Future[Any]] = deque()
         self._deferred_host: str | None = None
         self._deferred_lock = threading.Lock()
@@ -89,6 +92,8 @@ class Process:
         """Block until a future is done; after the deadline WaitTimeout tells who waits for whom."""
         if future.done():
             return future.result()
+        if _thread.chain is not None:
+            _thread.chain.step_aside()
         with self.waits.waiting(current_worker_name(), what, future):
             # An interrupt of the driver must not hit the handling of somebody's message.
             wait_here = wait_for if current_worker() is None else self.endpoint.wait
@@ -199,18 +204,30 @@ class AsyncWork:
         return self._future.done()
 
     def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork:
-        """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's."""
+        """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's.
+
+        Where that is a handle itself, the new one is done when it is, with its result.
+        """
         chained: Future[Any] = Future()
 
         def run() -> None:
             try:
                 self.wait()
-                chained.set_result(func(*args, **kwargs))
+                result = func(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - raised where the handle is waited for
                 chained.set_exception(error)
+                return
+            if isinstance(result, AsyncWork):
+                result._chain(partial(_settle, chained, result.wait))
+            else:
+                chained.set_result(result)
 
-        self._future.add_done_callback(lambda _: _chains().submit(run))
+        self._chain(run)
         return AsyncWork(chained, f"{self._what}, then {getattr(func, '__name__', func)}")
+
+    def _chain(self, job: Callable[[], None]) -> None:
+        worker = current_worker()
+        self._future.add_done_callback(lambda _: _chain().add(job, worker))
 
     def _give_up(self) -> None:
         if self._abandon is not None and not self._future.done():
@@ -231,19 +248,55 @@ def finished_work(result: Any, what: str) -> AsyncWork:
     return AsyncWork(future, what)
 
 
+def _settle(future: Future[Any], compute: Callable[[], Any]) -> None:
+    try:
+        future.set_result(compute())
+    except BaseException as error:  # noqa: BLE001 - raised where the future is waited for
+        future.set_exception(error)
+
+
+class _Chain:
+    """Runs chained functions in order, each as soon as the one before it ends or waits."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], None], Worker | None]] = SimpleQueue()
+        self._start()
+
+    def add(self, job: Callable[[], None], worker: Worker | None) -> None:
+        """Run a function for a worker, or for the driver, when its turn comes."""
+        self._jobs.put((job, worker))
+
+    def step_aside(self) -> None:
+        """Let the next functions run: what the calling one waits for may come of them."""
+        _thread.chain = None
+        self._start()
+
+    def _start(self) -> None:
+        # Not of a pool: at the end of the program nobody waits for a function that waits.
+        threading.Thread(target=self._run, name="rlinf-then", daemon=True).start()
+
+    def _run(self) -> None:
+        _thread.chain = self
+        while _thread.chain is not None:
+            job, worker = self._jobs.get()
+            _worker_here.set(worker)
+            job()
+
+
 @cache
-def _chains() -> ThreadPoolExecutor:
-    """One thread runs chained functions, so that they keep their order."""
-    return ThreadPoolExecutor(1, thread_name_prefix="rlinf-then")
+def _chain() -> _Chain:
+    return _Chain()
 
 
 class _ThreadContext(threading.local):
-    worker: Worker | None = None
     launching: Any = None
+    chain: _Chain | None = None
 
 
 _process: Process | None = None
 _process_worker: Worker | None = None
+# Of a context and not of a thread, so that what a worker hands to ``asyncio.to_thread`` is its own.
+_worker_here: ContextVar[Worker | None] = ContextVar("worker", default=None)
 _thread = _ThreadContext()
 
 
@@ -270,7 +323,7 @@ def set_process(process: Process | None) -> None:
 
 def current_worker() -> Worker | None:
     """The worker that this thread runs; None in the driver."""
-    return _thread.worker or _process_worker
+    return _worker_here.get() or _process_worker
 
 
 def set_current_worker(worker: Worker | None, *, whole_process: bool) -> None:
@@ -279,7 +332,7 @@ def set_current_worker(worker: Worker | None, *, whole_process: bool) -> None:
     if whole_process:
         _process_worker = worker
     else:
-        _thread.worker = worker
+        _worker_here.set(worker)
 
 
 def current_worker_name() -> str:

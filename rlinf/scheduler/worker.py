@@ -34,8 +34,8 @@ class WorkerTimers:
     """Timers of a worker; durations of a tag add up until they are popped."""
 
     def __init__(self) -> None:
-        self._durations: dict[str, float] = {}
-        self._durations_lock = threading.Lock()
+        self.__durations: dict[str, float] = {}
+        self.__durations_lock = threading.Lock()
 
     @contextmanager
     def worker_timer(self, tag: str | None = None) -> Iterator[None]:
@@ -49,24 +49,24 @@ class WorkerTimers:
                 yield
             finally:
                 seconds = time.perf_counter() - begin
-                with self._durations_lock:
-                    self._durations[tag] = self._durations.get(tag, 0.0) + seconds
+                with self.__durations_lock:
+                    self.__durations[tag] = self.__durations.get(tag, 0.0) + seconds
 
     def pop_execution_time(self, tag: str) -> float:
         """Seconds of a tag since it was last popped; SchedulerValueError for an unknown tag."""
-        with self._durations_lock:
-            if tag not in self._durations:
+        with self.__durations_lock:
+            if tag not in self.__durations:
                 raise SchedulerValueError(
                     f"no duration was recorded for tag '{tag}'; recorded: "
-                    f"{sorted(self._durations)}. Time it with @Worker.timer('{tag}') or "
+                    f"{sorted(self.__durations)}. Time it with @Worker.timer('{tag}') or "
                     f"worker_timer('{tag}')."
                 )
-            return self._durations.pop(tag)
+            return self.__durations.pop(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
         """Seconds of every tag since they were last popped."""
-        with self._durations_lock:
-            durations, self._durations = self._durations, {}
+        with self.__durations_lock:
+            durations, self.__durations = self.__durations, {}
             return durations
 
     @staticmethod
@@ -140,7 +140,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         WorkerTimers.__init__(self)
         Messaging.__init__(self)
         placement = launch.placement
-        self._launch = launch
+        self._rlinf_launch = launch
         self._worker_info = launch.info
         self._worker_address = launch.info.address
         self._worker_name = launch.name
@@ -211,7 +211,8 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         """Name of this worker, ``group:rank``."""
         return self._worker_name
 
-    def check_worker_alive(self, worker_name: str) -> bool:
+    @staticmethod
+    def check_worker_alive(worker_name: str) -> bool:
         """Whether a worker was launched and did not die."""
         return bool(require_process().ask_driver("registry.alive", worker_name))
 
@@ -232,21 +233,21 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
 
     def log_debug(self, message: object) -> None:
         """Log at level DEBUG."""
-        self._log(logging.DEBUG, message)
+        self._rlinf_log(logging.DEBUG, message)
 
     def log_info(self, message: object) -> None:
         """Log at level INFO."""
-        self._log(logging.INFO, message)
+        self._rlinf_log(logging.INFO, message)
 
     def log_warning(self, message: object) -> None:
         """Log at level WARNING."""
-        self._log(logging.WARNING, message)
+        self._rlinf_log(logging.WARNING, message)
 
     def log_error(self, message: object) -> None:
         """Log at level ERROR."""
-        self._log(logging.ERROR, message)
+        self._rlinf_log(logging.ERROR, message)
 
-    def _log(self, level: int, message: object) -> None:
+    def _rlinf_log(self, level: int, message: object) -> None:
         logger.log(level, "%s: %s", self._worker_name, message, stacklevel=3)
 
 

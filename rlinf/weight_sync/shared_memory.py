@@ -73,7 +73,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
         """A file that goes with the cluster; within one process no name is needed."""
         if require_process().runtime == "local" and hasattr(os, "memfd_create"):
             return None
-        prefix = ClusterFiles(self._worker._launch.membership.token).block_prefix
+        prefix = ClusterFiles(self._worker._rlinf_launch.membership.token).block_prefix
         return shared_memory_directory() / f"{prefix}weights-{secrets.token_hex(4)}"
 
     def close(self) -> None:

@@ -95,6 +95,15 @@ def test_items_of_a_closed_producer_can_still_be_read(launch, cluster):
     queue.close()
 
 
+def test_what_a_closed_worker_waited_for_goes_to_others(launch, cluster):
+    channel = Channel.create("bequest")
+    group = launch(Queuer, 1, "heirless")
+    group.want(channel).wait()
+    group._close()
+    channel.put("kept")
+    assert channel.get_nowait() == "kept"
+
+
 def test_closing_a_group_ends_its_waits(launch):
     group = launch(Talker, 2, "abandoned")
     waiting = group.execute_on(0).receive_from("abandoned", 1)
@@ -132,9 +141,15 @@ SCRIPT = """
         def fail(self):
             raise ValueError("on purpose")
 
+    class Waiting(Worker):
+        async def wait(self):
+            pass
+
     cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "%s"})
     group = Failing.create_group().launch(cluster, NodePlacementStrategy([0]), "failing")
     call = group.fail()
+    if sys.argv[1] == "async":
+        Waiting.create_group().launch(cluster, NodePlacementStrategy([0]), "waiting").wait().wait()
     if sys.argv[1] == "caught":
         try:
             call.wait()
@@ -152,7 +167,9 @@ def run_script(runtime: str, ending: str) -> tuple[int, str]:
     return script.wait(), errors.decode()
 
 
-@pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1), ("ignored", 0)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("caught", 7), ("raised", 1), ("ignored", 0), ("async", 0)]
+)
 def test_the_exit_code_is_the_programs_own(ending, code):
     returned, errors = run_script("local", ending)
     assert returned == code, errors

@@ -125,6 +125,15 @@ def test_chained_work(shared):
     assert call.wait() == [(42, "x")]
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_chained_work_may_lead_to_more(shared, waits):
+    group = shared(Talker)
+    call = group.execute_on(1).chained_receive(NAME, 0, waits=waits)
+    for value in ("first", "second"):
+        group.execute_on(0).send_to_peer(value, NAME, 1).wait()
+    assert call.wait() == [True]
+
+
 @pytest.mark.parametrize("async_op", [False, True])
 def test_broadcast_over_two_groups(shared, async_op):
     first, second = shared(Talker), shared(Queuer)

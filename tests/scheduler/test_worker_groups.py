@@ -1,14 +1,24 @@
 """Launching groups, calling their methods, and what comes back."""
 
 import asyncio
+from dataclasses import dataclass
+from enum import Enum
 
 import pytest
 
 from rlinf.errors import MissingPackageError
-from rlinf.scheduler import Cluster, PackedPlacementStrategy, Worker
+from rlinf.scheduler import Channel, Cluster, PackedPlacementStrategy, Worker
 from rlinf.scheduler.errors import NameTakenError, WorkerCallError
 from rlinf.scheduler.worker import WorkerGroup
-from tests.scheduler.workers import Basic, Clash, Concurrent, FailingStart, Oddity
+from tests.scheduler.workers import (
+    Basic,
+    Clash,
+    Concurrent,
+    FailingStart,
+    Namesake,
+    Oddity,
+    Sentence,
+)
 
 
 def test_results_come_in_order_of_ranks(shared):
@@ -131,6 +141,9 @@ def test_exceptions_keep_their_type(shared):
         group.execute_on(0).fail("nothing").wait()
     with pytest.raises(MissingPackageError, match="a test needs the package 'nothing'"):
         group.execute_on(0).fail("package").wait()
+    with pytest.raises(Sentence, match=r"raised .*Sentence: 3: so be it") as caught:
+        group.execute_on(0).fail("sentence").wait()
+    assert caught.value.code == 3
     with pytest.raises(RuntimeError, match="held"):
         group.execute_on(0).fail("unpicklable").wait()
     assert group.execute_on(0).add(1).wait() == [(0, 1)]
@@ -162,6 +175,40 @@ def test_async_methods_interleave(shared):
     waiting = group.execute_on(0).wait_open()
     assert group.execute_on(0).open().wait() == ["done"]
     assert waiting.wait() == ["opened"]
+
+
+def test_a_thread_of_an_async_method_is_the_workers(shared):
+    assert shared(Concurrent).who_is_at_work().wait() == [True] * 3
+
+
+def test_classes_of_the_program_itself_stay_the_same_class(launch, cluster):
+    @dataclass
+    class Item:
+        number: int
+
+    class Colour(Enum):
+        RED = 1
+
+    class Maker(Worker):
+        def check(self, item, colour):
+            return type(item) is Item, colour is Colour.RED
+
+        def make(self, channel):
+            channel.put(Item(2), key=Colour.RED)
+            return Item(1)
+
+    channel = Channel.create("own classes")
+    group = launch(Maker, 1, "maker")
+    assert group.check(Item(1), Colour.RED).wait() == [(True, True)]
+    assert group.make(channel).wait() == [Item(1)]
+    assert channel.get(key=Colour.RED) == Item(2)
+
+
+def test_a_worker_may_have_private_names_of_its_own(launch):
+    group = launch(Namesake, 1, "namesake")
+    call = group.talk_to_itself("self")
+    assert call.wait() == ["self"]
+    assert call.consume_durations()["talk"] > 0
 
 
 def test_several_calls_at_a_time(launch):
@@ -200,6 +247,8 @@ def test_alive(shared):
     group = shared(Basic)
     assert group.alive("sharedBasic:0").wait() == [True] * 3
     assert group.alive("nobody:0").wait() == [False] * 3
+    assert Worker.check_worker_alive("sharedBasic:0")
+    assert not Worker.check_worker_alive("nobody:0")
 
 
 def test_process_environment(launch, runtime):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import MissingPackageError
 from rlinf.scheduler import Channel, Worker
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.process import current_worker, require_process
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,14 @@ class Oddity(Exception):
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message, code)
+        self.code = code
+
+
+class Sentence(Exception):
+    """An exception that is not built from what it gives its base class."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
         self.code = code
 
 
@@ -87,6 +95,8 @@ class Basic(Impatient):
     def fail(self, kind: str) -> None:
         if kind == "oddity":
             raise Oddity("odd", 7)
+        if kind == "sentence":
+            raise Sentence(3, "so be it")
         if kind == "unpicklable":
             raise Unpicklable("held")
         if kind == "package":
@@ -162,6 +172,9 @@ class Concurrent(Worker):
         self.opened = self.opened or asyncio.Event()
         self.opened.set()
         return "done"
+
+    async def who_is_at_work(self) -> bool:
+        return await asyncio.to_thread(lambda: Worker.current_worker is self)
 
     async def get(self, channel: Channel) -> Any:
         return await channel.get(async_op=True).async_wait()
@@ -253,6 +266,36 @@ class Talker(Member):
         work = self.recv(group, rank, async_op=True)
         return work.then(lambda value: value * 2, 21).wait(), work.wait()
 
+    def chained_receive(self, group: str, rank: int, *, waits: bool) -> Any:
+        """What a chained function receives, which returns the handle of it or waits for it."""
+
+        def receive() -> Any:
+            work = self.recv(group, rank, async_op=True).then(lambda: current_worker() is self)
+            return work.wait() if waits else work
+
+        return self.recv(group, rank, async_op=True).then(receive).wait()
+
+
+class Namesake(Talker):
+    """A worker with helpers of its own, under names that come to mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._durations = self._launch = self._in_flight = self._peer_infos = self._log = None
+
+    def _send(self) -> None: ...
+
+    def _receive(self) -> None: ...
+
+    def _broadcast_out(self) -> None: ...
+
+    @Worker.timer("talk")
+    def talk_to_itself(self, value: Any) -> Any:
+        self.log_info("talks")
+        self.send(value, self._group_name, self._rank)
+        groups = [(self._group_name, self._rank)]
+        return self.broadcast(self.recv(self._group_name, self._rank), groups=groups)
+
 
 class Queuer(Member):
     def put(self, channel: Channel, items: list[Any], key: Any = "default_queue") -> None:
@@ -266,6 +309,9 @@ class Queuer(Member):
 
     def get(self, channel: Channel, count: int, key: Any = "default_queue") -> list[Any]:
         return [channel.get(key=key) for _ in range(count)]
+
+    def want(self, channel: Channel) -> None:
+        channel.get(async_op=True)
 
     def nowait(self, channel: Channel, kind: str) -> Any:
         return channel.put_nowait(1) if kind == "put" else channel.get_nowait()

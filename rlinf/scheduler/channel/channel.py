@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import warnings
 from collections.abc import Hashable
 from concurrent.futures import Future
@@ -14,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
-from rlinf.scheduler.process import AsyncWork, Process, current_worker, require_process
-from rlinf.scheduler.services.channels import ChannelService
+from rlinf.scheduler.process import (
+    AsyncWork,
+    Process,
+    current_worker,
+    current_worker_name,
+    require_process,
+)
+from rlinf.scheduler.services.channels import ChannelService, Ticket
 from rlinf.scheduler.services.registry import ChannelRecord
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply
@@ -286,7 +291,7 @@ class Channel:
         with Tracer.trace_span(f"get {self.name}", cat="channel"):
             return finish(self._wait(future, what, key, ticket))
 
-    def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Hashable) -> Reply:
+    def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Ticket) -> Reply:
         process = require_process()
         try:
             reply: Reply = process.wait(future, what)
@@ -297,7 +302,7 @@ class Channel:
             reply = process.wait(future, what)
         return reply
 
-    def _withdraw(self, key: Hashable, ticket: Hashable) -> Future[Reply]:
+    def _withdraw(self, key: Hashable, ticket: Ticket) -> Future[Reply]:
         return self._request("withdraw", key, ticket)
 
     def _first(self, reply: Reply) -> Any:
@@ -312,8 +317,8 @@ def _rebuild(record: ChannelRecord, at_worker: bool) -> Channel:
     return Channel(record, at_worker=at_worker)
 
 
-def _ticket() -> Hashable:
-    return os.getpid(), threading.get_ident(), next(_tickets)
+def _ticket() -> Ticket:
+    return Ticket(current_worker_name(), os.getpid(), next(_tickets))
 
 
 def _hosts(

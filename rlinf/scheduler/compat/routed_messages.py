@@ -95,7 +95,7 @@ class RoutedMessaging:
             )  # fmt: skip
         shards = (split_fn or split_batch)(data, [entry.batch_size for entry in plan.entries])
         works = [
-            self._send_shard(group_name, channel, entry, shard, enable_p2p)
+            self.__send_shard(group_name, channel, entry, shard, enable_p2p)
             for entry, shard in zip(plan.entries, shards, strict=True)
         ]
         sent: AsyncWork | None = _together(works, lambda _: None, async_op)
@@ -149,7 +149,7 @@ class RoutedMessaging:
                 group_name, self._group_name, self._rank, peers, self._world_size,
                 tag, route_key, batch_size,
             )  # fmt: skip
-        works = [self._receive_shard(group_name, channel, e, enable_p2p) for e in plan.entries]
+        works = [self.__receive_shard(group_name, channel, e, enable_p2p) for e in plan.entries]
         merge = merge_fn or merge_batches
 
         def finish(received: list[Any]) -> Any:
@@ -161,7 +161,7 @@ class RoutedMessaging:
 
         return _together(works, finish, async_op)
 
-    def _send_shard(
+    def __send_shard(
         self, group_name: str, channel: Channel | None, entry: Any, shard: Any, direct: bool
     ) -> AsyncWork:
         labelled = isinstance(entry, DecoupledRouteEntry)
@@ -173,7 +173,7 @@ class RoutedMessaging:
         item = (entry.batch_index, shard) if labelled else shard
         return _required(channel).put(item, key=entry.key, async_op=True)  # type: ignore[return-value]
 
-    def _receive_shard(
+    def __receive_shard(
         self, group_name: str, channel: Channel | None, entry: Any, direct: bool
     ) -> AsyncWork:
         work: AsyncWork

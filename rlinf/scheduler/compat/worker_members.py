@@ -22,7 +22,7 @@ class WorkerMembers:
     _worker_address: WorkerAddress
     _rank: int
     _world_size: int
-    _log: Any
+    _rlinf_log: Any
     global_accelerator_ids: list[int]
 
     @property
@@ -51,25 +51,25 @@ class WorkerMembers:
     def log_on_first_rank(self, message: object) -> None:
         """Log at level INFO on rank 0 only."""
         if self._rank == 0:
-            self._log(logging.INFO, message)
+            self._rlinf_log(logging.INFO, message)
 
     def log_on_last_rank(self, message: object) -> None:
         """Log at level INFO on the last rank only."""
         if self._rank == self._world_size - 1:
-            self._log(logging.INFO, message)
+            self._rlinf_log(logging.INFO, message)
 
     def start_profile(self, step: int | None = None) -> None:
         """Open the capture window of an external profiler, where the platform has one."""
-        self._profiler_call("start", step)
+        self.__profiler_call("start", step)
 
     def stop_profile(self) -> None:
         """Close the capture window of an external profiler."""
-        self._profiler_call("stop", None)
+        self.__profiler_call("stop", None)
 
-    def _profiler_call(self, action: str, step: int | None) -> None:
+    def __profiler_call(self, action: str, step: int | None) -> None:
         profiler = getattr(getattr(self, "torch_platform", None), "profiler", None)
         if profiler is not None:
-            self._log(logging.DEBUG, f"{action} profile of step {step}")
+            self._rlinf_log(logging.DEBUG, f"{action} profile of step {step}")
             getattr(profiler, action)()
 
 

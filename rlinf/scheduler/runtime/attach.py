@@ -95,8 +95,10 @@ def adopt(worker: Any, launch: Launch) -> None:
         handler.addFilter(lambda record: _first_argument(record) == launch.name)
         worker.logger.addHandler(handler)
     dead = process.ask_driver("registry.register", launch.name, endpoint.address, launch.info)
-    for name, cause in dead.items():
-        process.mailbox.mark_dead(name, cause)
+    if alone:
+        with endpoint.lock:
+            for name, cause in dead.items():
+                process.mailbox.mark_dead(name, cause)
 
 
 class ChannelHost:

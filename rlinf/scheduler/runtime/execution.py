@@ -21,9 +21,29 @@ if TYPE_CHECKING:
 class _Failure:
     """An exception on its way to the caller; None where it cannot be pickled."""
 
-    exception: BaseException | None
+    exception: Any
     summary: str
     traceback: str
+
+
+class _WithoutInit:
+    """An exception that arrives as itself, but without a call of its ``__init__``.
+
+    By default an exception is rebuilt from what it gave its base class, which many an ``__init__``
+    does not take.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        return _without_init, (type(self._error), self._error.args, self._error.__dict__)
+
+
+def _without_init(kind: Any, args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error: BaseException = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 @dataclass(frozen=True)
@@ -86,12 +106,14 @@ def failed_outcome(
         )
     summary = traceback.format_exception_only(error)[-1].strip()
     process = require_process()
-    try:
-        payload = process.encode(_Failure(error, summary, text), reader_node=caller_node)
-        if process.codec is not None:
-            process.codec.decode(payload)  # some exceptions pickle and cannot be rebuilt
-    except Exception:  # noqa: BLE001 - then the text has to do
-        payload = process.encode(_Failure(None, summary, text), reader_node=caller_node)
+    for carried in (error, _WithoutInit(error), None):  # with None the text has to do
+        try:
+            payload = process.encode(_Failure(carried, summary, text), reader_node=caller_node)
+            if process.codec is not None:
+                process.codec.decode(payload, peek=True)  # not all that pickles can be rebuilt
+            break
+        except Exception:  # noqa: BLE001 - it is the next one's turn
+            continue
     return Outcome(payload, True, 0.0 if begin is None else time.perf_counter() - begin)
 
 

@@ -7,10 +7,19 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
+
+
+class Ticket(NamedTuple):
+    """One request that may wait: whose it is, and a number of its process's own."""
+
+    worker: str
+    process: int
+    number: int
 
 
 @dataclass
@@ -23,7 +32,7 @@ class _Entry:
 class _Getter:
     """Someone who waits for one item (``target`` None) or for a batch."""
 
-    ticket: Hashable
+    ticket: Ticket
     target: int | None
     future: Future[Reply] = field(default_factory=Future)
     taken: list[_Entry] = field(default_factory=list)
@@ -52,7 +61,7 @@ class _Getter:
 
 @dataclass
 class _Putter:
-    ticket: Hashable
+    ticket: Ticket | None
     entry: _Entry
     future: Future[Reply] = field(default_factory=Future)
 
@@ -92,6 +101,12 @@ class _Queue:
             self.items.extendleft(reversed(getter.taken))
         return True
 
+    def withdraw(self, getter: _Getter) -> None:
+        """Forget one who waits, and give what it has taken to the others."""
+        self.getters.remove(getter)
+        self.items.extendleft(reversed(getter.taken))
+        self.settle()
+
     def take(self) -> Reply:
         """The oldest item, where there is one and nobody waits for it."""
         entry = self.items.popleft()
@@ -128,6 +143,17 @@ class ChannelService:
         ):  # fmt: skip
             endpoint.register(f"channel.{name}", getattr(self, f"_{name}"))
 
+    def remove_getters(self, worker: str, error: Exception) -> None:
+        """Give a worker that died no more items: what it took of a batch goes back.
+
+        What it wanted to put still comes.
+        """
+        for channel in self._channels.values():
+            for queue in channel.queues.values():
+                for getter in [g for g in queue.getters if g.ticket.worker == worker]:
+                    try_fail(getter.future, error)
+                    queue.withdraw(getter)
+
     def _find(self, name: str) -> _Channel:
         channel = self._channels.get(name)
         if channel is None:
@@ -140,7 +166,7 @@ class ChannelService:
             self._channels[name] = _Channel(maxsize)
 
     def _put(
-        self, name: str, key: Hashable, weight: int, ticket: Hashable,
+        self, name: str, key: Hashable, weight: int, ticket: Ticket | None,
         *, payloads: Sequence[Payload],
     ) -> Future[Reply] | None:  # fmt: skip
         queue = self._find(name).queue(key)
@@ -165,7 +191,7 @@ class ChannelService:
         queue.settle()
 
     def _get(
-        self, name: str, key: Hashable, target: int | None, ticket: Hashable
+        self, name: str, key: Hashable, target: int | None, ticket: Ticket
     ) -> Future[Reply] | Reply:
         queue = self._find(name).queue(key)
         if target is None and queue.items and not queue.getters:
@@ -181,14 +207,12 @@ class ChannelService:
             raise asyncio.QueueEmpty(f"channel '{name}' has no item under key {key!r}")
         return queue.take()
 
-    def _withdraw(self, name: str, key: Hashable, ticket: Hashable) -> bool:
+    def _withdraw(self, name: str, key: Hashable, ticket: Ticket) -> bool:
         """Forget a request that waits; False if it was answered already."""
         queue = self._find(name).queue(key)
         for getter in queue.getters:
             if getter.ticket == ticket:
-                queue.getters.remove(getter)
-                queue.items.extendleft(reversed(getter.taken))
-                queue.settle()
+                queue.withdraw(getter)
                 return True
         before = len(queue.putters)
         queue.putters = deque(putter for putter in queue.putters if putter.ticket != ticket)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,6 +26,7 @@ class MailboxService:
         self._waiting: dict[Stream, deque[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
         self.addresses: dict[str, str] = {}
+        self.on_death: Callable[[str, WorkerDiedError], object] = lambda worker, error: None
         endpoint.register("mail.deliver", self._deliver)
         endpoint.register("mail.dead", self.mark_dead)
         endpoint.register("mail.forget", self._forget)
@@ -52,6 +53,7 @@ class MailboxService:
 
     def mark_dead(self, worker: str, cause: str, address: str | None = None) -> None:
         """Fail everyone here who waits for a worker that died, or for its endpoint."""
+        self.on_death(worker, _died(worker, cause))
         if address is not None:
             self._endpoint.forget(address, _died(worker, cause))
         self._dead[worker] = cause

@@ -12,10 +12,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 
 from rlinf.scheduler.transport.blocks import MOST_RECEIVERS, AttachedBlocks, Block, BlockPool
@@ -90,7 +90,7 @@ class Codec:
             state.release()
             state = _Encoding(pool, receivers, pair)
             try:
-                head = _dump(_ByValuePickler, value, state)
+                head = _dump(_by_value_pickler(), value, state)
             except BaseException:
                 state.release()
                 raise
@@ -205,14 +205,23 @@ class _FastPickler(pickle.Pickler):
         return self.state.reduce(value)
 
 
-class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle with the same treatment of tensors and arrays."""
+@cache
+def _by_value_pickler() -> Any:
+    """cloudpickle with the same treatment of tensors and arrays.
 
-    state: _Encoding
+    It is Ray's copy, by which the workers' classes travel: a copy keeps account of the classes that
+    arrived by value, and from two of them a class would arrive as two.
+    """
+    from ray import cloudpickle
 
-    def reducer_override(self, value: Any) -> Any:
-        reduced = self.state.reduce(value)
-        return super().reducer_override(value) if reduced is NotImplemented else reduced
+    class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+        state: _Encoding
+
+        def reducer_override(self, value: Any) -> Any:
+            reduced = self.state.reduce(value)
+            return super().reducer_override(value) if reduced is NotImplemented else reduced
+
+    return ByValuePickler
 
 
 def _dump(pickler_class: Any, value: Any, state: _Encoding) -> bytes:
@@ -228,8 +237,7 @@ def dumps(value: Any) -> bytes:
     try:
         return _dump(_FastPickler, value, _Encoding())
     except _BY_VALUE:
-        result: bytes = cloudpickle.dumps(value)
-        return result
+        return _dump(_by_value_pickler(), value, _Encoding())
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

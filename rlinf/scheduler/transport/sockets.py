@@ -124,11 +124,8 @@ class SocketEndpoint(Endpoint):
             behind += [frame for frame in frames if len(frame) > _SMALL_FRAME]
             inside.append((small, encoded.uses_blocks, encoded.nbytes))
         message = (form, number, self.address, content, inside)
-        head = pickle.dumps(message, 5)
-        if b"__main__" in head:  # what a program defines itself must travel by value
-            head = dumps(message)
         try:
-            self._link(address).send([head, *behind])
+            self._link(address).send([_head(message), *behind])
         except OSError as error:
             raise WorkerDiedError(f"the process at {address} is gone ({error})") from None
 
@@ -194,3 +191,12 @@ class SocketEndpoint(Endpoint):
                 return
             except Exception:  # noqa: BLE001 - an exception that cannot be pickled, as text
                 self._send(source, _ERROR, number, SchedulerError(repr(error)), ())
+
+
+def _head(message: tuple[Any, ...]) -> bytes:
+    """A message in bytes; what a program defines itself, such as a channel's key, by value."""
+    try:
+        head = pickle.dumps(message, 5)
+    except (pickle.PicklingError, AttributeError):  # in a worker, whose ``__main__`` is Ray's
+        return dumps(message)
+    return dumps(message) if b"__main__" in head else head

@@ -13,7 +13,7 @@ from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recip
 from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
-from rlinf.serving.address import require_server
+from rlinf.serving.server_address import require_server
 
 
 def evaluate(

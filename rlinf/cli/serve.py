@@ -18,7 +18,7 @@ from rlinf.cli.run_paths import find_run_or_checkpoint
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
 from rlinf.errors import ConfigError, MissingPackageError
-from rlinf.serving.address import require_listening
+from rlinf.serving.server_address import require_listening
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from rlinf.config.nearest import nearest_names
 from rlinf.conformance import CheckResult, outcome, require
+from rlinf.data.lerobot.layout import is_lerobot
 from rlinf.errors import ConfigError
 
 FORMAT = "rlinf-demonstrations/1"
@@ -152,8 +155,12 @@ class Demonstrations:
     @staticmethod
     def load(directory: Path) -> Demonstrations:
         """Read a set; ConfigError unless it is whole and the one that was written."""
+        if not is_recorded(directory):
+            raise no_set(directory)
         try:
             info = json.loads((directory / _INFO).read_text())
+            if "format" not in info:
+                raise no_set(directory)
             if info["format"] != FORMAT:
                 raise ConfigError(
                     f"{directory} is of the format {info['format']!r}, expected {FORMAT!r}"
@@ -178,13 +185,12 @@ class Demonstrations:
             )
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{directory} holds no demonstrations: there is no {Path(error.filename).name}; "
-                "record some with: rlinf record"
+                f"{directory} holds no whole set: there is no {Path(error.filename).name}; copy "
+                "it again"
             ) from error
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ConfigError(
-                f"{directory} holds no demonstrations ({type(error).__name__}: {error}); record "
-                "some with: rlinf record"
+                f"{directory} holds no whole set ({type(error).__name__}: {error}); copy it again"
             ) from error
         lengths = {len(array) for array in arrays.values()}
         if lengths != {sum(episode.length for episode in found.episodes)}:
@@ -195,6 +201,32 @@ class Demonstrations:
 def is_recorded(directory: Path) -> bool:
     """Whether a directory looks like a set."""
     return (directory / _INFO).is_file()
+
+
+def no_set(path: Path) -> ConfigError:
+    """What to say where a set is expected: what is there instead, and which sets are near."""
+    if is_lerobot(path):
+        return ConfigError(
+            f"{path} is a LeRobot set, expected one of the format {FORMAT!r}; look at it with: "
+            f"rlinf data show {path}"
+        )
+    found = f"there are no demonstrations in {path}"
+    ways = "record some with: rlinf record RECIPE --out DIRECTORY"
+    if path.is_file():
+        found += ", which is a file"
+    elif not path.exists():
+        found += ", which does not exist"
+        # As sets are called on the Hugging Face hub, OWNER/NAME, where here is no such OWNER.
+        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path)) and not path.parent.exists():
+            ways += (
+                ", or, where that is the name of a set on the Hugging Face hub: hf download "
+                f"{path} --repo-type dataset --local-dir DIRECTORY"
+            )
+    around = [*path.glob("*"), *path.parents[:2], *path.parent.glob("*")]
+    near = [str(each) for each in around if is_recorded(each) or is_lerobot(each)]
+    names = nearest_names(str(path), near) or near
+    nearest = f"nearest: {', '.join(names[:3])}; or " if near else ""
+    return ConfigError(f"{found}; {nearest}{ways}")
 
 
 # -- whether a set can be learnt from -----------------------------------------------------------

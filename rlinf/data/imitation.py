@@ -78,15 +78,19 @@ class Recorded:
         return np.minimum(steps, ends - 1), steps < ends
 
     def split(self, held_out: int) -> tuple[Recorded, Recorded]:
-        """All but the last ``held_out`` episodes, and those; ConfigError where a side is empty."""
-        count = len(self.episodes)
-        if not 0 < held_out < count:
-            raise ConfigError(
-                f"{held_out} of {count} episodes cannot be held out; from 1 to {count - 1}",
-                key="held_out",
-            )
+        """All but the last ``held_out`` episodes, and those; ConfigError where none is left."""
+        refuse_none_left(held_out, len(self.episodes))
         kept, others = self.episodes[:-held_out], self.episodes[-held_out:]
         return replace(self, episodes=kept), replace(self, episodes=others)
+
+
+def refuse_none_left(held_out: int, count: int) -> None:
+    """Refuse to hold out every episode of a set; ConfigError."""
+    if held_out >= count:
+        raise ConfigError(
+            f"{held_out} of {count} episodes cannot be held out; nearest: {count - 1}",
+            key="held_out",
+        )
 
 
 class SetOptions(StrictModel):
@@ -108,21 +112,21 @@ class SetOptions(StrictModel):
     """Take a set although its frames per second are not the actions per second of the
     environment."""
 
-    def check_set(self, path: Path) -> None:
-        """Look for a set, and for episodes in it; ConfigError."""
+    def check_set(self, path: Path) -> int:
+        """Look for a set, and count the episodes in it that are learnt from; ConfigError."""
         path = path.expanduser()
-        if not is_recorded(path) and not is_lerobot(path):
-            siblings = [entry.name for entry in path.parent.glob("*") if entry.is_dir()]
-            hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
-            raise ConfigError(
-                f"there are no demonstrations in {path}; {hint} Record some with: rlinf record "
-                f"RECIPE --out {path}",
-                key="path",
-            )
         with _of_path():
-            ours = is_recorded(path)
-            found = Demonstrations.load(path) if ours else LeRobotSet(path)
-        self._chosen(path, _successes(found))
+            if is_lerobot(path) and not is_recorded(path):
+                return len(self._chosen(path, _successes(LeRobotSet(path))))
+            found = Demonstrations.load(path)
+        for key in ("observations", "actions"):
+            if getattr(self, key) != SetOptions.model_fields[key].default:
+                raise ConfigError(
+                    f"says what a LeRobot set calls things, and {path} is a set of rlinf record; "
+                    "nearest: leave it out",
+                    key=key,
+                )
+        return len(self._chosen(path, _successes(found)))
 
     def read(self, path: Path, spec: EnvSpec) -> Recorded:
         """The episodes, as an environment of this spec shows things; ConfigError."""
@@ -262,10 +266,6 @@ class MixedSetConfig(SetOptions):
     weight: float = Field(default=1.0, gt=0)
     """How often its rows are drawn, relative to the weights of the others."""
 
-    def check(self) -> None:
-        """Look for the set."""
-        self.check_set(self.path)
-
 
 class DemonstrationsConfig(SetOptions):
     """Recorded episodes that a policy is to imitate: one set, or several."""
@@ -300,10 +300,14 @@ class DemonstrationsConfig(SetOptions):
         return self.held_out > 0
 
     def check(self) -> None:
-        """Look for the sets."""
+        """Look for the sets, and for episodes to learn from beside those that validate."""
         super().check()
         if self.path is not None:
-            self.check_set(self.path)
+            refuse_none_left(self.held_out, self.check_set(self.path))
+        for place, each in enumerate(self.sets):
+            with in_section(f"sets.{place}"):
+                count = each.check_set(each.path)
+            refuse_none_left(self.held_out, count)
 
     def build(self, spec: EnvSpec) -> tuple[list[Recorded], list[Recorded]]:
         """What is trained on, and what validates; ConfigError where nothing is left."""

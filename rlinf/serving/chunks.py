@@ -61,6 +61,11 @@ class RealTimeChunks:
     ) -> None:
         self._client = client
         chunk = int(client.metadata["chunk"])
+        if chunk < 2:
+            raise ValueError(
+                "the policy answers with one action at a time: there is no chunk to go on with "
+                "meanwhile; ask the client itself for each action"
+            )
         execute = chunk // 2 if execute is None else execute
         if not 1 <= execute < chunk:
             raise ValueError(f"execute = {execute} of chunks of {chunk}; legal: 1 to {chunk - 1}")

@@ -17,10 +17,10 @@ from torch import Tensor
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import CheckpointError, ConfigError, UserError
 from rlinf.serving.acting import ActingPolicy
-from rlinf.serving.address import cannot_listen
 from rlinf.serving.batching import Batcher, PolicyFailure
 from rlinf.serving.latency import Latencies
 from rlinf.serving.requests import RequestReader
+from rlinf.serving.server_address import cannot_listen
 from rlinf.serving.wire import pack, unpack
 
 log = logging.getLogger(__name__)

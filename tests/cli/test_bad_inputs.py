@@ -217,7 +217,7 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     [
         (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
         (["list", "robots"], ["robots", "'recipes'"]),
-        (["data", "show", "gone"], ["gone holds no demonstrations: there is no info.json; record"]),
+        (["data", "show", "gone"], ["no demonstrations in gone, which does not exist; ", "record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
         (["check", "env", "metaworld"], ["task"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from rlinf.config.validate import validate
 from rlinf.data.augmentation import AugmentationConfig
+from rlinf.data.demonstrations import Demonstrations
 from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
 from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.envs.spec import EnvSpec
@@ -188,3 +190,42 @@ def test_augmentation_stays_within_its_ranges_and_knows_its_seed() -> None:
     cut = AugmentationConfig(crop=(0.5, 0.5)).applied({"a": ramp}, 1)["a"].float()
     slope = (cut[0, 0, 33:, 0] - cut[0, 0, 32:-1, 0]).mean()
     assert 1.8 < slope < 2.2
+
+
+def test_where_no_set_is_the_nearest_ones_are_said(
+    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(sets / "ours", tmp_path / "opened")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path, told in [
+        ("openned", "which does not exist; nearest: opened; or record"),
+        ("empty", r"in empty; nearest: opened; or record"),
+        ("opened/frames.safetensors", "which is a file; nearest: opened; or"),
+        (str(sets / "lerobot/meta"), f"nearest: {sets / 'lerobot'}"),
+        ("lerobot/pusht", "hf download lerobot/pusht --repo-type dataset"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            DemonstrationsConfig(path=Path(path)).check()
+    with pytest.raises(ConfigError, match=r"is a LeRobot set, .*rlinf data show"):
+        Demonstrations.load(sets / "lerobot")
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "told"),
+    [
+        ("ours", {"held_out": 2}, "held_out: 2 of 2 episodes cannot be held out; nearest: 1"),
+        ("lerobot", {"held_out": 3}, "held_out: 3 of 2"),
+        ("ours", {"observations": {"states": "a"}}, "observations: says what a LeRobot set calls"),
+        ("ours", {"actions": "a"}, "actions: says what a LeRobot set calls"),
+    ],
+)
+def test_what_cannot_be_learnt_of_a_set_is_said_before_an_environment_is_asked(
+    name: str, section: dict[str, Any], told: str, sets: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        DemonstrationsConfig(path=sets / name, **section).check()
+    mixed = {key: section.pop(key) for key in ("observations", "actions") if key in section}
+    one = {"path": sets / name, **mixed}
+    with pytest.raises(ConfigError, match=told.split(": ")[1]):
+        DemonstrationsConfig(sets=[one], **section).check()

@@ -72,9 +72,13 @@ def read_info(directory: Path) -> dict[str, Any]:
             f"{directory} is no LeRobot set: {INFO}: {type(error).__name__}: {error}"
         ) from error
     if not version.startswith("v3."):
+        # What lerobot has for each step from one version to the next.
+        steps = {"v2.0": "convert_dataset_v20_to_v21 and convert_dataset_v21_to_v30",
+                 "v2.1": "convert_dataset_v21_to_v30"}  # fmt: skip
+        way = f"convert it with lerobot's {steps[version]}" if version in steps else (
+            f"nearest: a set of version {VERSION}")  # fmt: skip
         raise ConfigError(
-            f"{directory} is of LeRobot's version {version}, expected {VERSION}; convert it with "
-            "lerobot's convert_dataset_v21_to_v30"
+            f"{directory} is of LeRobot's version {version}, expected {VERSION}; {way}"
         )
     found: dict[str, Any] = info
     return found

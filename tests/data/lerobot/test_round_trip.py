@@ -102,8 +102,8 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
     shutil.copytree(written / "video", target)
     info = json.loads((target / "meta/info.json").read_text())
     video = target / f"videos/{MAIN}/chunk-000/file-000.mp4"
-    if change == "old":
-        info["codebase_version"] = "v2.1"
+    if change in (versions := {"older": "v2.0", "old": "v2.1", "newer": "v4.0"}):
+        info["codebase_version"] = versions[change]
     elif change == "frames":
         info["total_frames"] += 1
     elif change == "dimension":
@@ -130,7 +130,9 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("old", r"version v2.1, expected v3.0; convert it"),
+        ("old", r"version v2.1, expected v3.0; convert it with lerobot's convert_dataset_v21"),
+        ("older", r"version v2.0, .*lerobot's convert_dataset_v20_to_v21 and convert_dataset_v21"),
+        ("newer", r"version v4.0, expected v3.0; nearest: a set of version v3.0"),
         ("frames", "the episodes have 20 frames, meta/info.json says 21"),
         ("dimension", "`action` has 40 numbers in 20 rows, meta/info.json says 3 each"),
         ("size", r"a picture is \[32, 48, 3\], meta/info.json says \[32, 32, 3\]"),

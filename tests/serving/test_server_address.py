@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.serving.address import require_listening, require_server
+from rlinf.serving.server_address import require_listening, require_server
 
 
 def test_what_is_free_and_what_listens_is_taken() -> None:
@@ -37,5 +37,5 @@ def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
 
 
 def test_looking_at_an_address_imports_no_torch() -> None:
-    program = "import sys, rlinf.serving.address; sys.exit('torch' in sys.modules)"
+    program = "import sys, rlinf.serving.server_address; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -202,20 +202,21 @@ class LocalWorker(WorkerHandle):
         limit = asyncio.Semaphore(self._overlapping)
         tasks: set[asyncio.Task[None]] = set()
         arrived: asyncio.Queue[_Call | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def hand_over() -> None:
+            while call := self._calls.get():
+                loop.call_soon_threadsafe(arrived.put_nowait, call)
+            loop.call_soon_threadsafe(arrived.put_nowait, None)
+
         # Not one of asyncio's threads, for which a program that ends without a shutdown waits.
-        hand_over = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.put_nowait)
-        threading.Thread(target=self._hand_over_calls, args=(hand_over,), daemon=True).start()
+        threading.Thread(target=hand_over, daemon=True).start()
         while call := await arrived.get():
             task = asyncio.create_task(self._serve_call(*call, limit))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         for task in tasks:
             task.cancel()
-
-    def _hand_over_calls(self, hand_over: Callable[[_Call | None], object]) -> None:
-        while call := self._calls.get():
-            hand_over(call)
-        hand_over(None)
 
     async def _serve_call(
         self, method: str, arguments: Payload, future: Future[Outcome], limit: asyncio.Semaphore

@@ -199,5 +199,11 @@ def _show(title: str, results: Sequence[CheckResult]) -> None:
 
 
 def _table(title: str, results: Sequence[CheckResult]) -> None:
-    marks = [(each.name, "ok" if each.passed else "failed", each.detail) for each in results]
+    marks = []
+    told: set[str] = set()
+    for each in results:
+        first, *trace = each.detail.splitlines() or [""]
+        detail = f"{first} (as above)" if trace and each.detail in told else each.detail
+        told.add(each.detail)
+        marks.append((each.name, "ok" if each.passed else "failed", detail))
     show_table(title, ("check", "", ""), marks)

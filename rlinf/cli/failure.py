@@ -21,6 +21,7 @@ FAILED, USER_ERROR = 1, 2
 
 _TRACE_LINES = 6
 _MESSAGE_LINES = 20
+_FIRST_LINES = 4
 
 
 @dataclass
@@ -73,8 +74,9 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
     where = f"whole trace in {reporting.log}" if reporting.log else "whole trace with --debug"
     message = str(origin).splitlines()
     if isinstance(origin, RLinfError) and not isinstance(origin, WorkerCallError) and message:
-        more = ["…"] if len(message) > _MESSAGE_LINES else []
+        if len(message) > _MESSAGE_LINES:  # the last lines of a trace say what it was
+            message[_FIRST_LINES : _FIRST_LINES - _MESSAGE_LINES] = ["…"]
         head = f"the run failed{place}: {message[0]}"
-        return "\n".join([head, *message[1:_MESSAGE_LINES], *more, where])
+        return "\n".join([head, *message[1:], where])
     head = f"the run failed{place}; the trace ends in"
     return "\n".join([head, *trace[-_TRACE_LINES:], where])

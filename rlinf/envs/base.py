@@ -41,6 +41,7 @@ _INSTRUCTION_BYTES = 256
 
 VECTORS = ("states", "proprioception")
 """Observations [D]; those of several simulators in one batch are padded with zeros."""
+_NO_PICTURES = "this simulator draws no pictures"
 _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 
@@ -162,6 +163,10 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
         """Return the observation of the present state."""
         raise NotImplementedError
 
+    def render(self) -> Any:
+        """Return a picture, uint8 [H, W, 3]."""
+        raise RuntimeError(_NO_PICTURES)
+
     def get_state(self) -> dict[str, Any] | None:
         """Return all that the next steps depend on, or None when the simulator cannot say.
 
@@ -238,7 +243,7 @@ class SimulatorBatch(Simulator):
 
     def render(self, row: int) -> np.ndarray:
         """Return a picture of a row, uint8 [H, W, 3]."""
-        raise RuntimeError("this simulator draws no pictures")
+        raise RuntimeError(_NO_PICTURES)
 
     def close(self) -> None:
         """End the simulation."""

@@ -91,6 +91,20 @@ def test_a_failure_shows_its_end_and_logs_the_whole(
     assert "RunFailure: again" in capsys.readouterr().err
 
 
+def test_of_a_long_message_the_screen_shows_the_beginning_and_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", None)
+    told = ["a process failed", *(f"line {number}" for number in range(60)), "ImportError: such"]
+    assert report(RunFailure("\n".join(told))) == 1
+    shown = capsys.readouterr().err.splitlines()
+    assert "a process failed" in shown[0]
+    assert shown[-2] == "ImportError: such"
+    assert "…" in shown
+    assert 15 < len(shown) < 25
+
+
 def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

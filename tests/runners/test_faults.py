@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gymnasium
 
+from rlinf.cli.main import main
+
 from .killing import finish, train_without_a_simulator
 from .pictures import Dot
 from .support import metrics, write_recipe
@@ -50,3 +52,20 @@ def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplo
     assert "RuntimeError: no graphics card was found" in said[0]
     assert "\n" not in said[0]
     assert not list(tmp_path.rglob("*.mp4"))
+
+
+class Unmade(Unseen):
+    """Needs what is not there."""
+
+    def __init__(self, render_mode=None):
+        raise ImportError("libsimulator.so is missing")
+
+
+gymnasium.register("Unmade-v0", entry_point=Unmade)
+
+
+def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
+    options = "options={id: 'tests.runners.test_faults:Unmade-v0'}"
+    assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1
+    told = capsys.readouterr().err
+    assert "an env process failed: ImportError: libsimulator.so is missing" in told

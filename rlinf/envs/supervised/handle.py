@@ -106,10 +106,10 @@ class EnvProcess:
         try:
             answer = self.process.receive(seconds, progress=self._ticks)
         except RefusedValueError as error:
-            raise RunFailure(f"an env process failed:\n{error.stack}") from error
+            raise RunFailure(_failed(error.stack)) from error
         except ProcessLostError as lost:
             if lost.reason == "exception":
-                raise RunFailure(f"an env process failed:\n{lost.detail}") from lost
+                raise RunFailure(_failed(lost.detail)) from lost
             if lost.reason == "hang" and self.progress is not None:
                 stacks = lost.detail.partition("\n")[2]
                 detail = f"no step ended within {seconds:g} s\n{stacks}"
@@ -132,3 +132,9 @@ class EnvProcess:
             self.process.kill()
         else:
             self.process.close(_CLOSE_SECONDS)
+
+
+def _failed(stack: str) -> str:
+    """What was raised, then where: a screen may show the first line alone."""
+    raised = stack.rstrip().splitlines()[-1:]
+    return "\n".join([f"an env process failed: {' '.join(raised)}", stack])

@@ -103,7 +103,8 @@ def test_a_published_set_is_imitated(
     write_lerobot(recorded(), tmp_path / "set", fps=20, pictures="image")
     (tmp_path / "config.json").write_text("{}")
     given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
-             f"model.path={tmp_path}", f"model.tokenizer={tmp_path}"]  # fmt: skip
+             f"model.path={tmp_path}", f"model.tokenizer={tmp_path}",
+             "data.held_out=1"]  # fmt: skip
     name = f"vla/libero_spatial_{model}_sft"
     _, _, config = read_config(name, given)
     assert isinstance(config, BehaviourCloningConfig)
